@@ -1,0 +1,49 @@
+"""Every exception of the project.
+
+What a user can mend derives from :class:`UsageError` and reads ``value: what is wrong; the fix``.
+"""
+
+from __future__ import annotations
+
+
+class EdlError(Exception):
+    """Base of all exceptions raised by torch-edl."""
+
+
+class UsageError(EdlError, ValueError):
+    """Something the user wrote cannot work: the message names the value and the fix."""
+
+
+class ContractError(UsageError):
+    """The model file breaks the contract (a function is missing, returns the wrong thing, ...)."""
+
+
+class DataError(UsageError):
+    """A data file cannot be read: ``path``, and the byte ``offset`` of the damage where known."""
+
+    def __init__(self, path: str, reason: str, offset: int | None = None) -> None:
+        where = path if offset is None else f"{path} at byte {offset}"
+        super().__init__(f"{where}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
+
+
+class UnsupportedOptimizerError(UsageError):
+    """The parameter servers have no kernel for this torch optimizer."""
+
+
+class CheckpointError(EdlError):
+    """A checkpoint is missing, incomplete or damaged."""
+
+
+class StoreConflictError(EdlError):
+    """A compare-and-set lost: somebody else wrote the key, or holds the lock."""
+
+
+class StaleIncarnationError(EdlError):
+    """The caller belongs to an earlier life of the servers; it must ask the master again."""
+
+
+class JobFailedError(EdlError):
+    """The job ended without processing every record; the message is the first cause."""

@@ -1,0 +1,69 @@
+"""The interface of launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSpec:
+    """One process to start: ``python -m module *args`` with extra environment."""
+
+    role: str
+    """``master``, ``ps`` or ``worker``."""
+    id: int
+    """Unique among all processes of that role that the job ever had."""
+    module: str
+    """Python module to run with ``-m``."""
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """``worker-3``: for logs and files."""
+        return f"{self.role}-{self.id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """A process is gone."""
+
+    role: str
+    id: int
+    code: int | None
+    """Exit code, or None where a signal ended it (or it could not be known)."""
+    signal: int | None = None
+
+    def __str__(self) -> str:
+        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
+
+
+class Launcher(Protocol):
+    """Starts processes and tells when they end. Not thread-safe: one thread owns it."""
+
+    def start(self, spec: ProcessSpec) -> int:
+        """Starts a process and returns its pid (0 where there is none to know).
+
+        Raises:
+            OSError: it could not be started.
+        """
+        ...
+
+    def poll(self) -> list[ProcessExit]:
+        """Processes that ended since the last call, each once."""
+        ...
+
+    def stop(self, role: str, id: int, *, grace_s: float) -> None:
+        """Asks a process to end (SIGTERM), and ends it by force ``grace_s`` later. Returns at
+        once; :meth:`poll` tells the end, and must be called for the force to be used."""
+        ...
+
+    def stop_all(self, *, grace_s: float) -> None:
+        """Ends every process and waits until none is left."""
+        ...
+
+    def log_path(self, role: str, id: int) -> str:
+        """Where the output of the process goes; empty if it cannot be known."""
+        ...

@@ -1,0 +1,77 @@
+"""Arrays to and from :class:`TensorProto`. Views where it can, one copy where it must."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import UsageError
+from torch_edl.wire import tensor_pb2 as pb
+
+Array = npt.NDArray[Any]
+
+_TO_NUMPY: dict[int, np.dtype[Any]] = {
+    pb.DT_FLOAT: np.dtype("<f4"),
+    pb.DT_DOUBLE: np.dtype("<f8"),
+    pb.DT_HALF: np.dtype("<f2"),
+    pb.DT_INT64: np.dtype("<i8"),
+    pb.DT_INT32: np.dtype("<i4"),
+    pb.DT_INT16: np.dtype("<i2"),
+    pb.DT_INT8: np.dtype("<i1"),
+    pb.DT_UINT8: np.dtype("<u1"),
+    pb.DT_BOOL: np.dtype("?"),
+}
+_FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
+
+
+def to_proto(array: Array) -> pb.TensorProto:
+    """A tensor message with the array's dtype, shape and little-endian content.
+
+    Raises:
+        UsageError: the dtype has no number in TensorProto.
+    """
+    dtype = _FROM_NUMPY.get(array.dtype.newbyteorder("<"))
+    if dtype is None:
+        raise UsageError(f"dtype {array.dtype} cannot travel: use a float or an integer type")
+    proto = pb.TensorProto(dtype=dtype, tensor_content=_content(array))  # type: ignore[arg-type]
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    return proto
+
+
+def _content(array: Array) -> bytes:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def from_proto(proto: pb.TensorProto) -> Array:
+    """A read-only view of the message's content; bfloat16 is widened to float32.
+
+    Raises:
+        UsageError: unknown dtype, or content whose size does not match the shape.
+    """
+    shape = tuple(d.size for d in proto.tensor_shape.dim)
+    content = proto.tensor_content
+    if proto.dtype == pb.DT_BFLOAT16:
+        _check_size(shape, 2, len(content))
+        wide = np.frombuffer(content, "<u2").astype("<u4") << 16
+        return wide.view("<f4").reshape(shape)
+    dtype = _TO_NUMPY.get(proto.dtype)
+    if dtype is None:
+        raise UsageError(f"tensor of dtype number {proto.dtype}: not one that is supported here")
+    _check_size(shape, dtype.itemsize, len(content))
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
+    if any(s < 0 for s in shape) or math.prod(shape) * itemsize != got:
+        raise UsageError(f"tensor of shape {shape}: {got} bytes of content do not fill it")
+
+
+def ids_from_bytes(content: bytes) -> npt.NDArray[np.int64]:
+    """Packed little-endian ids as a read-only int64 view of shape (n,)."""
+    if len(content) % 8:
+        raise UsageError(f"ids of {len(content)} bytes: not a whole number of int64")
+    return np.frombuffer(content, "<i8")

@@ -1,0 +1,438 @@
+from torch_edl.wire import pserver_pb2 as _pserver_pb2
+from torch_edl.wire import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_TRAIN: _ClassVar[TaskKind]
+    TASK_EVALUATE: _ClassVar[TaskKind]
+    TASK_PREDICT: _ClassVar[TaskKind]
+    TASK_SUMMARIZE: _ClassVar[TaskKind]
+    TASK_SNAPSHOT: _ClassVar[TaskKind]
+TASK_TRAIN: TaskKind
+TASK_EVALUATE: TaskKind
+TASK_PREDICT: TaskKind
+TASK_SUMMARIZE: TaskKind
+TASK_SNAPSHOT: TaskKind
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("worker_id", "pid", "host")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    pid: int
+    host: str
+    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("config_json",)
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    def __init__(self, config_json: _Optional[str] = ...) -> None: ...
+
+class RegisterServerRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "address", "pid")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    address: str
+    pid: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class RegisterServerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EmbeddingReport(_message.Message):
+    __slots__ = ("name", "num_embeddings", "dim", "dynamic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_embeddings: int
+    dim: int
+    dynamic: bool
+    def __init__(self, name: _Optional[str] = ..., num_embeddings: _Optional[int] = ..., dim: _Optional[int] = ..., dynamic: _Optional[bool] = ...) -> None: ...
+
+class SourceShard(_message.Message):
+    __slots__ = ("name", "records")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    records: int
+    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
+
+class ReportModelRequest(_message.Message):
+    __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    DENSE_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    error: str
+    traceback: str
+    embeddings: _containers.RepeatedCompositeFieldContainer[EmbeddingReport]
+    dense_elements: int
+    optimizer: str
+    optimizer_error: str
+    shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
+    custom_source: bool
+    def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ...) -> None: ...
+
+class ReportModelResponse(_message.Message):
+    __slots__ = ("ready", "strategy", "reason", "cluster", "torch_threads")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    strategy: str
+    reason: str
+    cluster: Cluster
+    torch_threads: int
+    def __init__(self, ready: _Optional[bool] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ...) -> None: ...
+
+class Cluster(_message.Message):
+    __slots__ = ("incarnation", "servers", "restored_from")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    servers: _containers.RepeatedScalarFieldContainer[str]
+    restored_from: str
+    def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., restored_from: _Optional[str] = ...) -> None: ...
+
+class LeaseMessage(_message.Message):
+    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "evaluation", "states", "directory")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    kind: TaskKind
+    task_id: int
+    shard: str
+    start: int
+    end: int
+    epoch: int
+    offset: int
+    retried: bool
+    evaluation: int
+    states: _containers.RepeatedCompositeFieldContainer[MetricState]
+    directory: str
+    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., evaluation: _Optional[int] = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("worker_id", "want", "incarnation", "held")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    want: int
+    incarnation: int
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseResponse(_message.Message):
+    __slots__ = ("next", "leases", "retired_before", "cluster")
+    class Next(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LEASED: _ClassVar[LeaseResponse.Next]
+        WAIT: _ClassVar[LeaseResponse.Next]
+        FINISHED: _ClassVar[LeaseResponse.Next]
+        DRAIN: _ClassVar[LeaseResponse.Next]
+        CLUSTER_CHANGED: _ClassVar[LeaseResponse.Next]
+    LEASED: LeaseResponse.Next
+    WAIT: LeaseResponse.Next
+    FINISHED: LeaseResponse.Next
+    DRAIN: LeaseResponse.Next
+    CLUSTER_CHANGED: LeaseResponse.Next
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    next: LeaseResponse.Next
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseMessage]
+    retired_before: int
+    cluster: Cluster
+    def __init__(self, next: _Optional[_Union[LeaseResponse.Next, str]] = ..., leases: _Optional[_Iterable[_Union[LeaseMessage, _Mapping]]] = ..., retired_before: _Optional[int] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ...) -> None: ...
+
+class StateTensor(_message.Message):
+    __slots__ = ("name", "value", "reduction")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    REDUCTION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: _tensor_pb2.TensorProto
+    reduction: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., reduction: _Optional[str] = ...) -> None: ...
+
+class MetricState(_message.Message):
+    __slots__ = ("name", "object", "sum", "records", "tensors")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    object: bool
+    sum: float
+    records: int
+    tensors: _containers.RepeatedCompositeFieldContainer[StateTensor]
+    def __init__(self, name: _Optional[str] = ..., object: _Optional[bool] = ..., sum: _Optional[float] = ..., records: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ...) -> None: ...
+
+class ReportTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "outcome", "records", "steps", "damaged", "nan_steps", "error", "traceback", "first", "last", "metrics", "values", "files", "sizes", "marks", "version", "fatal")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DONE: _ClassVar[ReportTaskRequest.Outcome]
+        RELEASED: _ClassVar[ReportTaskRequest.Outcome]
+        FAILED: _ClassVar[ReportTaskRequest.Outcome]
+    DONE: ReportTaskRequest.Outcome
+    RELEASED: ReportTaskRequest.Outcome
+    FAILED: ReportTaskRequest.Outcome
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    NAN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    outcome: ReportTaskRequest.Outcome
+    records: int
+    steps: int
+    damaged: int
+    nan_steps: int
+    error: str
+    traceback: str
+    first: int
+    last: int
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricState]
+    values: _containers.ScalarMap[str, float]
+    files: _containers.RepeatedScalarFieldContainer[str]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    marks: _pserver_pb2.Marks
+    version: int
+    fatal: bool
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., outcome: _Optional[_Union[ReportTaskRequest.Outcome, str]] = ..., records: _Optional[int] = ..., steps: _Optional[int] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., values: _Optional[_Mapping[str, float]] = ..., files: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., marks: _Optional[_Union[_pserver_pb2.Marks, _Mapping]] = ..., version: _Optional[int] = ..., fatal: _Optional[bool] = ...) -> None: ...
+
+class ReportTaskResponse(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    steps: int
+    records: int
+    loss: float
+    version: int
+    phase: str
+    sent_bytes: float
+    received_bytes: float
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("drain", "known", "incarnation")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    drain: bool
+    known: bool
+    incarnation: int
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ProcessStatus(_message.Message):
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    id: int
+    pid: int
+    state: str
+    address: str
+    exit: str
+    log: str
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "time", "level", "text")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time: float
+    level: str
+    text: str
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class EvaluationResult(_message.Message):
+    __slots__ = ("steps", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("events_after",)
+    EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    events_after: int
+    def __init__(self, events_after: _Optional[int] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error")
+    class RatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_REASON_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TASKS_TODO_FIELD_NUMBER: _ClassVar[int]
+    TASKS_DOING_FIELD_NUMBER: _ClassVar[int]
+    TASKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    NAN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WALL_S_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    USAGE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    kind: str
+    strategy: str
+    strategy_reason: str
+    state: str
+    error: str
+    traceback: str
+    epoch: int
+    epochs: int
+    records_done: int
+    records_total: int
+    tasks_todo: int
+    tasks_doing: int
+    tasks_done: int
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessStatus]
+    rates: _containers.ScalarMap[str, float]
+    steps: int
+    loss: float
+    evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationResult]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    checkpoint: str
+    damaged: int
+    nan_steps: int
+    wall_s: float
+    workers_wanted: int
+    usage_error: bool
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("min_workers", "max_workers")
+    MIN_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    min_workers: int
+    max_workers: int
+    def __init__(self, min_workers: _Optional[int] = ..., max_workers: _Optional[int] = ...) -> None: ...
+
+class ScaleResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StopResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

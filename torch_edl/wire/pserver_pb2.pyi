@@ -1,0 +1,325 @@
+from torch_edl.wire import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Fence(_message.Message):
+    __slots__ = ("job", "incarnation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    incarnation: int
+    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class RecordRange(_message.Message):
+    __slots__ = ("task_id", "first", "last", "lease_id")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    first: int
+    last: int
+    lease_id: int
+    def __init__(self, task_id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class Initializer(_message.Message):
+    __slots__ = ("kind", "args")
+    class ArgsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    args: _containers.ScalarMap[str, float]
+    def __init__(self, kind: _Optional[str] = ..., args: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class EmbeddingTableInfo(_message.Message):
+    __slots__ = ("name", "dim", "initializer", "num_embeddings", "group", "min_count", "max_age")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MIN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dim: int
+    initializer: Initializer
+    num_embeddings: int
+    group: int
+    min_count: int
+    max_age: int
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., num_embeddings: _Optional[int] = ..., group: _Optional[int] = ..., min_count: _Optional[int] = ..., max_age: _Optional[int] = ...) -> None: ...
+
+class ParamGroup(_message.Message):
+    __slots__ = ("hyper",)
+    class HyperEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    HYPER_FIELD_NUMBER: _ClassVar[int]
+    hyper: _containers.ScalarMap[str, float]
+    def __init__(self, hyper: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class OptimizerConfig(_message.Message):
+    __slots__ = ("kind", "groups")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    groups: _containers.RepeatedCompositeFieldContainer[ParamGroup]
+    def __init__(self, kind: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[ParamGroup, _Mapping]]] = ...) -> None: ...
+
+class DenseParameter(_message.Message):
+    __slots__ = ("name", "value", "group")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: _tensor_pb2.TensorProto
+    group: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., group: _Optional[int] = ...) -> None: ...
+
+class PushDenseParametersRequest(_message.Message):
+    __slots__ = ("fence", "optimizer", "parameters", "seed")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    optimizer: OptimizerConfig
+    parameters: _containers.RepeatedCompositeFieldContainer[DenseParameter]
+    seed: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerConfig, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[DenseParameter, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class PushDenseParametersResponse(_message.Message):
+    __slots__ = ("accepted", "version")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    version: int
+    def __init__(self, accepted: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PushEmbeddingTableInfosRequest(_message.Message):
+    __slots__ = ("fence", "infos")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    INFOS_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    infos: _containers.RepeatedCompositeFieldContainer[EmbeddingTableInfo]
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., infos: _Optional[_Iterable[_Union[EmbeddingTableInfo, _Mapping]]] = ...) -> None: ...
+
+class PushEmbeddingTableInfosResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TableIds(_message.Message):
+    __slots__ = ("name", "ids", "same_ids_as")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SAME_IDS_AS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ids: bytes
+    same_ids_as: int
+    def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("fence", "dense", "dense_version", "tables", "read_only")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    dense: bool
+    dense_version: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableIds]
+    read_only: bool
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., dense: _Optional[bool] = ..., dense_version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableIds, _Mapping]]] = ..., read_only: _Optional[bool] = ...) -> None: ...
+
+class PullResponse(_message.Message):
+    __slots__ = ("initialized", "version", "dense", "vectors")
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    initialized: bool
+    version: int
+    dense: _tensor_pb2.TensorProto
+    vectors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorProto]
+    def __init__(self, initialized: _Optional[bool] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., vectors: _Optional[_Iterable[_Union[_tensor_pb2.TensorProto, _Mapping]]] = ...) -> None: ...
+
+class TableGradient(_message.Message):
+    __slots__ = ("name", "ids", "same_ids_as", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SAME_IDS_AS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ids: bytes
+    same_ids_as: int
+    values: _tensor_pb2.TensorProto
+    def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ...) -> None: ...
+
+class PushGradientsRequest(_message.Message):
+    __slots__ = ("fence", "range", "version", "dense", "tables", "learning_rates", "retired_before")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    range: RecordRange
+    version: int
+    dense: _tensor_pb2.TensorProto
+    tables: _containers.RepeatedCompositeFieldContainer[TableGradient]
+    learning_rates: _containers.RepeatedScalarFieldContainer[float]
+    retired_before: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., range: _Optional[_Union[RecordRange, _Mapping]] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableGradient, _Mapping]]] = ..., learning_rates: _Optional[_Iterable[float]] = ..., retired_before: _Optional[int] = ...) -> None: ...
+
+class PushGradientsResponse(_message.Message):
+    __slots__ = ("accepted", "duplicate", "version")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    duplicate: bool
+    version: int
+    def __init__(self, accepted: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+
+class GetMarksRequest(_message.Message):
+    __slots__ = ("fence", "task_ids")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    TASK_IDS_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    task_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetMarksResponse(_message.Message):
+    __slots__ = ("offsets",)
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HoldRequest(_message.Message):
+    __slots__ = ("fence", "timeout_ms")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    timeout_ms: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class TaskMark(_message.Message):
+    __slots__ = ("task_id", "offset")
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    task_id: int
+    offset: int
+    def __init__(self, task_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Marks(_message.Message):
+    __slots__ = ("retired_before", "tasks")
+    RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    retired_before: int
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskMark]
+    def __init__(self, retired_before: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskMark, _Mapping]]] = ...) -> None: ...
+
+class HoldResponse(_message.Message):
+    __slots__ = ("initialized", "marks")
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    initialized: bool
+    marks: Marks
+    def __init__(self, initialized: _Optional[bool] = ..., marks: _Optional[_Union[Marks, _Mapping]] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("fence", "targets", "directory")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    targets: Marks
+    directory: str
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Marks, _Mapping]] = ..., directory: _Optional[str] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ("files", "sizes", "version", "stall_ms")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STALL_MS_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedScalarFieldContainer[str]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    version: int
+    stall_ms: float
+    def __init__(self, files: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., stall_ms: _Optional[float] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("fence",)
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ("fence",)
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class FlushResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class PserverStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PserverStatusResponse(_message.Message):
+    __slots__ = ("job", "incarnation", "initialized", "version", "pulls", "pushes", "repeated_pushes", "rejected_pushes", "rows", "bytes")
+    class RowsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_PUSHES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    incarnation: int
+    initialized: bool
+    version: int
+    pulls: int
+    pushes: int
+    repeated_pushes: int
+    rejected_pushes: int
+    rows: _containers.ScalarMap[str, int]
+    bytes: int
+    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., initialized: _Optional[bool] = ..., version: _Optional[int] = ..., pulls: _Optional[int] = ..., pushes: _Optional[int] = ..., repeated_pushes: _Optional[int] = ..., rejected_pushes: _Optional[int] = ..., rows: _Optional[_Mapping[str, int]] = ..., bytes: _Optional[int] = ...) -> None: ...

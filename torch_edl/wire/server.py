@@ -1,0 +1,104 @@
+"""The answering side of a service: token check, deadlines, errors as status codes."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.wire.channel import COMMON_OPTIONS
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Any, grpc.ServicerContext], Any]
+
+
+def serve(
+    service: ServiceDescriptor,
+    handlers: dict[str, Handler],
+    *,
+    address: str,
+    token: str,
+    threads: int,
+) -> tuple[grpc.Server, int]:
+    """Starts a server and returns it with the port that it got.
+
+    Args:
+        handlers: method name to ``handler(request, context) -> response``; all methods are needed.
+        address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise.
+        token: callers that do not send it get ``UNAUTHENTICATED``.
+
+    Raises:
+        UsageError: the address cannot be bound.
+    """
+    missing = {m.name for m in service.methods} - handlers.keys()
+    assert not missing, f"no handler for {missing}"
+    methods = {
+        m.name: grpc.unary_unary_rpc_method_handler(
+            _guarded(m.name, handlers[m.name]),
+            request_deserializer=GetMessageClass(m.input_type).FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+        for m in service.methods
+    }
+    server = grpc.server(
+        ThreadPoolExecutor(threads, thread_name_prefix=service.name),
+        interceptors=[_TokenCheck(token)],
+        # Two servers on one port would share its connections: refuse the second.
+        options=[*COMMON_OPTIONS, ("grpc.so_reuseport", 0)],
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service.full_name, methods),)
+    )
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{address}: cannot listen there, the port is in use or the host is not mine; "
+            "choose another port, or 0 for a free one"
+        ) from error
+    server.start()
+    return server, port
+
+
+def _guarded(name: str, handler: Handler) -> Handler:
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return handler(request, context)
+        except StaleIncarnationError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except UsageError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OSError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}")
+        except Exception as error:
+            if context.code() is None:  # not an abort() of the handler's own
+                log.exception("%s failed", name)
+            context.abort(grpc.StatusCode.INTERNAL, f"{name}: {type(error).__name__}: {error}")
+
+    return call
+
+
+class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+        def refuse(_: Any, context: grpc.ServicerContext) -> None:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+
+        self._refuse = grpc.unary_unary_rpc_method_handler(refuse)
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        for key, value in details.invocation_metadata:
+            if key == "authorization":
+                got = value.encode() if isinstance(value, str) else value
+                if hmac.compare_digest(got, self._expected):
+                    return continuation(details)
+        return self._refuse
