@@ -1,0 +1,64 @@
+"""What every started process does first: tie its life to its parent's, and set up its log."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal as signals
+import sys
+import threading
+import time
+
+ENV_PARENT_PID = "TORCH_EDL_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+def follow_parent(signal: int = signals.SIGKILL) -> None:
+    """Arranges that this process gets ``signal`` when the process that started it is gone.
+
+    Does nothing unless the launcher named itself in ``TORCH_EDL_PARENT_PID``. The variable is
+    removed, so that what this process starts in turn follows it only if it says so.
+
+    Args:
+        signal: SIGKILL ends the process whatever it is doing; the master asks for SIGTERM, so
+            that it can stop the others first.
+    """
+    named = os.environ.pop(ENV_PARENT_PID, "")
+    if not named:
+        return
+    parent = int(named)
+    if sys.platform == "linux":
+        # The kernel sends it, so it works in the middle of a torch kernel too. It fires when the
+        # *thread* that forked ends: launchers are driven from the main thread.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(signal), 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    else:
+        threading.Thread(
+            target=_watch, args=(parent, signal), name="follow-parent", daemon=True
+        ).start()
+    # It may have died before the kernel was told.
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal)
+
+
+def _watch(parent: int, signal: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    os.kill(os.getpid(), signal)
+
+
+def setup_logging(role: str, id: int) -> None:
+    """One log format for every process, to stderr, each line prefixed with ``role-id``."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d {role}-{id} %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
