@@ -14,8 +14,6 @@ ENV_PARENT_PID = "TORCH_EDL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
 
-log = logging.getLogger(__name__)
-
 
 def follow_parent(signal: int = signals.SIGKILL) -> None:
     """Arranges that this process gets ``signal`` when the process that started it is gone.
