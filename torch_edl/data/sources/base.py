@@ -1,0 +1,82 @@
+"""What a source of records is. Formats implement it; the master counts with it, workers read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Union, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Records = Union[list[bytes], "pa.Table"]
+"""``list[bytes]`` from RecordIO and TFRecord, a ``pyarrow.Table`` from CSV and Parquet."""
+
+Indices = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What the user's ``feed`` may want to know about the records it is given."""
+
+    path: str
+    """Absolute path of the file, or the name of an in-memory source."""
+    column_names: tuple[str, ...] = ()
+    """Names of the columns, in the order of the file; empty where records are bytes."""
+    column_types: tuple[str, ...] = ()
+    """Their Arrow types as text (``int64``, ``double``, ``list<element: float>`` ...)."""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """The records of one file (a shard), readable by index from any number of threads.
+
+    Opening a source finds out how many usable records there are; it decodes no more data than
+    that takes. The same file always gives the same records at the same indices.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the master calls this shard: the path of the file."""
+
+    @property
+    def count(self) -> int:
+        """Usable records; their indices are ``0 .. count - 1``."""
+
+    @property
+    def damaged(self) -> int:
+        """What ``skip_damaged`` left out: records, or chunks whose records cannot be counted."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """Path, and for tables the names and types of the columns."""
+
+    def read(self, start: int, end: int) -> Records:
+        """The records ``start .. end - 1``, without reading the whole file.
+
+        Raises:
+            DataError: damage in that range, the file changed since it was opened, or a range
+                that is not within ``0 .. count``.
+        """
+
+
+def take(records: Records, indices: Indices) -> Records:
+    """The records at ``indices`` (each in ``0 .. len(records) - 1``), in that order."""
+    if isinstance(records, list):
+        return [records[i] for i in np.asarray(indices, dtype=np.int64).tolist()]
+    # A take over many chunks looks each index up in all of them; one chunk is a plain gather.
+    return records.combine_chunks().take(np.asarray(indices, dtype=np.int64))
+
+
+def concat(parts: Sequence[Records]) -> Records:
+    """The records of all parts, in order; the parts are all lists or all tables of one schema."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts or isinstance(parts[0], list):
+        return [record for part in parts for record in part]
+    import pyarrow as pa
+
+    return pa.concat_tables(list(parts))

@@ -1,0 +1,269 @@
+"""CSV and TSV: a header, then rows; read as ``pyarrow.Table`` with the same types everywhere.
+
+A block is about half a megabyte of whole rows, found with the quoting rules of pyarrow's parser,
+so that a newline within quotes never splits a row. The scan parses every block once: that gives
+the count, finds ragged rows before training starts, and fixes the type of each column over the
+whole file. A range is then parsed alone and still gets equal types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.blocks import BlockSource
+from torch_edl.data.sources.files import DataFile
+from torch_edl.data.sources.index import Index, cached
+from torch_edl.errors import DataError
+
+BLOCK_BYTES = 512 << 10
+
+MAX_ROW_BYTES = 64 << 20
+"""A row that is longer is taken for a quote that somebody forgot to close."""
+
+_BOM = b"\xef\xbb\xbf"
+
+# Every type that pyarrow infers from text.
+_TYPES = {
+    str(kind): kind
+    for kind in (
+        pa.null(),
+        pa.int64(),
+        pa.bool_(),
+        pa.date32(),
+        pa.time32("s"),
+        pa.timestamp("s"),
+        pa.timestamp("ns"),
+        pa.timestamp("s", "UTC"),
+        pa.timestamp("ns", "UTC"),
+        pa.float64(),
+        pa.string(),
+        pa.binary(),
+    )
+}
+
+# The narrower type reads as the wider one without loss of meaning; any other two make a string.
+_WIDER = {
+    ("int64", "double"): "double",
+    ("date32[day]", "timestamp[s]"): "timestamp[s]",
+    ("date32[day]", "timestamp[ns]"): "timestamp[ns]",
+    ("timestamp[s]", "timestamp[ns]"): "timestamp[ns]",
+    ("timestamp[s, tz=UTC]", "timestamp[ns, tz=UTC]"): "timestamp[ns, tz=UTC]",
+}
+
+
+class CsvSource(BlockSource):
+    """The rows of a CSV file, or of a TSV file when its suffix says so."""
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens and scans ``path`` (absolute).
+
+        Raises:
+            DataError: unreadable, compressed, no usable header, or a row whose number of fields
+                is not the header's (with ``skip_damaged`` such rows are left out).
+        """
+        self._parser = _Parser("\t" if path.endswith((".tsv", ".tab")) else ",", skip_damaged)
+        index, stamp = cached(path, "csv", skip_damaged, self._parser.scan)
+        self._types = {name: _TYPES[kind] for name, kind in index.details["columns"]}
+        metadata = Metadata(path, tuple(self._types), tuple(map(str, self._types.values())))
+        super().__init__(path, stamp, index, metadata)
+
+    def empty(self) -> Records:
+        """A table of no rows with the columns of the file."""
+        return pa.schema(list(self._types.items())).empty_table()
+
+    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
+        """The rows of a block as a table; see :meth:`BlockSource.decode`."""
+        rows = self._parser.parse(file, offset, length, list(self._types), self._types).table
+        if len(rows) != count:
+            raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
+        return rows
+
+
+@dataclass
+class _Parsed:
+    table: Any
+    ragged: int
+
+
+class _Parser:
+    """Splits a file into blocks and parses them; holds the dialect and nothing of the file."""
+
+    def __init__(self, delimiter: str, skip_damaged: bool) -> None:
+        self._delimiter = delimiter
+        self._skip_damaged = skip_damaged
+        # What matters to row borders: a quoted part (it opens only at the start of a field, and
+        # group 1 is empty when nothing closes it), or the end of a row.
+        self._token = re.compile(
+            rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % delimiter.encode()
+        )
+
+    def scan(self, file: DataFile) -> Index:
+        """Counts the rows and finds the types of the columns, in one pass."""
+        if file.size == 0:
+            return Index.of([], columns=[])
+        if file.read_at(0, min(4, file.size)).startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+            raise DataError(file.path, "is compressed and cannot be read by index; unpack it first")
+        start, names = self._header(file)
+        kinds = ["null"] * len(names)
+        blocks = []
+        damaged = 0
+        for offset, length in self._blocks(file, start):
+            if length < 0:
+                damaged += 1
+                continue
+            parsed = self.parse(file, offset, length, names, None)
+            damaged += parsed.ragged
+            blocks.append((offset, length, len(parsed.table)))
+            if len(parsed.table):
+                seen = map(str, parsed.table.schema.types)
+                kinds = [_join(a, b) for a, b in zip(kinds, seen, strict=True)]
+        return Index.of(blocks, damaged, columns=list(zip(names, kinds, strict=True)))
+
+    def _header(self, file: DataFile) -> tuple[int, list[str]]:
+        """Where the rows begin, and the names of the columns."""
+        start = len(_BOM) if file.read_at(0, min(3, file.size)) == _BOM else 0
+        size = BLOCK_BYTES
+        while True:
+            head = file.read_at(start, min(size, file.size - start))
+            whole = start + len(head) == file.size
+            ends, unclosed = self._row_ends(head, whole)
+            # Blank lines before the header are no rows.
+            found = next((end for end in ends if head[:end].strip(b"\r\n")), None)
+            if found is not None or whole:
+                break
+            if size >= MAX_ROW_BYTES:
+                raise DataError(file.path, "no header: the first row does not end", start)
+            size *= 2
+        if found is None and unclosed is not None:
+            raise DataError(file.path, "a quoted name in the header is not closed", unclosed)
+        line = head[: len(head) if found is None else found]
+        try:
+            names = list(self._read(line, None, None).column_names) if line.strip(b"\r\n") else []
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            raise DataError(file.path, f"the header cannot be read: {error}", start) from error
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(file.path, f"column {twice[0]!r} appears twice in the header", start)
+        return start + len(line), names
+
+    def _blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
+        """Offset and length of whole rows; length -1 for a tail that is left out as damaged."""
+        while start < file.size:
+            size = BLOCK_BYTES
+            while True:
+                block = file.read_at(start, min(size, file.size - start))
+                whole = start + len(block) == file.size
+                end, unclosed = self._last_row_end(block, whole)
+                if end or whole or size >= MAX_ROW_BYTES:
+                    break
+                size *= 2
+            if end:
+                yield start, end
+                start += end
+                continue
+            # Nothing more ends: an open quote swallowed the rest, or the row has no bound.
+            if not self._skip_damaged:
+                at = start + (unclosed or 0)
+                raise DataError(file.path, "a quoted field is not closed", at)
+            yield start, -1
+            return
+
+    def _last_row_end(self, block: bytes, whole: bool) -> tuple[int, int | None]:
+        """Where the last whole row of the block ends, and where an unclosed quote begins."""
+        if b'"' in block:
+            ends, unclosed = self._row_ends(block, whole)
+            return (ends[-1] if ends else 0), unclosed
+        if whole:
+            return len(block), None
+        # A \r at the very end may be half of a \r\n.
+        return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1, None
+
+    def _row_ends(self, block: bytes, whole: bool) -> tuple[list[int], int | None]:
+        """Ends of all whole rows, and where a quoted part begins that the block does not close."""
+        ends = []
+        for token in self._token.finditer(block):
+            if token[1] is None:
+                if token.end() < len(block) or token[0] != b"\r":
+                    ends.append(token.end())
+            elif not token[1]:
+                return ends, token.start()
+        if whole and (not ends or ends[-1] < len(block)):
+            ends.append(len(block))
+        return ends, None
+
+    def parse(
+        self,
+        file: DataFile,
+        offset: int,
+        length: int,
+        names: list[str],
+        types: dict[str, Any] | None,
+    ) -> _Parsed:
+        """Parses a block of whole rows; ``types`` None infers them from this block alone."""
+        block = file.read_at(offset, length)
+        if not block.strip(b"\r\n"):
+            return _Parsed(pa.table({name: pa.nulls(0) for name in names}), 0)
+        ragged: list[Any] = []
+
+        def on_ragged(row: Any) -> str:
+            ragged.append(row)
+            return "skip" if self._skip_damaged else "error"
+
+        try:
+            table = self._read(block, names, types, on_ragged)
+        except pa.ArrowInvalid as error:
+            if ragged:
+                row = ragged[0]
+                raise DataError(
+                    file.path,
+                    f"a row of {row.actual_columns} fields, the header has {row.expected_columns}: "
+                    f"{(row.text or '')[:80]!r}",
+                    offset + self._find_row(block, row.text),
+                ) from error
+            raise DataError(file.path, str(error), offset) from error
+        return _Parsed(table, len(ragged))
+
+    def _find_row(self, block: bytes, text: str | None) -> int:
+        """Where the first row of this text begins in the block; 0 if pyarrow did not tell."""
+        wanted = (text or "").encode()
+        start = 0
+        for end in self._row_ends(block, True)[0]:
+            if block[start:end].rstrip(b"\r\n") == wanted:
+                return start
+            start = end
+        return 0
+
+    def _read(
+        self, block: bytes, names: list[str] | None, types: Any, on_ragged: Any = None
+    ) -> Any:
+        return csv.read_csv(
+            pa.BufferReader(block),
+            # One block per call: pyarrow would cut again where rows are split by quoted newlines.
+            read_options=csv.ReadOptions(
+                column_names=names, use_threads=False, block_size=len(block) + 1
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=on_ragged
+            ),
+            convert_options=csv.ConvertOptions(column_types=types),
+        )
+
+
+def _join(a: str, b: str) -> str:
+    """The type that the values of both types can be read as."""
+    if b not in _TYPES:
+        b = "string"
+    if a == b or b == "null":
+        return a
+    if a == "null":
+        return b
+    if "binary" in (a, b):
+        return "binary"
+    return _WIDER.get((a, b)) or _WIDER.get((b, a)) or "string"

@@ -1,0 +1,128 @@
+"""Parquet: read as ``pyarrow.Table``, a row group at a time.
+
+A row group is the least that can be read, so tasks are served best by files whose row groups are
+about as long as a task (``pyarrow.parquet.write_table(..., row_group_size=...)``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.blocks import BlockSource
+from torch_edl.data.sources.files import DataFile
+from torch_edl.data.sources.index import Index, cached
+from torch_edl.errors import DataError
+
+log = logging.getLogger(__name__)
+
+LARGE_ROW_GROUP_BYTES = 256 << 20
+"""Above this, reading a task out of a row group costs more than training on it."""
+
+# A damaged footer may claim any length: what honest ones stay below by far.
+_THRIFT_STRING_BYTES = 100 << 20
+_THRIFT_CONTAINER_ITEMS = 10_000_000
+
+
+class ParquetSource(BlockSource):
+    """The rows of a Parquet file."""
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens ``path`` (absolute) and reads its footer.
+
+        Raises:
+            DataError: unreadable, or not a whole Parquet file. With ``skip_damaged`` every row
+                group is decoded once, and those that cannot be are left out.
+        """
+        self._footer: Any = None
+        self._schema: Any = pa.schema([])
+
+        def scan(file: DataFile) -> Index:
+            return self._scan(file, skip_damaged)
+
+        with DataFile(path) as file:
+            stamp = file.stamp
+            self._read_footer(file)
+            index = Index.of([])
+            if self._footer is not None:
+                # Without decoding, the footer is the index; there is nothing to save by a cache.
+                index = cached(path, "parquet", True, scan)[0] if skip_damaged else scan(file)
+        names = tuple(self._schema.names)
+        metadata = Metadata(path, names, tuple(str(kind) for kind in self._schema.types))
+        super().__init__(path, stamp, index, metadata)
+        if len(index.lengths) and index.lengths.max() > LARGE_ROW_GROUP_BYTES:
+            log.warning(
+                "%s: row groups of %d MB; each task reads whole ones, so training will wait for "
+                "data: write the file with a smaller row_group_size",
+                path,
+                index.lengths.max() >> 20,
+            )
+
+    def empty(self) -> Records:
+        """A table of no rows with the columns of the file."""
+        return self._schema.empty_table()
+
+    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
+        """The rows of row group number ``offset``; see :meth:`BlockSource.decode`."""
+        with _as_data_error(file.path, f"row group {offset}"), self._open(file.path) as opened:
+            # One thread: the cores belong to the training step that runs meanwhile.
+            rows = opened.read_row_group(offset, use_threads=False)
+        if len(rows) != count or rows.schema != self._schema:
+            raise DataError(
+                file.path, f"row group {offset}: {len(rows)} rows, the footer says {count}"
+            )
+        return rows
+
+    def _scan(self, file: DataFile, skip_damaged: bool) -> Index:
+        blocks = []
+        damaged = 0
+        for number in range(self._footer.num_row_groups):
+            group = self._footer.row_group(number)
+            if group.num_rows < 0:
+                raise DataError(file.path, f"row group {number}: {group.num_rows} rows")
+            block = (number, group.total_byte_size, group.num_rows)
+            try:
+                if skip_damaged:
+                    self.decode(file, *block)
+            except DataError as error:
+                log.warning("left out: %s", error)
+                damaged += group.num_rows
+                continue
+            blocks.append(block)
+        return Index.of(blocks, damaged)
+
+    def _read_footer(self, file: DataFile) -> None:
+        if file.size == 0:
+            return
+        with _as_data_error(file.path, "not a whole Parquet file"), self._open(file.path) as opened:
+            self._footer = opened.metadata
+            self._schema = opened.schema_arrow
+        names = self._schema.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(file.path, f"column {twice[0]!r} appears twice")
+
+    def _open(self, path: str) -> Any:
+        return parquet.ParquetFile(
+            path,
+            metadata=self._footer,
+            page_checksum_verification=True,
+            thrift_string_size_limit=_THRIFT_STRING_BYTES,
+            thrift_container_size_limit=_THRIFT_CONTAINER_ITEMS,
+        )
+
+
+@contextmanager
+def _as_data_error(path: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise DataError(path, f"{what}: {error}") from error
