@@ -1,0 +1,114 @@
+"""Optimizers that torch.optim does not have and the parameter servers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torch_edl.errors import UsageError
+
+
+class Ftrl(Optimizer):
+    r"""Follow the regularised leader, per coordinate (McMahan et al. 2013), as TensorFlow has it.
+
+    With ``n`` the sum of squared gradients (from ``initial_accumulator_value``), ``z`` the linear
+    term (from 0) and ``p = -lr_power``, a step is::
+
+        n' = n + g**2
+        z' = z + g - (n'**p - n**p) / lr * w
+        w' = 0 if |z'| <= l1 else (sign(z') * l1 - z') / ((n'**p + beta) / lr + 2 * l2)
+
+    so ``l1`` makes weights exactly 0. Gradients are dense or sparse (COO over the first
+    dimension); rows that a sparse gradient lacks keep weight and state.
+
+    State of a parameter: ``step`` (float32 scalar), ``accumulator`` and ``linear`` (its shape).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.001,
+        lr_power: float = -0.5,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        beta: float = 0.0,
+        initial_accumulator_value: float = 0.1,
+    ) -> None:
+        """Raises UsageError for a value outside its range."""
+        for name, value, low in (("l1", l1, 0.0), ("l2", l2, 0.0), ("beta", beta, 0.0)):
+            if value < low:
+                raise UsageError(f"{name}={value}: must be 0 or more")
+        if lr <= 0:
+            raise UsageError(f"lr={lr}: must be above 0, since Ftrl divides by it")
+        if lr_power > 0:
+            raise UsageError(f"lr_power={lr_power}: must be 0 or less; -0.5 is the usual one")
+        if initial_accumulator_value < 0:
+            raise UsageError(
+                f"initial_accumulator_value={initial_accumulator_value}: must be 0 or more"
+            )
+        defaults = {
+            "lr": lr,
+            "lr_power": lr_power,
+            "l1": l1,
+            "l2": l2,
+            "beta": beta,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient; returns what ``closure`` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad, group)
+        return loss
+
+    def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[param]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["accumulator"] = torch.full_like(param, group["initial_accumulator_value"])
+            state["linear"] = torch.zeros_like(param)
+        state["step"] += 1
+        accumulator, linear = state["accumulator"], state["linear"]
+        if not grad.is_sparse:
+            param.copy_(_leader(param, grad, accumulator, linear, group))
+            return
+        grad = grad.coalesce()
+        rows = grad.indices()
+        if rows.shape[0] != 1:
+            raise UsageError(
+                f"a sparse gradient over {rows.shape[0]} dimensions: Ftrl takes those over the "
+                "first dimension only, as nn.Embedding(sparse=True) makes them"
+            )
+        rows = rows[0]
+        # The rows are unique after coalesce, so they can be taken out, updated and put back.
+        row_accumulator, row_linear = accumulator[rows], linear[rows]
+        param[rows] = _leader(param[rows], grad.values(), row_accumulator, row_linear, group)
+        accumulator[rows] = row_accumulator
+        linear[rows] = row_linear
+
+
+def _leader(
+    weight: Tensor, grad: Tensor, accumulator: Tensor, linear: Tensor, group: dict[str, Any]
+) -> Tensor:
+    """The new weight; updates ``accumulator`` and ``linear``. All of one shape."""
+    lr, power = group["lr"], -group["lr_power"]
+    before = accumulator.pow(power)
+    accumulator.addcmul_(grad, grad)
+    after = accumulator.pow(power)
+    linear.add_(grad).addcmul_(after - before, weight, value=-1 / lr)
+    curvature = after.add_(group["beta"]).div_(lr).add_(2 * group["l2"])
+    shrunk = linear - linear.clamp(-group["l1"], group["l1"])
+    # 0 / 0 where nothing was ever accumulated: such a weight has had no gradient, and is 0.
+    return torch.where(shrunk == 0, torch.zeros_like(shrunk), -shrunk / curvature)
