@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from torch_edl.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,31 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+class WholeFile:
+    """A writer whose file appears whole when its ``with`` block ends; not at all if that raises."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._replacing = replacing(path)
+
+    def __enter__(self) -> Self:
+        self._file = self._replacing.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except BaseException:
+            self._replacing.__exit__(*sys.exc_info())
+            raise
+        self._replacing.__exit__(kind, error, trace)
+
+    def _finish(self) -> None:
+        """Writes what is still held back."""
