@@ -1,0 +1,158 @@
+"""What task ``i`` of a pass over data is: a pure function that holds nothing per task."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from master.permutation import Permutation
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file or table."""
+
+    name: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """Records ``start`` to ``end`` (exclusive) of a shard."""
+
+    id: int
+    epoch: int
+    shard: str
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        """How many records it has."""
+        return self.end - self.start
+
+
+class TaskSpace:
+    """The tasks of a pass, by number: ``epoch * tasks_per_epoch + position``.
+
+    The position is shuffled by a pure function of (seed, epoch), so a task is computed when it
+    is needed and ten million of them cost nothing.
+
+    Args:
+        shards: the files in a stable order; empty ones give no task.
+        batch_size: records of a minibatch, to count steps: a task of n records has
+            ceil(n / batch_size).
+        max_steps: cut the pass after so many minibatches, the last task included; 0: do not.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        records_per_task: int,
+        *,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = False,
+        batch_size: int = 1,
+        max_steps: int = 0,
+    ) -> None:
+        self.records_per_task = records_per_task
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self._seed = seed
+        self._shuffle = shuffle
+        self._shards = [s for s in shards if s.records > 0]
+        self._first = [0]  # of each shard, its first task in file order; one more at the end
+        for shard in self._shards:
+            self._first.append(self._first[-1] + -(-shard.records // records_per_task))
+        self.tasks_per_epoch = self._first[-1]
+        self.records_per_epoch = sum(s.records for s in self._shards)
+        # The last task of a shard may be shorter: file-order index -> records.
+        self._short = {
+            last - 1: shard.records % records_per_task
+            for shard, last in zip(self._shards, self._first[1:], strict=True)
+            if shard.records % records_per_task
+        }
+        self._orders: dict[int, tuple[Permutation, list[tuple[int, int]]]] = {}
+        self.total = self.tasks_per_epoch * epochs
+        self.cut: Task | None = None
+        if max_steps:
+            self._cut_after(max_steps)
+        self.total_records = self.records_before(self.total)
+        self.total_steps = self.steps_before(self.total)
+
+    def task(self, id: int) -> Task:
+        """Task ``id``; 0 <= id < total."""
+        if self.cut is not None and id == self.cut.id:
+            return self.cut
+        epoch, position = divmod(id, self.tasks_per_epoch)
+        index = self._order(epoch)[0].forward(position) if self._shuffle else position
+        number = bisect.bisect_right(self._first, index) - 1
+        shard = self._shards[number]
+        start = (index - self._first[number]) * self.records_per_task
+        end = min(start + self.records_per_task, shard.records)
+        return Task(id, epoch, shard.name, start, end)
+
+    def steps_of(self, records: int) -> int:
+        """Minibatches in the first ``records`` records of a task."""
+        return -(-records // self.batch_size)
+
+    def steps_before(self, id: int) -> int:
+        """Minibatches of all tasks below ``id``."""
+        return self._before(id, self.steps_of)
+
+    def records_before(self, id: int) -> int:
+        """Records of all tasks below ``id``."""
+        return self._before(id, lambda records: records)
+
+    def epoch_of(self, id: int) -> int:
+        """Epoch of a task; ``epochs`` past the last one."""
+        return id // self.tasks_per_epoch if id < self.total else self.epochs
+
+    def _before(self, id: int, size: Callable[[int], int]) -> int:
+        if not self.tasks_per_epoch:
+            return 0
+        extra = 0
+        if self.cut is not None and id > self.cut.id:
+            id, extra = self.cut.id, size(self.cut.records)
+        epoch, position = divmod(id, self.tasks_per_epoch)
+        full = size(self.records_per_task)
+        whole = self.tasks_per_epoch * full - sum(full - size(n) for n in self._short.values())
+        done = epoch * whole + position * full + extra
+        if position:
+            for where, records in self._order(epoch)[1]:
+                if where >= position:
+                    break
+                done -= full - size(records)
+        return done
+
+    def _order(self, epoch: int) -> tuple[Permutation, list[tuple[int, int]]]:
+        """The permutation of an epoch, and where it puts the short tasks (position, records)."""
+        order = self._orders.get(epoch)
+        if order is None:
+            permutation = Permutation(self.tasks_per_epoch, self._seed, epoch)
+            place = permutation.inverse if self._shuffle else int
+            short = sorted((place(index), records) for index, records in self._short.items())
+            order = (permutation, short)
+            while len(self._orders) >= 4:
+                del self._orders[next(iter(self._orders))]
+            self._orders[epoch] = order
+        return order
+
+    def _cut_after(self, max_steps: int) -> None:
+        if self.steps_before(self.total) <= max_steps:
+            return
+        # The last task that begins before the limit.
+        low, high = 0, self.total - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.steps_before(middle) < max_steps:
+                low = middle
+            else:
+                high = middle - 1
+        task = self.task(low)
+        records = (max_steps - self.steps_before(low)) * self.batch_size
+        self.total = low + 1
+        if records < task.records:
+            self.cut = Task(low, task.epoch, task.shard, task.start, task.start + records)

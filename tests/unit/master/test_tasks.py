@@ -1,0 +1,228 @@
+"""Tasks and leases in simulated time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from master.task_space import Shard, TaskSpace
+from master.tasks import Progress, TaskQueue
+
+
+def queue(space: TaskSpace, timeout_s: float = 10.0) -> TaskQueue:
+    return TaskQueue(space, lease_ids=itertools.count(1), timeout_s=timeout_s)
+
+
+def every_record(shards, epochs: int) -> Counter[tuple[int, str, int]]:
+    return Counter((e, s.name, i) for e in range(epochs) for s in shards for i in range(s.records))
+
+
+class TestTaskQueue:
+    def test_done_moves_on_and_an_epoch_ends(self):
+        q = queue(TaskSpace([Shard("a", 6)], 2, epochs=2, batch_size=1))
+        assert (q.todo, q.doing, q.done, q.epoch) == (6, 0, 0, 0)
+        leases = [q.lease(1, 0.0) for _ in range(6)]
+        assert q.lease(1, 0.0) is None
+        assert (q.todo, q.doing, q.done) == (0, 6, 0)
+        for lease in (leases[0], leases[2]):
+            q.complete_lease(lease.id, 1.0)
+        assert (q.retired_before, q.done, q.epoch) == (1, 2, 0)
+        q.complete_lease(leases[1].id, 1.0)
+        assert (q.retired_before, q.epoch, q.records_done, q.steps_done) == (3, 1, 6, 6)
+        for lease in leases[3:]:
+            q.complete_lease(lease.id, 1.0)
+        assert q.complete
+        assert q.epoch == 2
+
+    def test_a_released_task_goes_on_where_it_was(self):
+        q = queue(TaskSpace([Shard("a", 10)], 10, batch_size=2))
+        first = q.lease(1, 0.0)
+        assert (first.offset, first.retried) == (0, False)
+        q.release(first.id, 0.0, committed=4)
+        assert (q.records_done, q.steps_done, q.doing) == (4, 2, 0)
+        second = q.lease(2, 0.0)
+        assert (second.task, second.offset, second.retried) == (first.task, 4, True)
+        q.release(second.id, 0.0, committed=2)
+        assert q.lease(3, 0.0).offset == 6
+
+    def test_failures_are_counted_by_task_and_others_are_not(self):
+        q = queue(TaskSpace([Shard("a", 2)], 1))
+        for count in (1, 2, 3):
+            lease = q.lease(1, 0.0)
+            assert lease.task.id == 0
+            assert q.fail(lease.id, 0.0) == (lease, count)
+            q.drop_worker(1)
+        assert q.fail(999, 0.0) is None
+
+    def test_a_task_comes_back_from_a_worker_without_progress(self):
+        q = queue(TaskSpace([Shard("a", 4)], 1), timeout_s=10)
+        slow = q.lease(1, 0.0)
+        q.lease(2, 0.0)
+        q.touch(2, 5.0)
+        assert q.expire(9.9) == []
+        assert q.expire(10.0) == [1]
+        assert q.expire(10.0) == []
+        assert q.held_by(1) == ()
+        again = q.lease(3, 10.0)
+        assert (again.task, again.retried) == (slow.task, True)
+        assert q.complete_lease(slow.id, 11.0) is None
+        assert q.complete_lease(again.id, 11.0) is again
+
+    def test_a_late_report_counts_while_nobody_else_has_the_task(self):
+        q = queue(TaskSpace([Shard("a", 1)], 1))
+        lease = q.lease(1, 0.0)
+        q.drop_worker(1)
+        assert q.complete_lease(lease.id, 0.0).task == lease.task
+        assert q.complete
+        assert q.lease(2, 0.0) is None
+        assert q.complete_lease(lease.id, 0.0) is None
+
+    def test_no_late_report_counts_once_leases_are_void(self):
+        q = queue(TaskSpace([Shard("a", 2)], 1))
+        early, late = q.lease(1, 0.0), q.lease(2, 0.0)
+        q.drop_worker(1)
+        q.void()
+        assert q.complete_lease(early.id, 0.0) is None
+        assert q.complete_lease(late.id, 0.0) is None
+        assert {q.lease(3, 0.0).task.id, q.lease(3, 0.0).task.id} == {0, 1}
+
+    def test_what_a_worker_does_not_know_of_comes_back(self):
+        q = queue(TaskSpace([Shard("a", 5)], 1))
+        kept, lost, other = q.lease(1, 0.0), q.lease(1, 0.0), q.lease(2, 0.0)
+        assert q.keep_only(1, [kept.id])
+        assert not q.keep_only(1, [kept.id])
+        assert q.held_by(1) == (kept,)
+        assert q.held_by(2) == (other,)
+        assert q.lease(1, 0.0).task == lost.task
+
+    def test_the_task_that_a_limit_cut_is_never_retired(self):
+        space = TaskSpace([Shard("a", 8)], 8, batch_size=2, max_steps=3)
+        q = queue(space)
+        lease = q.lease(1, 0.0)
+        assert lease.task.records == 6
+        q.complete_lease(lease.id, 0.0)
+        assert q.complete
+        assert (q.retired_before, q.progress()) == (0, Progress(0, {0: 6}))
+        longer = queue(TaskSpace([Shard("a", 8)], 8, batch_size=2, max_steps=4))
+        longer.restore(q.progress())
+        assert longer.lease(1, 0.0).offset == 6
+        same = queue(space)
+        same.restore(q.progress())
+        assert same.complete
+
+    def test_restore_of_progress(self):
+        space = TaskSpace([Shard("a", 20)], 4, batch_size=2)
+        q = queue(space)
+        leases = [q.lease(1, 0.0) for _ in range(5)]
+        q.complete_lease(leases[0].id, 0.0)
+        q.complete_lease(leases[3].id, 0.0)
+        q.release(leases[2].id, 0.0, committed=2)
+        progress = q.progress()
+        assert progress == Progress(1, {3: 4, 2: 2})
+        new = queue(space)
+        new.restore(progress)
+        assert (new.records_done, new.steps_done, new.done, new.todo) == (10, 5, 2, 3)
+        assert [(x.task.id, x.offset) for x in iter(lambda: new.lease(1, 0.0), None)] == [
+            (1, 0),
+            (2, 2),
+            (4, 0),
+        ]
+        q.restore(progress)
+        assert q.complete_lease(leases[4].id, 0.0) is None
+        assert q.progress() == progress
+
+    @pytest.mark.parametrize("seed", range(40))
+    def test_storm(self, seed):
+        """Workers lease, die, lie low, release, fail and lose answers; each record counts once."""
+        rng = random.Random(seed)
+        shards = [Shard(str(i), rng.randrange(0, 30)) for i in range(rng.randrange(1, 4))]
+        epochs = rng.randrange(1, 4)
+        space = TaskSpace(
+            shards,
+            rng.randrange(1, 9),
+            epochs=epochs,
+            seed=seed,
+            shuffle=rng.random() < 0.7,
+            batch_size=rng.randrange(1, 4),
+        )
+        q = queue(space, timeout_s=10)
+        now = 0.0
+        counted: Counter[tuple[int, str, int]] = Counter()
+        offsets: Counter[int] = Counter()
+        taken = []  # (lease, worker): also what the queue has given up
+        saved = (q.progress(), counted.copy(), offsets.copy())
+
+        def count(lease, first: int, last: int) -> None:
+            task = lease.task
+            for i in range(task.start + first, task.start + last):
+                counted[task.epoch, task.shard, i] += 1
+
+        for _ in range(100_000):
+            if q.complete:
+                break
+            now += rng.random() * 2
+            worker = rng.randrange(4)
+            action = rng.random()
+            if action < 0.5 or not taken:
+                lease = q.lease(worker, now)
+                if lease is not None:
+                    assert lease.offset == offsets[lease.task.id]
+                    taken.append(lease)
+            elif action < 0.8:
+                lease = taken.pop(rng.randrange(len(taken)))
+                done = q.complete_lease(lease.id, now)
+                if done is not None:
+                    count(lease, offsets[lease.task.id], lease.task.records)
+                    offsets[lease.task.id] = lease.task.records
+            elif action < 0.88:
+                lease = taken.pop(rng.randrange(len(taken)))
+                part = rng.randrange(lease.task.records - lease.offset + 1)
+                if q.release(lease.id, now, committed=part) is not None:
+                    count(lease, lease.offset, lease.offset + part)
+                    offsets[lease.task.id] += part
+            elif action < 0.92:
+                q.drop_worker(worker)
+            elif action < 0.94:
+                q.fail(rng.choice(taken).id, now)
+            elif action < 0.96:
+                q.keep_only(worker, [x.id for x in taken if rng.random() < 0.5])
+            elif action < 0.97:
+                saved = (q.progress(), counted.copy(), offsets.copy())
+            elif action < 0.975:
+                q.restore(saved[0])
+                counted, offsets = saved[1].copy(), saved[2].copy()
+            else:
+                q.expire(now)
+            assert q.todo >= 0
+            assert q.todo + q.doing + q.done == space.total
+            assert q.records_done == sum(counted.values())
+        assert q.complete
+        assert counted == every_record(shards, epochs)
+        assert (q.epoch, q.retired_before, q.doing) == (epochs, space.total, 0)
+        assert q.lease(0, now) is None
+
+    def test_ten_million_tasks_are_not_held_and_leases_are_quick(self):
+        tracemalloc.start()
+        q = queue(TaskSpace([Shard(str(i), 1_000_000) for i in range(10)], 1, shuffle=True, seed=1))
+        assert q.space.total == 10_000_000
+        held = []
+        for step in range(20_000):
+            lease = q.lease(step % 8, 0.0)
+            held.append(lease)
+            if len(held) > 32:
+                q.complete_lease(held.pop(0).id, 0.0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2_000_000
+        begin = time.process_time()
+        count = 20_000
+        for step in range(count):
+            held.append(q.lease(step % 8, 0.0))
+            q.complete_lease(held.pop(0).id, 0.0)
+        rate = count / (time.process_time() - begin)
+        assert rate > 10_000, f"{rate:.0f} leases/s"
