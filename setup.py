@@ -1,18 +1,37 @@
 """The compiled core; all other metadata lives in setup.cfg."""
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
+_CSRC = "torch_edl/csrc/"
+
 # No -march=native: hot loops are compiled several times and the best is picked at load time
-# (target_clones), so a wheel built here runs on any x86-64 or Arm machine.
-setup(
-    ext_modules=[
-        Pybind11Extension(
-            "torch_edl._core",
-            sources=["torch_edl/csrc/bindings.cc"],
-            depends=[f"torch_edl/csrc/{n}.h" for n in ("table", "optimizer", "initializer", "ids")],
-            cxx_std=17,
-            extra_compile_args=["-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"],
-        )
-    ]
-)
+# (target_clones), so a wheel built here runs on any x86-64 or Arm machine. Without fused
+# multiply-add (-ffp-contract=off) all of them give the same bits: a row starts the same everywhere.
+with ParallelCompile():
+    setup(
+        ext_modules=[
+            Pybind11Extension(
+                "torch_edl._core",
+                sources=[
+                    f"{_CSRC}{name}.cc"
+                    for name in ("bindings", "ids", "initializer", "optimizer", "table")
+                ],
+                depends=[
+                    f"{_CSRC}{name}.h"
+                    for name in ("arrays", "hash", "ids", "initializer", "optimizer", "pages")
+                ]
+                + [f"{_CSRC}table.h"],
+                cxx_std=17,
+                extra_compile_args=[
+                    "-O3",
+                    "-fno-math-errno",
+                    "-fno-trapping-math",
+                    "-ffp-contract=off",
+                    "-fvisibility=hidden",
+                    "-Wall",
+                    "-Wextra",
+                ],
+            )
+        ]
+    )

@@ -1,0 +1,163 @@
+"""The compiled core: embedding tables, optimizer kernels, and what a worker does with ids.
+
+Arrays are C-contiguous and of exactly the dtype named; anything else is a ``ValueError`` that says
+what came. Heavy calls release the GIL and may run concurrently.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_Ids = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float32]
+
+class Optimizer:
+    """An update rule: ``sgd adagrad adam adamw rmsprop ftrl`` with torch's hyperparameter names.
+
+    ``betas`` is ``beta1`` and ``beta2``; booleans are 0 or 1; what is left out has torch's default.
+
+    Raises:
+        ValueError: the kind or a hyperparameter is unknown (named), or a value is not finite.
+    """
+
+    def __init__(self, kind: str, hyper: dict[str, float]) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def hyper(self) -> dict[str, float]:
+        """All hyperparameters, defaults included."""
+    @property
+    def slots(self) -> list[str]:
+        """Names of the state kept per element, as in torch (``exp_avg``, ...)."""
+    @property
+    def slot_initial(self) -> list[float]:
+        """What each slot starts from."""
+
+class Table:
+    """Rows by id. Thread-safe; the snapshot calls belong to one thread at a time.
+
+    A row starts as :func:`init_rows`; its slots as the optimizer's. ``optimizer=None``: frozen.
+
+    Args:
+        num_embeddings: ids are in ``[0, num_embeddings)``; 0: any int64.
+        min_count: a row changes from the ``min_count``-th push that names it on.
+        max_age: :meth:`evict` removes rows unused for more updates than this; 0: none.
+
+    Raises:
+        ValueError: an unknown initializer or argument, or a size out of range.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        initializer: str,
+        initializer_args: dict[str, float],
+        seed: int,
+        optimizer: Optimizer | None,
+        num_embeddings: int = 0,
+        min_count: int = 0,
+        max_age: int = 0,
+    ) -> None: ...
+    def pull(self, ids: _Ids, read_only: bool = False) -> bytes:
+        """Rows of ``ids`` (n,) as n * dim little-endian float32; duplicates are allowed.
+
+        ``read_only``: an id without a row gives its initial values and no row is made.
+        """
+    def pull_into(self, ids: _Ids, out: _Floats, read_only: bool = False) -> None:
+        """The same into ``out`` (n, dim)."""
+    def check(self, ids: _Ids, grads: _Floats) -> None:
+        """Raises ValueError naming the first id out of range or gradient that is not finite."""
+    def push(self, ids: _Ids, grads: _Floats, lr: float, step: int) -> None:
+        """Updates each row once with ``grads`` (n, dim); those of equal ids are summed first.
+
+        Args:
+            step: 1-based count of the table's updates, for bias correction as SparseAdam's.
+        """
+    def load(
+        self,
+        ids: _Ids,
+        vectors: _Floats,
+        slots: _Floats | None = None,
+        last_used: _Ids | None = None,
+        count: _Ids | None = None,
+    ) -> None:
+        """Sets rows: ``vectors`` (n, dim), ``slots`` (n, len(slots), dim), the others (n,)."""
+    def evict(self, step: int) -> int:
+        """Removes rows that no update after ``step - max_age - 1`` used; returns how many."""
+    def begin_snapshot(self) -> None:
+        """Cuts, in microseconds: the snapshot is the table as it is now."""
+    def next_chunk(self, max_rows: int) -> tuple[_Ids, _Floats, _Floats, _Ids, _Ids] | None:
+        """Up to ``max_rows`` rows of the snapshot, in no order: ids (n,), vectors (n, dim), slots
+        (n, len(slots), dim), last_used (n,), count (n,). May be empty; None when all were given."""
+    def end_snapshot(self) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def slots(self) -> int:
+        """How many slots each row has."""
+    @property
+    def size(self) -> int:
+        """Rows."""
+    @property
+    def bytes(self) -> int:
+        """Memory of rows and buckets."""
+
+def init_rows(
+    name: str, seed: int, initializer: str, args: dict[str, float], ids: _Ids, dim: int
+) -> _Floats:
+    """What new rows start from, (n, dim): a pure function of seed, table name and id.
+
+    Initializers and arguments: ``zeros``; ``constant`` value=0; ``uniform`` low=-0.05, high=0.05;
+    ``normal`` mean=0, std=0.05; ``xavier_uniform`` and ``xavier_normal`` gain=1, num_embeddings
+    (left out: the fans are both ``dim``).
+    """
+
+def owner(ids: _Ids, shards: int) -> npt.NDArray[np.int32]:
+    """The server of each id, (n,) in ``[0, shards)``."""
+
+def unique_partition(ids: _Ids, shards: int) -> tuple[_Ids, _Ids, _Ids]:
+    """Distinct ids by owner: ``unique`` (U,), in order of first appearance within an owner;
+    ``offsets`` (shards + 1,): ``unique[offsets[s]:offsets[s + 1]]`` are those of server s;
+    ``inverse`` (N,): ``unique[inverse] == ids``."""
+
+def gather(rows: _Floats, inverse: _Ids, out: _Floats) -> None:
+    """``out[i] = rows[inverse[i]]``: rows (U, d), inverse (N,), out (N, d).
+
+    Raises:
+        IndexError: an index outside ``[0, U)``.
+    """
+
+def scatter_sum(grads: _Floats, inverse: _Ids, out: _Floats) -> None:
+    """``out[inverse[i]] += grads[i]`` from zero: grads (N, d), inverse (N,), out (U, d).
+
+    Raises:
+        IndexError: an index outside ``[0, U)``.
+    """
+
+def dense_apply(
+    optimizer: Optimizer,
+    param: _Floats,
+    grad: _Floats,
+    slots: Sequence[_Floats],
+    lr: float,
+    step: int,
+) -> None:
+    """Updates ``param`` (n,) and its ``slots``, each (n,), in place.
+
+    Args:
+        step: 1-based count of the parameter's updates.
+    """
+
+def first_nonfinite(values: _Floats) -> int:
+    """Index of the first NaN or infinity in ``values`` (n,); -1 if there is none."""
+
+def tune_malloc() -> None:
+    """Keeps freed buffers of megabytes in the process rather than returning them to the kernel.
+
+    Measured on 670 KB messages: getting and clearing their pages anew is half the CPU time of
+    receiving them over gRPC.
+    """

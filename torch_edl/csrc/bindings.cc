@@ -1,0 +1,313 @@
+// The Python face of the core: checks arrays, releases the GIL, calls.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+#include "arrays.h"
+#include "hash.h"
+#include "ids.h"
+#include "initializer.h"
+#include "optimizer.h"
+#include "table.h"
+
+namespace py = pybind11;
+using Array = py::array;
+using Hyper = std::map<std::string, double>;
+using edl::checked;
+
+namespace {
+
+py::ssize_t ssize(size_t n) { return static_cast<py::ssize_t>(n); }
+
+size_t length(const Array& array) {
+  return array.ndim() ? static_cast<size_t>(array.shape(0)) : 0;
+}
+
+// Ids and buffers of one call must be counted in 32 bits, where the core sorts them.
+size_t count_ids(const Array& ids) {
+  checked<int64_t>(ids, "ids", {-1});
+  const size_t n = length(ids);
+  if (n >= (size_t{1} << 31)) throw py::value_error("ids: 2^31 or more in one call; split it");
+  return n;
+}
+
+uint32_t count_shards(int64_t shards) {
+  if (shards < 1 || shards > 65536) {
+    throw py::value_error("shards " + std::to_string(shards) + ": must be in 1..65536");
+  }
+  return static_cast<uint32_t>(shards);
+}
+
+size_t check_dim(int64_t dim) {
+  if (dim < 1 || dim > (1 << 20)) {
+    throw py::value_error("dim " + std::to_string(dim) + ": must be in 1..1048576");
+  }
+  return static_cast<size_t>(dim);
+}
+
+std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
+                                       const std::string& initializer, const Hyper& args,
+                                       int64_t seed, const edl::Optimizer* optimizer,
+                                       int64_t num_embeddings, int64_t min_count,
+                                       int64_t max_age) {
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"num_embeddings", num_embeddings}, {"min_count", min_count}, {"max_age", max_age}};
+  for (const auto& [what, value] : sizes) {
+    if (value < 0 || value > (int64_t{1} << 62)) {
+      throw py::value_error("table " + name + ": " + what + " " + std::to_string(value) +
+                            ": must be 0 or more");
+    }
+  }
+  edl::TableOptions options;
+  options.num_embeddings = num_embeddings;
+  options.min_count = min_count;
+  options.max_age = max_age;
+  return std::make_unique<edl::Table>(name, check_dim(dim), initializer, args, seed, optimizer,
+                                      options);
+}
+
+py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {
+  const size_t n = count_ids(ids), bytes = n * table.dim() * sizeof(float);
+  auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, ssize(bytes)));
+  if (!out) throw py::error_already_set();
+  // Nobody else has seen the new object: filling it is what CPython's own C code does.
+  auto* to = reinterpret_cast<float*>(PyBytes_AS_STRING(out.ptr()));
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  py::gil_scoped_release release;
+  table.pull(from, n, to, read_only);
+  return out;
+}
+
+void pull_into(edl::Table& table, const Array& ids, const Array& out, bool read_only) {
+  const size_t n = count_ids(ids);
+  auto* to = checked<float>(out, "out", {ssize(n), ssize(table.dim())}, true);
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  py::gil_scoped_release release;
+  table.pull(from, n, to, read_only);
+}
+
+void check_push(const edl::Table& table, const Array& ids, const Array& grads) {
+  const size_t n = count_ids(ids);
+  const auto* values = checked<float>(grads, "grads", {ssize(n), ssize(table.dim())});
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  int64_t bad;
+  {
+    py::gil_scoped_release release;
+    table.check_ids(from, n);
+    bad = edl::first_nonfinite(values, n * table.dim());
+  }
+  if (bad >= 0) {
+    const auto row = static_cast<size_t>(bad) / table.dim();
+    throw py::value_error("table " + table.name() + ": the gradient of id " +
+                          std::to_string(from[row]) + " has the value " +
+                          std::to_string(values[bad]) + "; it must be finite");
+  }
+}
+
+void push(edl::Table& table, const Array& ids, const Array& grads, double lr, int64_t step) {
+  const size_t n = count_ids(ids);
+  const auto* values = checked<float>(grads, "grads", {ssize(n), ssize(table.dim())});
+  if (step < 1) throw py::value_error("step " + std::to_string(step) + ": counts from 1");
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  py::gil_scoped_release release;
+  table.push(from, values, n, lr, step);
+}
+
+void load(edl::Table& table, const Array& ids, const Array& vectors, const py::object& slots,
+          const py::object& last_used, const py::object& count) {
+  const auto n = ssize(count_ids(ids)), dim = ssize(table.dim());
+  edl::Chunk rows{};
+  rows.ids = checked<int64_t>(ids, "ids", {n});
+  rows.vectors = checked<float>(vectors, "vectors", {n, dim});
+  if (!slots.is_none()) {
+    rows.slots = checked<float>(slots.cast<Array>(), "slots", {n, ssize(table.slots()), dim});
+  }
+  if (!last_used.is_none()) {
+    rows.last_used = checked<int64_t>(last_used.cast<Array>(), "last_used", {n});
+  }
+  if (!count.is_none()) rows.count = checked<int64_t>(count.cast<Array>(), "count", {n});
+  py::gil_scoped_release release;
+  table.load(rows, static_cast<size_t>(n));
+}
+
+py::object next_chunk(edl::Table& table, int64_t max_rows) {
+  if (max_rows < 1) throw py::value_error("max_rows: must be 1 or more");
+  const size_t most = std::min(static_cast<size_t>(max_rows), table.snapshot_left());
+  if (most == 0) return py::none();
+  const auto m = ssize(most), dim = ssize(table.dim()), k = ssize(table.slots());
+  py::array_t<int64_t> ids(m), last_used(m), count(m);
+  py::array_t<float> vectors({m, dim}), slots({m, k, dim});
+  const edl::Chunk out{ids.mutable_data(), vectors.mutable_data(), slots.mutable_data(),
+                       last_used.mutable_data(), count.mutable_data()};
+  size_t given;
+  {
+    py::gil_scoped_release release;
+    given = table.next_chunk(most, out);
+  }
+  const py::slice rows(0, ssize(given), 1);
+  return py::make_tuple(ids[rows], vectors[rows], slots[rows], last_used[rows], count[rows]);
+}
+
+py::array_t<float> init_rows(const std::string& name, int64_t seed, const std::string& kind,
+                             const Hyper& args, const Array& ids, int64_t dim) {
+  const size_t n = count_ids(ids), d = check_dim(dim);
+  const edl::Initializer initializer(name, seed, kind, args, d);
+  py::array_t<float> out({ssize(n), ssize(d)});
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  float* to = out.mutable_data();
+  py::gil_scoped_release release;
+  for (size_t i = 0; i < n; ++i) initializer.fill(from[i], to + i * d);
+  return out;
+}
+
+py::array_t<int32_t> owner(const Array& ids, int64_t shards) {
+  const size_t n = count_ids(ids);
+  const uint32_t s = count_shards(shards);
+  py::array_t<int32_t> out(ssize(n));
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  int32_t* to = out.mutable_data();
+  py::gil_scoped_release release;
+  for (size_t i = 0; i < n; ++i) {
+    to[i] = static_cast<int32_t>(edl::owner_of_hash(edl::hash_id(from[i]), s));
+  }
+  return out;
+}
+
+// A numpy array that owns the vector's memory, without a copy.
+py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
+  auto* kept = new std::vector<int64_t>(std::move(values));
+  const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
+  return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
+}
+
+py::tuple unique_partition(const Array& ids, int64_t shards) {
+  const size_t n = count_ids(ids);
+  const uint32_t s = count_shards(shards);
+  py::array_t<int64_t> inverse(ssize(n));
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  int64_t* to = inverse.mutable_data();
+  edl::Partition result;
+  {
+    py::gil_scoped_release release;
+    result = edl::unique_partition(from, n, s, to);
+  }
+  return py::make_tuple(to_array(std::move(result.unique)), to_array(std::move(result.offsets)),
+                        inverse);
+}
+
+void gather(const Array& rows, const Array& inverse, const Array& out) {
+  const auto* from = checked<float>(rows, "rows", {-1, -1});
+  const auto* index = checked<int64_t>(inverse, "inverse", {-1});
+  const size_t n = length(inverse), dim = static_cast<size_t>(rows.shape(1));
+  auto* to = checked<float>(out, "out", {ssize(n), ssize(dim)}, true);
+  const size_t rows_n = length(rows);
+  bool good;
+  {
+    py::gil_scoped_release release;
+    good = edl::gather(from, rows_n, index, n, dim, to);
+  }
+  if (!good) throw py::index_error("inverse: an index outside [0, " + std::to_string(rows_n) + ")");
+}
+
+void scatter_sum(const Array& grads, const Array& inverse, const Array& out) {
+  const auto* from = checked<float>(grads, "grads", {-1, -1});
+  const size_t n = length(grads), dim = static_cast<size_t>(grads.shape(1)), m = length(out);
+  const auto* index = checked<int64_t>(inverse, "inverse", {ssize(n)});
+  auto* to = checked<float>(out, "out", {-1, ssize(dim)}, true);
+  bool good;
+  {
+    py::gil_scoped_release release;
+    good = edl::scatter_sum(from, index, n, dim, to, m);
+  }
+  if (!good) throw py::index_error("inverse: an index outside [0, " + std::to_string(m) + ")");
+}
+
+void dense_apply(const edl::Optimizer& optimizer, const Array& param, const Array& grad,
+                 const std::vector<Array>& slots, double lr, int64_t step) {
+  edl::Span span{};
+  span.value = checked<float>(param, "param", {-1}, true);
+  const auto n = ssize(length(param));
+  span.grad = checked<float>(grad, "grad", {n});
+  if (slots.size() != optimizer.slots().size()) {
+    throw py::value_error("slots: " + optimizer.kind() + " needs " +
+                          std::to_string(optimizer.slots().size()) + ", got " +
+                          std::to_string(slots.size()));
+  }
+  if (step < 1) throw py::value_error("step " + std::to_string(step) + ": counts from 1");
+  for (size_t k = 0; k < slots.size(); ++k) {
+    span.slots[k] = checked<float>(slots[k], "slot", {n}, true);
+  }
+  span.first = step == 1;
+  const edl::Scalars scalars = optimizer.scalars(lr, step, false);
+  py::gil_scoped_release release;
+  const edl::FlushDenormals flush;
+  optimizer.apply(scalars, &span, 1, static_cast<size_t>(n));
+}
+
+int64_t first_nonfinite(const Array& values) {
+  const auto* from = checked<float>(values, "values", {-1});
+  const size_t n = length(values);
+  py::gil_scoped_release release;
+  return edl::first_nonfinite(from, n);
+}
+
+void tune_malloc() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+#endif
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Embedding tables, optimizers and id handling; see _core.pyi.";
+
+  py::class_<edl::Optimizer>(m, "Optimizer")
+      .def(py::init<const std::string&, const Hyper&>(), py::arg("kind"), py::arg("hyper"))
+      .def_property_readonly("kind", &edl::Optimizer::kind)
+      .def_property_readonly("hyper", &edl::Optimizer::hyper)
+      .def_property_readonly("slots", &edl::Optimizer::slots)
+      .def_property_readonly("slot_initial", &edl::Optimizer::slot_initial);
+
+  const auto unlocked = py::call_guard<py::gil_scoped_release>();
+  py::class_<edl::Table>(m, "Table")
+      .def(py::init(&make_table), py::arg("name"), py::arg("dim"), py::arg("initializer"),
+           py::arg("initializer_args"), py::arg("seed"), py::arg("optimizer").none(true),
+           py::arg("num_embeddings") = 0, py::arg("min_count") = 0, py::arg("max_age") = 0)
+      .def("pull", &pull, py::arg("ids"), py::arg("read_only") = false)
+      .def("pull_into", &pull_into, py::arg("ids"), py::arg("out"), py::arg("read_only") = false)
+      .def("check", &check_push, py::arg("ids"), py::arg("grads"))
+      .def("push", &push, py::arg("ids"), py::arg("grads"), py::arg("lr"), py::arg("step"))
+      .def("load", &load, py::arg("ids"), py::arg("vectors"), py::arg("slots") = py::none(),
+           py::arg("last_used") = py::none(), py::arg("count") = py::none())
+      .def("evict", &edl::Table::evict, py::arg("step"), unlocked)
+      .def("begin_snapshot", &edl::Table::begin_snapshot)
+      .def("next_chunk", &next_chunk, py::arg("max_rows"))
+      .def("end_snapshot", &edl::Table::end_snapshot, unlocked)
+      .def_property_readonly("name", &edl::Table::name)
+      .def_property_readonly("dim", &edl::Table::dim)
+      .def_property_readonly("slots", &edl::Table::slots)
+      .def_property_readonly("size", &edl::Table::size)
+      .def_property_readonly("bytes", &edl::Table::bytes);
+
+  m.def("init_rows", &init_rows, py::arg("name"), py::arg("seed"), py::arg("initializer"),
+        py::arg("args"), py::arg("ids"), py::arg("dim"));
+  m.def("owner", &owner, py::arg("ids"), py::arg("shards"));
+  m.def("unique_partition", &unique_partition, py::arg("ids"), py::arg("shards"));
+  m.def("gather", &gather, py::arg("rows"), py::arg("inverse"), py::arg("out"));
+  m.def("scatter_sum", &scatter_sum, py::arg("grads"), py::arg("inverse"), py::arg("out"));
+  m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
+        py::arg("slots"), py::arg("lr"), py::arg("step"));
+  m.def("first_nonfinite", &first_nonfinite, py::arg("values"));
+  m.def("tune_malloc", &tune_malloc);
+}

@@ -1,0 +1,30 @@
+// The values that a new row starts from: a pure function of (seed, table name, id), so neither the
+// order of first use, nor the number of servers, nor eviction and return change a row.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace edl {
+
+class Initializer {
+ public:
+  // kind: zeros, constant(value), uniform(low, high), normal(mean, std),
+  // xavier_uniform(gain, num_embeddings), xavier_normal(gain, num_embeddings).
+  // Throws std::invalid_argument for an unknown kind or argument.
+  Initializer(const std::string& table, int64_t seed, const std::string& kind,
+              const std::map<std::string, double>& args, size_t dim);
+
+  void fill(int64_t id, float* out) const;
+
+ private:
+  enum class Shape { kConstant, kUniform, kNormal };
+  Shape shape_;
+  size_t dim_;
+  uint64_t key_;  // of (seed, table)
+  float a_;       // constant: the value; uniform: low; normal: mean
+  float b_;       // uniform: high - low; normal: standard deviation
+};
+
+}  // namespace edl

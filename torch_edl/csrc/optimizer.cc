@@ -1,0 +1,369 @@
+#include "optimizer.h"
+
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "hash.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace edl {
+namespace {
+
+using Hyper = std::map<std::string, double>;
+
+// Hyperparameters and their defaults, as in torch.optim (ftrl: as in TensorFlow).
+const std::map<std::string, Hyper>& defaults() {
+  static const std::map<std::string, Hyper> all = {
+      {"sgd",
+       {{"lr", 1e-3}, {"momentum", 0}, {"dampening", 0}, {"weight_decay", 0}, {"nesterov", 0},
+        {"maximize", 0}}},
+      {"adagrad",
+       {{"lr", 1e-2}, {"lr_decay", 0}, {"weight_decay", 0}, {"initial_accumulator_value", 0},
+        {"eps", 1e-10}, {"maximize", 0}}},
+      {"adam",
+       {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0},
+        {"amsgrad", 0}, {"maximize", 0}}},
+      {"adamw",
+       {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 1e-2},
+        {"amsgrad", 0}, {"maximize", 0}}},
+      {"rmsprop",
+       {{"lr", 1e-2}, {"alpha", 0.99}, {"eps", 1e-8}, {"weight_decay", 0}, {"momentum", 0},
+        {"centered", 0}, {"maximize", 0}}},
+      {"ftrl",
+       {{"lr", 1e-3}, {"lr_power", -0.5}, {"initial_accumulator_value", 0.1}, {"l1", 0}, {"l2", 0},
+        {"beta", 0}, {"maximize", 0}}},
+  };
+  return all;
+}
+
+std::string names(const Hyper& hyper) {
+  std::string out;
+  for (const auto& entry : hyper) out += (out.empty() ? "" : ", ") + entry.first;
+  return out;
+}
+
+}  // namespace
+
+Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) {
+  auto found = defaults().find(kind);
+  if (found == defaults().end()) {
+    throw std::invalid_argument("optimizer " + kind +
+                                ": unknown; choose sgd, adagrad, adam, adamw, rmsprop or ftrl");
+  }
+  hyper_ = found->second;
+  for (const auto& entry : hyper) {
+    auto known = hyper_.find(entry.first);
+    if (known == hyper_.end()) {
+      throw std::invalid_argument("optimizer " + kind + ": it has no hyperparameter '" +
+                                  entry.first + "'; it knows " + names(found->second));
+    }
+    if (!std::isfinite(entry.second)) {
+      throw std::invalid_argument("optimizer " + kind + ": hyperparameter '" + entry.first +
+                                  "' is not finite; give a finite number");
+    }
+    known->second = entry.second;
+  }
+  auto slot = [this](const char* name, double initial) {
+    slots_.emplace_back(name);
+    slot_initial_.push_back(static_cast<float>(initial));
+  };
+  auto on = [this](const char* name) { return hyper_.at(name) != 0; };
+  if (kind == "sgd") {
+    kernel_ = on("momentum") ? Kernel::kSgdMomentum : Kernel::kSgd;
+    if (on("momentum")) slot("momentum_buffer", 0);
+  } else if (kind == "adagrad") {
+    kernel_ = Kernel::kAdagrad;
+    slot("sum", hyper_.at("initial_accumulator_value"));
+  } else if (kind == "adam" || kind == "adamw") {
+    kernel_ = on("amsgrad") ? Kernel::kAmsgrad : Kernel::kAdam;
+    slot("exp_avg", 0);
+    slot("exp_avg_sq", 0);
+    if (on("amsgrad")) slot("max_exp_avg_sq", 0);
+  } else if (kind == "rmsprop") {
+    const bool centered = on("centered"), momentum = hyper_.at("momentum") > 0;
+    kernel_ = centered ? (momentum ? Kernel::kRmspropCenteredMomentum : Kernel::kRmspropCentered)
+                       : (momentum ? Kernel::kRmspropMomentum : Kernel::kRmsprop);
+    slot("square_avg", 0);
+    if (centered) slot("grad_avg", 0);
+    if (momentum) slot("momentum_buffer", 0);
+  } else {
+    kernel_ = Kernel::kFtrl;
+    slot("accumulator", hyper_.at("initial_accumulator_value"));
+    slot("linear", 0);
+  }
+}
+
+Scalars Optimizer::scalars(double lr, int64_t step, bool lazy) const {
+  auto h = [this](const char* name) { return hyper_.at(name); };
+  Scalars s;
+  s.sign = h("maximize") != 0 ? -1.0f : 1.0f;
+  s.lr = static_cast<float>(lr);
+  if (kind_ != "ftrl") s.weight_decay = static_cast<float>(h("weight_decay"));
+  if (kind_ == "sgd") {
+    s.momentum = static_cast<float>(h("momentum"));
+    s.one_minus_dampening = static_cast<float>(1 - h("dampening"));
+    s.nesterov = static_cast<float>(h("nesterov"));
+  } else if (kind_ == "adagrad") {
+    s.lr = static_cast<float>(lr / (1 + static_cast<double>(step - 1) * h("lr_decay")));
+    s.eps = static_cast<float>(h("eps"));
+  } else if (kind_ == "adam" || kind_ == "adamw") {
+    const double t = static_cast<double>(step);
+    const double sqrt_bias2 = std::sqrt(1 - std::pow(h("beta2"), t));
+    s.lr = static_cast<float>(lr / (1 - std::pow(h("beta1"), t)));
+    s.one_minus_beta1 = static_cast<float>(1 - h("beta1"));
+    s.beta2 = static_cast<float>(h("beta2"));
+    s.one_minus_beta2 = static_cast<float>(1 - h("beta2"));
+    s.inv_sqrt_bias2 = static_cast<float>(1 / sqrt_bias2);
+    s.eps = static_cast<float>(lazy && kind_ == "adam" ? h("eps") / sqrt_bias2 : h("eps"));
+    if (kind_ == "adamw") {
+      s.decay = static_cast<float>(1 - lr * h("weight_decay"));
+      s.weight_decay = 0;
+    }
+  } else if (kind_ == "rmsprop") {
+    s.beta2 = static_cast<float>(h("alpha"));
+    s.one_minus_beta2 = static_cast<float>(1 - h("alpha"));
+    s.eps = static_cast<float>(h("eps"));
+    s.momentum = static_cast<float>(h("momentum"));
+  } else {
+    s.l1 = static_cast<float>(h("l1"));
+    s.two_l2 = static_cast<float>(2 * h("l2") + h("beta") / lr);
+    s.inv_lr = static_cast<float>(1 / lr);
+    s.power = static_cast<float>(-h("lr_power"));
+  }
+  return s;
+}
+
+namespace {
+
+// Calls body(span, dim) for each span; with the usual dimensions as constants, so that the loop
+// over a row becomes a few vector instructions.
+template <typename Body>
+EDL_INLINE void each(const Span* spans, size_t n, size_t dim, Body body) {
+  switch (dim) {
+    case 1: for (size_t i = 0; i < n; ++i) body(spans[i], 1); break;
+    case 8: for (size_t i = 0; i < n; ++i) body(spans[i], 8); break;
+    case 16: for (size_t i = 0; i < n; ++i) body(spans[i], 16); break;
+    case 32: for (size_t i = 0; i < n; ++i) body(spans[i], 32); break;
+    case 64: for (size_t i = 0; i < n; ++i) body(spans[i], 64); break;
+    default: for (size_t i = 0; i < n; ++i) body(spans[i], dim);
+  }
+}
+
+#define EDL_BODY [&](const Span& x, size_t dim) __attribute__((always_inline))
+#define EDL_ROW(i) \
+  float* __restrict w = x.value; \
+  const float* __restrict g = x.grad; \
+  for (size_t i = 0; i < dim; ++i)
+// The gradient of element i with its sign and L2 penalty.
+#define EDL_GRAD(i) (s.sign * g[i] + s.weight_decay * w[i])
+
+EDL_CLONES void sgd(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY { EDL_ROW(i) w[i] -= s.lr * EDL_GRAD(i); });
+}
+
+EDL_CLONES void sgd_momentum(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict buffer = x.slots[0];
+    const float keep = x.first ? 0.0f : s.momentum;
+    const float take = x.first ? 1.0f : s.one_minus_dampening;
+    const float direct = s.nesterov != 0 ? 1.0f : 0.0f;
+    const float through = s.nesterov != 0 ? s.momentum : 1.0f;
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      buffer[i] = keep * buffer[i] + take * d;
+      w[i] -= s.lr * (direct * d + through * buffer[i]);
+    }
+  });
+}
+
+EDL_CLONES void adagrad(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict sum = x.slots[0];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      sum[i] += d * d;
+      w[i] -= s.lr * d / (std::sqrt(sum[i]) + s.eps);
+    }
+  });
+}
+
+EDL_CLONES void adam(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict m = x.slots[0];
+    float* __restrict v = x.slots[1];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      m[i] += (d - m[i]) * s.one_minus_beta1;
+      v[i] = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
+      w[i] = s.decay * w[i] - s.lr * m[i] / (std::sqrt(v[i]) * s.inv_sqrt_bias2 + s.eps);
+    }
+  });
+}
+
+EDL_CLONES void amsgrad(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict m = x.slots[0];
+    float* __restrict v = x.slots[1];
+    float* __restrict top = x.slots[2];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      m[i] += (d - m[i]) * s.one_minus_beta1;
+      v[i] = s.beta2 * v[i] + s.one_minus_beta2 * d * d;
+      top[i] = top[i] > v[i] ? top[i] : v[i];
+      w[i] = s.decay * w[i] - s.lr * m[i] / (std::sqrt(top[i]) * s.inv_sqrt_bias2 + s.eps);
+    }
+  });
+}
+
+EDL_CLONES void rmsprop(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict square = x.slots[0];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
+      w[i] -= s.lr * d / (std::sqrt(square[i]) + s.eps);
+    }
+  });
+}
+
+EDL_CLONES void rmsprop_momentum(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict square = x.slots[0];
+    float* __restrict buffer = x.slots[1];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
+      buffer[i] = s.momentum * buffer[i] + d / (std::sqrt(square[i]) + s.eps);
+      w[i] -= s.lr * buffer[i];
+    }
+  });
+}
+
+// The variance may round to just below zero, where torch's square root would be NaN.
+EDL_INLINE float deviation(float square, float mean) {
+  const float variance = square - mean * mean;
+  return std::sqrt(variance > 0 ? variance : 0.0f);
+}
+
+EDL_CLONES void rmsprop_centered(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict square = x.slots[0];
+    float* __restrict mean = x.slots[1];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
+      mean[i] += (d - mean[i]) * s.one_minus_beta2;
+      w[i] -= s.lr * d / (deviation(square[i], mean[i]) + s.eps);
+    }
+  });
+}
+
+EDL_CLONES void rmsprop_centered_momentum(const Scalars& s, const Span* spans, size_t n,
+                                          size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict square = x.slots[0];
+    float* __restrict mean = x.slots[1];
+    float* __restrict buffer = x.slots[2];
+    EDL_ROW(i) {
+      const float d = EDL_GRAD(i);
+      square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
+      mean[i] += (d - mean[i]) * s.one_minus_beta2;
+      buffer[i] = s.momentum * buffer[i] + d / (deviation(square[i], mean[i]) + s.eps);
+      w[i] -= s.lr * buffer[i];
+    }
+  });
+}
+
+// FTRL-Proximal (McMahan et al. 2013, algorithm 1), in TensorFlow's form: accumulator = sum of
+// squares, rate = lr * accumulator ** lr_power.
+template <bool kSqrt>
+EDL_INLINE void ftrl_body(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict accumulator = x.slots[0];
+    float* __restrict linear = x.slots[1];
+    EDL_ROW(i) {
+      const float d = s.sign * g[i];
+      const float before = accumulator[i];
+      const float after = before + d * d;
+      const float root = kSqrt ? std::sqrt(after) : std::pow(after, s.power);
+      const float old_root = kSqrt ? std::sqrt(before) : std::pow(before, s.power);
+      const float z = linear[i] + d - (root - old_root) * s.inv_lr * w[i];
+      const float clipped = z > s.l1 ? s.l1 : (z < -s.l1 ? -s.l1 : z);
+      accumulator[i] = after;
+      linear[i] = z;
+      w[i] = (clipped - z) / (root * s.inv_lr + s.two_l2);
+    }
+  });
+}
+
+EDL_CLONES void ftrl(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  ftrl_body<true>(s, spans, n, dim);
+}
+
+void ftrl_power(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  ftrl_body<false>(s, spans, n, dim);
+}
+
+// All ones in the exponent is NaN or infinity; integer arithmetic vectorizes where isfinite does
+// not.
+EDL_CLONES uint32_t any_nonfinite(const float* values, size_t n) {
+  uint32_t found = 0;
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    found |= static_cast<uint32_t>((bits & 0x7f800000u) == 0x7f800000u);
+  }
+  return found;
+}
+
+}  // namespace
+
+void Optimizer::apply(const Scalars& s, const Span* spans, size_t n, size_t dim) const {
+  switch (kernel_) {
+    case Kernel::kSgd: return sgd(s, spans, n, dim);
+    case Kernel::kSgdMomentum: return sgd_momentum(s, spans, n, dim);
+    case Kernel::kAdagrad: return adagrad(s, spans, n, dim);
+    case Kernel::kAdam: return adam(s, spans, n, dim);
+    case Kernel::kAmsgrad: return amsgrad(s, spans, n, dim);
+    case Kernel::kRmsprop: return rmsprop(s, spans, n, dim);
+    case Kernel::kRmspropMomentum: return rmsprop_momentum(s, spans, n, dim);
+    case Kernel::kRmspropCentered: return rmsprop_centered(s, spans, n, dim);
+    case Kernel::kRmspropCenteredMomentum: return rmsprop_centered_momentum(s, spans, n, dim);
+    case Kernel::kFtrl:
+      return s.power == 0.5f ? ftrl(s, spans, n, dim) : ftrl_power(s, spans, n, dim);
+  }
+}
+
+int64_t first_nonfinite(const float* values, size_t n) {
+  constexpr size_t kBlock = 4096;
+  for (size_t start = 0; start < n; start += kBlock) {
+    const size_t end = start + kBlock < n ? start + kBlock : n;
+    if (!any_nonfinite(values + start, end - start)) continue;
+    for (size_t i = start; i < end; ++i) {
+      if (!std::isfinite(values[i])) return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+#if defined(__x86_64__)
+FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) {
+  _mm_setcsr(static_cast<unsigned>(saved_) | 0x8040);  // flush to zero, denormals are zero
+}
+FlushDenormals::~FlushDenormals() { _mm_setcsr(static_cast<unsigned>(saved_)); }
+#elif defined(__aarch64__)
+FlushDenormals::FlushDenormals() {
+  __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+  __asm__ volatile("msr fpcr, %0" : : "r"(saved_ | (1ULL << 24)));
+}
+FlushDenormals::~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(saved_)); }
+#else
+FlushDenormals::FlushDenormals() = default;
+FlushDenormals::~FlushDenormals() = default;
+#endif
+
+}  // namespace edl

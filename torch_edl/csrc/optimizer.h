@@ -1,0 +1,75 @@
+// The optimizers. One kernel serves both kinds of parameters: a dense one is one long row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace edl {
+
+constexpr size_t kMaxSlots = 3;
+
+// One row to update: its values, its gradient and its slots, all of the same length.
+struct Span {
+  float* value;
+  const float* grad;
+  float* slots[kMaxSlots];
+  bool first;  // nothing was applied to it before (SGD: the first gradient is not dampened)
+};
+
+// The numbers of one update, computed once per batch in double precision.
+struct Scalars {
+  float lr = 0, sign = 1, weight_decay = 0, eps = 0, decay = 1;
+  float momentum = 0, one_minus_dampening = 1, nesterov = 0;
+  float beta2 = 0, one_minus_beta1 = 0, one_minus_beta2 = 0, inv_sqrt_bias2 = 1;
+  float l1 = 0, two_l2 = 0, inv_lr = 0, power = 0.5f;
+};
+
+class Optimizer {
+ public:
+  // kind: sgd, adagrad, adam, adamw, rmsprop, ftrl; hyper under torch's names, booleans as 0 or 1.
+  // What is left out has torch's default. Throws std::invalid_argument naming what is unknown.
+  Optimizer(const std::string& kind, const std::map<std::string, double>& hyper);
+
+  const std::string& kind() const { return kind_; }
+  const std::map<std::string, double>& hyper() const { return hyper_; }
+  const std::vector<std::string>& slots() const { return slots_; }
+  // The value that each slot starts from.
+  const std::vector<float>& slot_initial() const { return slot_initial_; }
+
+  // step: 1-based count of updates. lazy: rows of a table, as torch.optim.SparseAdam, which adds
+  // eps before the bias correction, where Adam adds it after.
+  Scalars scalars(double lr, int64_t step, bool lazy) const;
+
+  // Updates n spans of `dim` floats each.
+  void apply(const Scalars& scalars, const Span* spans, size_t n, size_t dim) const;
+
+ private:
+  enum class Kernel { kSgd, kSgdMomentum, kAdagrad, kAdam, kAmsgrad, kRmsprop, kRmspropMomentum,
+                      kRmspropCentered, kRmspropCenteredMomentum, kFtrl };
+  std::string kind_;
+  std::map<std::string, double> hyper_;
+  std::vector<std::string> slots_;
+  std::vector<float> slot_initial_;
+  Kernel kernel_ = Kernel::kSgd;
+};
+
+// Denormal numbers are taken for zero while it lives: they cost a hundred times the time of others,
+// and decayed momenta are full of them.
+class FlushDenormals {
+ public:
+  FlushDenormals();
+  ~FlushDenormals();
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  uint64_t saved_ = 0;
+};
+
+// Index of the first NaN or infinity; -1 if all are finite.
+int64_t first_nonfinite(const float* values, size_t n);
+
+}  // namespace edl

@@ -1,0 +1,390 @@
+#include "table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "hash.h"
+#include "ids.h"
+
+namespace edl {
+namespace {
+
+constexpr size_t kBlock = 64;           // ids whose cache misses are in flight together
+constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
+constexpr size_t kWalk = 512;           // rows that a snapshot visits under one lock
+constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
+
+inline size_t sub_of(uint64_t hash) { return (hash >> 28) & 15; }
+
+inline void prefetch_range(const char* start, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(start + at, 1);
+}
+
+size_t row_stride(size_t dim, size_t slots) {
+  return (dim * (1 + slots) * sizeof(float) + 7) / 8 * 8;
+}
+
+// Threads begin at different sub-tables, so that they do not queue at each lock in turn.
+size_t first_sub_table() {
+  static std::atomic<size_t> threads{0};
+  thread_local const size_t mine = threads++ * 5;
+  return mine;
+}
+
+}  // namespace
+
+Table::Table(std::string name, size_t dim, const std::string& initializer,
+             const std::map<std::string, double>& initializer_args, int64_t seed,
+             const Optimizer* optimizer, TableOptions options)
+    : name_(std::move(name)),
+      dim_(dim),
+      initializer_(name_, seed, initializer, initializer_args, dim),
+      optimizer_(optimizer ? std::optional<Optimizer>(*optimizer) : std::nullopt),
+      options_(options),
+      slots_(optimizer_ ? optimizer_->slots().size() : 0),
+      meta_at_(row_stride(dim, slots_)),
+      stride_((meta_at_ + sizeof(RowMeta) + 31) / 32 * 32),
+      arena_(kSlabRows * stride_, kSubTables) {
+  for (SubTable& sub : subs_) grow(sub);
+}
+
+void Table::check_ids(const int64_t* ids, size_t n) const {
+  if (options_.num_embeddings == 0) return;
+  const auto bound = static_cast<uint64_t>(options_.num_embeddings);
+  for (size_t i = 0; i < n; ++i) {
+    if (static_cast<uint64_t>(ids[i]) >= bound) {
+      throw std::invalid_argument("table " + name_ + ": id " + std::to_string(ids[i]) +
+                                  " is outside [0, " + std::to_string(bound) +
+                                  "); raise num_embeddings, or None for any id");
+    }
+  }
+}
+
+void Table::sort(const int64_t* ids, size_t n, Batch& batch) const {
+  thread_local std::vector<uint64_t> hashes;
+  hashes.resize(n);
+  batch.order.resize(n);
+  batch.hashes.resize(n);
+  batch.begin.fill(0);
+  for (size_t i = 0; i < n; ++i) {
+    hashes[i] = hash_id(ids[i]);
+    ++batch.begin[sub_of(hashes[i]) + 1];
+  }
+  for (size_t s = 0; s < kSubTables; ++s) batch.begin[s + 1] += batch.begin[s];
+  std::array<size_t, kSubTables> next;
+  std::copy(batch.begin.begin(), batch.begin.end() - 1, next.begin());
+  for (size_t i = 0; i < n; ++i) {
+    const size_t to = next[sub_of(hashes[i])]++;
+    batch.order[to] = static_cast<uint32_t>(i);
+    batch.hashes[to] = hashes[i];
+  }
+}
+
+char* Table::find(const SubTable& sub, int64_t id, uint64_t hash) const {
+  for (size_t at = hash & sub.mask;; at = (at + 1) & sub.mask) {
+    const Bucket& bucket = sub.buckets[at];
+    if (!bucket.row || bucket.id == id) return bucket.row;
+  }
+}
+
+char* Table::find_or_insert(SubTable& sub, int64_t id, uint64_t hash) {
+  size_t at = hash & sub.mask;
+  while (sub.buckets[at].row) {
+    if (sub.buckets[at].id == id) return sub.buckets[at].row;
+    at = (at + 1) & sub.mask;
+  }
+  if ((sub.size + 1) * 10 > (sub.mask + 1) * 7) {
+    grow(sub);
+    for (at = hash & sub.mask; sub.buckets[at].row;) at = (at + 1) & sub.mask;
+  }
+  char* row;
+  if (!sub.free.empty()) {
+    row = sub.free.back();
+    sub.free.pop_back();
+  } else {
+    if (sub.rows_used == sub.slabs.size() * kSlabRows) sub.slabs.push_back(arena_.take());
+    row = row_at(sub, sub.rows_used++);
+  }
+  auto* values = reinterpret_cast<float*>(row);
+  initializer_.fill(id, values);
+  for (size_t k = 0; k < slots_; ++k) {
+    std::fill_n(values + (1 + k) * dim_, dim_, optimizer_->slot_initial()[k]);
+  }
+  // A row that is born after the cut is not in the snapshot: it counts as already saved.
+  meta(row) = {id, step_.load(std::memory_order_relaxed), 0, sub.epoch};
+  sub.buckets[at] = {id, row};
+  ++sub.size;
+  return row;
+}
+
+void Table::grow(SubTable& sub) {
+  const size_t capacity = sub.buckets ? (sub.mask + 1) * 2 : 64;
+  if (capacity > kMaxCapacity) {
+    throw std::length_error("table " + name_ + ": too many rows for one server; use more servers");
+  }
+  Pages pages(capacity * sizeof(Bucket));
+  auto* buckets = reinterpret_cast<Bucket*>(pages.data());
+  const size_t mask = capacity - 1, old = sub.buckets ? sub.mask + 1 : 0;
+  for (size_t i = 0; i < old; ++i) {
+    const Bucket& bucket = sub.buckets[i];
+    if (!bucket.row) continue;
+    size_t at = hash_id(bucket.id) & mask;
+    while (buckets[at].row) at = (at + 1) & mask;
+    buckets[at] = bucket;
+  }
+  sub.pages = std::move(pages);
+  sub.buckets = buckets;
+  sub.mask = mask;
+}
+
+// Linear probing without tombstones: later entries of the run move up into the hole (Knuth, TAOCP
+// volume 3, algorithm 6.4 R).
+void Table::erase(SubTable& sub, int64_t id) {
+  size_t hole = hash_id(id) & sub.mask;
+  while (sub.buckets[hole].id != id || !sub.buckets[hole].row) hole = (hole + 1) & sub.mask;
+  for (size_t at = hole;;) {
+    at = (at + 1) & sub.mask;
+    if (!sub.buckets[at].row) break;
+    const size_t home = hash_id(sub.buckets[at].id) & sub.mask;
+    if (((at - home) & sub.mask) < ((at - hole) & sub.mask)) continue;
+    sub.buckets[hole] = sub.buckets[at];
+    hole = at;
+  }
+  sub.buckets[hole] = {0, nullptr};
+  --sub.size;
+}
+
+void Table::before_change(SubTable& sub, char* row) {
+  RowMeta& m = meta(row);
+  if (!sub.saving || m.epoch >= sub.epoch) return;
+  sub.saved.insert(sub.saved.end(), row, row + stride_);
+  m.epoch = sub.epoch;
+}
+
+// Calls work(sub, rows, places, n) for blocks of a batch, under the lock of their sub-table.
+// rows[i] is the row of ids[places[i]], or nullptr if it has none and `insert` is false.
+template <typename Work>
+void Table::visit(const int64_t* ids, size_t n, size_t touched, bool insert, Work work) {
+  thread_local Batch batch;
+  sort(ids, n, batch);
+  touched = std::min(touched, kMaxPrefetch);
+  char* rows[kBlock];
+  for (size_t k = 0; k < kSubTables; ++k) {
+    const size_t s = (first_sub_table() + k) % kSubTables;
+    const size_t begin = batch.begin[s], end = batch.begin[s + 1];
+    if (begin == end) continue;
+    SubTable& sub = subs_[s];
+    std::lock_guard<std::mutex> guard(sub.lock);
+    const auto prefetch = [&](size_t from) {
+      for (size_t i = from; i < std::min(from + kBlock, end); ++i) {
+        __builtin_prefetch(&sub.buckets[batch.hashes[i] & sub.mask]);
+      }
+    };
+    prefetch(begin);
+    for (size_t from = begin; from < end; from += kBlock) {
+      const size_t m = std::min(kBlock, end - from);
+      const uint32_t* places = batch.order.data() + from;
+      for (size_t i = 0; i < m; ++i) {
+        const int64_t id = ids[places[i]];
+        const uint64_t hash = batch.hashes[from + i];
+        rows[i] = insert ? find_or_insert(sub, id, hash) : find(sub, id, hash);
+        if (rows[i]) prefetch_range(rows[i], touched);
+      }
+      prefetch(from + kBlock);
+      work(sub, rows, places, m);
+    }
+  }
+}
+
+void Table::pull(const int64_t* ids, size_t n, float* out, bool read_only) {
+  check_ids(ids, n);
+  // Only eviction asks when a row was used: without it a pull writes nothing.
+  const bool touch = !read_only && options_.max_age > 0;
+  const int64_t step = step_.load(std::memory_order_relaxed);
+  const size_t bytes = dim_ * sizeof(float);
+  visit(ids, n, touch ? stride_ : bytes, !read_only,
+        [&](SubTable& sub, char** rows, const uint32_t* places, size_t m) {
+          for (size_t i = 0; i < m; ++i) {
+            float* to = out + places[i] * dim_;
+            if (!rows[i]) {
+              initializer_.fill(ids[places[i]], to);
+              continue;
+            }
+            std::memcpy(to, rows[i], bytes);
+            if (touch && meta(rows[i]).last_used < step) {
+              before_change(sub, rows[i]);
+              meta(rows[i]).last_used = step;
+            }
+          }
+        });
+}
+
+void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, int64_t step) {
+  if (!optimizer_) throw std::invalid_argument("table " + name_ + ": frozen, it takes no gradient");
+  check_ids(ids, n);
+  if (has_duplicates(ids, n)) {
+    std::vector<int64_t> inverse(n);
+    const Partition one = unique_partition(ids, n, 1, inverse.data());
+    std::vector<float> sums(one.unique.size() * dim_);
+    scatter_sum(grads, inverse.data(), n, dim_, sums.data(), one.unique.size());
+    return push(one.unique.data(), sums.data(), one.unique.size(), lr, step);
+  }
+  FlushDenormals flush;
+  const Scalars scalars = optimizer_->scalars(lr, step, true);
+  const auto admitted = static_cast<uint32_t>(
+      std::min<int64_t>(std::max<int64_t>(options_.min_count, 1), UINT32_MAX));
+  int64_t newest = step_.load(std::memory_order_relaxed);
+  while (newest < step && !step_.compare_exchange_weak(newest, step)) {
+  }
+  visit(ids, n, stride_, true, [&](SubTable& sub, char** rows, const uint32_t* places, size_t m) {
+    Span spans[kBlock];
+    size_t used = 0;
+    for (size_t i = 0; i < m; ++i) {
+      before_change(sub, rows[i]);
+      RowMeta& row = meta(rows[i]);
+      row.last_used = std::max(row.last_used, step);
+      row.count += row.count != UINT32_MAX;
+      if (row.count < admitted) continue;
+      Span& span = spans[used++];
+      span.value = reinterpret_cast<float*>(rows[i]);
+      span.grad = grads + places[i] * dim_;
+      for (size_t k = 0; k < slots_; ++k) span.slots[k] = span.value + (1 + k) * dim_;
+      span.first = row.count == admitted;
+    }
+    optimizer_->apply(scalars, spans, used, dim_);
+  });
+}
+
+void Table::load(const Chunk& from, size_t n) {
+  check_ids(from.ids, n);
+  const size_t row_bytes = dim_ * sizeof(float);
+  visit(from.ids, n, stride_, true,
+        [&](SubTable& sub, char** rows, const uint32_t* places, size_t m) {
+          for (size_t i = 0; i < m; ++i) {
+            const size_t at = places[i];
+            auto* values = reinterpret_cast<float*>(rows[i]);
+            before_change(sub, rows[i]);
+            std::memcpy(values, from.vectors + at * dim_, row_bytes);
+            for (size_t k = 0; k < slots_; ++k) {
+              float* slot = values + (1 + k) * dim_;
+              if (from.slots) {
+                std::memcpy(slot, from.slots + (at * slots_ + k) * dim_, row_bytes);
+              } else {
+                std::fill_n(slot, dim_, optimizer_->slot_initial()[k]);
+              }
+            }
+            meta(rows[i]).last_used = from.last_used ? from.last_used[at] : 0;
+            const int64_t count = from.count ? from.count[at] : 0;
+            meta(rows[i]).count =
+                static_cast<uint32_t>(std::clamp<int64_t>(count, 0, UINT32_MAX));
+          }
+        });
+}
+
+size_t Table::evict(int64_t step) {
+  if (options_.max_age == 0) return 0;
+  size_t removed = 0;
+  for (SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    for (size_t i = 0; i < sub.rows_used; ++i) {
+      char* row = row_at(sub, i);
+      RowMeta& m = meta(row);
+      if (m.epoch == kFree || m.last_used + options_.max_age >= step) continue;
+      before_change(sub, row);
+      erase(sub, m.id);
+      m.epoch = kFree;
+      sub.free.push_back(row);
+      ++removed;
+    }
+  }
+  return removed;
+}
+
+void Table::begin_snapshot() {
+  ++epoch_;
+  for (SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    sub.saving = true;
+    sub.epoch = epoch_;
+    sub.limit = sub.rows_used;
+    sub.cursor = 0;
+  }
+}
+
+size_t Table::snapshot_left() const {
+  size_t left = 0;
+  for (const SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    if (sub.saving) left += sub.limit - sub.cursor + sub.saved.size() / stride_;
+  }
+  return left;
+}
+
+void Table::emit(const char* row, const Chunk& out, size_t at) const {
+  const auto* values = reinterpret_cast<const float*>(row);
+  const auto& m = *reinterpret_cast<const RowMeta*>(row + meta_at_);
+  out.ids[at] = m.id;
+  out.last_used[at] = m.last_used;
+  out.count[at] = m.count;
+  std::memcpy(out.vectors + at * dim_, values, dim_ * sizeof(float));
+  std::memcpy(out.slots + at * slots_ * dim_, values + dim_, slots_ * dim_ * sizeof(float));
+}
+
+size_t Table::next_chunk(size_t most, const Chunk& out) {
+  size_t given = 0;
+  // What writers saved goes first: it is the memory that would grow.
+  for (SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    const size_t waiting = sub.saved.size() / stride_;
+    const size_t take = std::min(most - given, waiting);
+    for (size_t i = 0; i < take; ++i) {
+      emit(sub.saved.data() + (waiting - 1 - i) * stride_, out, given++);
+    }
+    sub.saved.resize((waiting - take) * stride_);
+    if (sub.saved.empty()) sub.saved.shrink_to_fit();
+  }
+  for (SubTable& sub : subs_) {
+    for (bool more = true; more && given < most;) {
+      std::lock_guard<std::mutex> guard(sub.lock);
+      const size_t end = std::min(sub.limit, sub.cursor + kWalk);
+      for (; sub.cursor < end && given < most; ++sub.cursor) {
+        char* row = row_at(sub, sub.cursor);
+        if (meta(row).epoch >= sub.epoch) continue;  // kFree is the largest epoch
+        emit(row, out, given++);
+        meta(row).epoch = sub.epoch;
+      }
+      more = sub.cursor < sub.limit;
+    }
+  }
+  return given;
+}
+
+void Table::end_snapshot() {
+  for (SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    sub.saving = false;
+    sub.limit = sub.cursor = 0;
+    std::vector<char>().swap(sub.saved);
+  }
+}
+
+size_t Table::size() const {
+  size_t total = 0;
+  for (const SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    total += sub.size;
+  }
+  return total;
+}
+
+size_t Table::bytes() const {
+  size_t total = 0;
+  for (const SubTable& sub : subs_) {
+    std::lock_guard<std::mutex> guard(sub.lock);
+    total += sub.rows_used * stride_ + (sub.mask + 1) * sizeof(Bucket);
+  }
+  return total;
+}
+
+}  // namespace edl

@@ -1,0 +1,146 @@
+// An embedding table: id -> (weights, optimizer slots, how often and when it was updated).
+//
+// Ids are spread by hash bits over sub-tables. Each is a linear-probing array of (id, row) buckets
+// - an empty one has no row, so every int64 is a legal id - over rows in slabs that never move. A
+// batch is sorted by sub-table, takes each lock once, and touches memory in two prefetched passes:
+// buckets, then rows. On 4M ids of dim 16 that is 4 to 7 times faster than a map of vectors.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "initializer.h"
+#include "optimizer.h"
+#include "pages.h"
+
+namespace edl {
+
+// What stands behind the floats of each row.
+struct RowMeta {
+  int64_t id;
+  int64_t last_used;  // update of the table that used it last
+  uint32_t count;     // updates that named it
+  uint32_t epoch;     // snapshot that has it already; kFree: the row belongs to no id
+};
+
+struct TableOptions {
+  int64_t num_embeddings = 0;  // ids are in [0, num_embeddings); 0: any int64
+  int64_t min_count = 0;       // a row changes from its min_count-th update on
+  int64_t max_age = 0;         // evict() removes rows unused for more updates than this; 0: none
+};
+
+// Rows as flat arrays: what a snapshot yields and load() takes.
+struct Chunk {
+  int64_t* ids;
+  float* vectors;  // (n, dim)
+  float* slots;    // (n, slots, dim)
+  int64_t* last_used;
+  int64_t* count;
+};
+
+// Thread-safe, but for set-up (the constructor) and the snapshot calls, which one thread makes.
+class Table {
+ public:
+  Table(std::string name, size_t dim, const std::string& initializer,
+        const std::map<std::string, double>& initializer_args, int64_t seed,
+        const Optimizer* optimizer, TableOptions options);
+
+  // out: (n, dim). An id without a row gets its initial values, and a row unless read_only.
+  void pull(const int64_t* ids, size_t n, float* out, bool read_only);
+  // Updates the row of each id; gradients of equal ids are summed first. Throws
+  // std::invalid_argument, having changed nothing, if an id is out of range or the table is frozen.
+  void push(const int64_t* ids, const float* grads, size_t n, double lr, int64_t step);
+  // Throws std::invalid_argument naming the first id outside [0, num_embeddings).
+  void check_ids(const int64_t* ids, size_t n) const;
+  // Sets rows. slots == nullptr: they start as the optimizer's; last_used and count: as zero.
+  void load(const Chunk& rows, size_t n);
+  // Removes rows not used in the max_age updates before `step`; returns how many.
+  size_t evict(int64_t step);
+
+  // A snapshot holds the rows as they are at begin_snapshot(), which takes microseconds. Each row is
+  // copied once: by next_chunk(), or before that by whoever is about to change it.
+  void begin_snapshot();
+  // Upper bound of the rows that are still to come.
+  size_t snapshot_left() const;
+  // Up to `most` rows; 0 when all were given.
+  size_t next_chunk(size_t most, const Chunk& out);
+  void end_snapshot();
+
+  size_t size() const;
+  size_t bytes() const;
+  const std::string& name() const { return name_; }
+  size_t dim() const { return dim_; }
+  size_t slots() const { return slots_; }
+  int64_t num_embeddings() const { return options_.num_embeddings; }
+
+ private:
+  static constexpr size_t kSubTables = 16;
+  static constexpr size_t kSlabRows = 4096;
+  static constexpr uint32_t kFree = 0xffffffffu;
+
+  struct Bucket {
+    int64_t id;
+    char* row;  // nullptr: empty
+  };
+
+  struct alignas(64) SubTable {
+    mutable std::mutex lock;
+    Pages pages;
+    Bucket* buckets = nullptr;
+    size_t mask = 0;  // capacity - 1
+    size_t size = 0;
+    std::vector<char*> slabs;
+    size_t rows_used = 0;      // rows ever taken from the slabs
+    std::vector<char*> free;   // rows that eviction gave back
+    // Snapshot: rows below `limit` existed at the cut, those below `cursor` were visited.
+    bool saving = false;
+    uint32_t epoch = 0;
+    size_t limit = 0;
+    size_t cursor = 0;
+    std::vector<char> saved;  // whole rows, copied before they changed
+  };
+
+  // The ids of a batch sorted by sub-table.
+  struct Batch {
+    std::vector<uint32_t> order;
+    std::vector<uint64_t> hashes;  // in that order
+    std::array<size_t, kSubTables + 1> begin;
+  };
+
+  RowMeta& meta(char* row) const { return *reinterpret_cast<RowMeta*>(row + meta_at_); }
+  char* row_at(const SubTable& sub, size_t index) const {
+    return sub.slabs[index / kSlabRows] + index % kSlabRows * stride_;
+  }
+  void sort(const int64_t* ids, size_t n, Batch& batch) const;
+  char* find(const SubTable& sub, int64_t id, uint64_t hash) const;
+  char* find_or_insert(SubTable& sub, int64_t id, uint64_t hash);
+  void grow(SubTable& sub);
+  void erase(SubTable& sub, int64_t id);
+  // Copies the row to the snapshot in progress, if that lacks it.
+  void before_change(SubTable& sub, char* row);
+  void emit(const char* row, const Chunk& out, size_t at) const;
+  template <typename Work>
+  void visit(const int64_t* ids, size_t n, size_t touched, bool insert, Work work);
+
+  const std::string name_;
+  const size_t dim_;
+  const Initializer initializer_;
+  const std::optional<Optimizer> optimizer_;
+  const TableOptions options_;
+  const size_t slots_;
+  const size_t meta_at_;  // byte offset of RowMeta in a row
+  const size_t stride_;   // bytes of a row
+  SlabArena arena_;
+  std::array<SubTable, kSubTables> subs_;
+  std::atomic<int64_t> step_{0};  // newest update, for rows that are pulled
+  uint32_t epoch_ = 0;
+};
+
+}  // namespace edl
