@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_edl.data.sources.base import Metadata, Records
 from torch_edl.errors import DataError
@@ -19,7 +19,7 @@ class IndexedSource:
     """
 
     def __init__(self, records: Sequence[bytes] | pa.Table, name: str = "memory") -> None:
-        self._records = records
+        self._records: Any = records
         self._name = name
         schema = getattr(records, "schema", None)
         self._is_table = schema is not None
