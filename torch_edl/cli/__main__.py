@@ -1,0 +1,55 @@
+"""The entry point: finds the verb, runs it, turns exceptions into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from torch_edl.cli.parser import parse
+from torch_edl.cli.terminal import complain
+from torch_edl.errors import EdlError, UsageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the words after ``torch-edl``; None takes those of the process.
+
+    Returns:
+        0 done; 1 the job failed; 2 something that the user mends; 130 Ctrl-C; 143 SIGTERM.
+    """
+    try:
+        args = parse(list(sys.argv[1:] if argv is None else argv))
+        # Imported by name, so that `status` does not pay for pyarrow nor `--help` for gRPC.
+        verb = importlib.import_module(f"torch_edl.cli.{args.verb}")
+        code: int = verb.main(args)
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:  # --help and --version
+        return stop.code if isinstance(stop.code, int) else EXIT_FAILED
+    except UsageError as error:
+        complain(str(error))
+        return EXIT_USAGE
+    except EdlError as error:
+        complain(str(error))
+        return EXIT_FAILED
+    except BrokenPipeError:  # `torch-edl status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""``torch-edl run --dry-run``: runs the model file's functions once, scans the data, and says
+what the job would do. The only verb beside export that imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch_edl.cli.terminal import stdout
+from torch_edl.config import JobConfig
+from torch_edl.errors import ContractError, UsageError
+
+if TYPE_CHECKING:
+    from torch_edl.wire import master_pb2 as pb
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scan:
+    """What the data holds."""
+
+    files: int
+    records: int
+    tasks: int
+    """Per epoch."""
+    damaged: int
+
+
+def show(config: JobConfig, *, servers_named: bool) -> int:
+    """Prints the plan of a job; starts nothing.
+
+    Args:
+        servers_named: the user said how many servers, which does not force the strategy.
+
+    Returns:
+        0: the job could run.
+
+    Raises:
+        ContractError: the model file does not hold what it should.
+        UsageError: data that cannot be read, or a strategy that cannot be had.
+    """
+    from rich import box
+    from rich.table import Table
+
+    model = _report_model(config)
+    train = scan(config, config.data.train)
+    evaluation = scan(config, config.data.eval)
+    table = Table("plan", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="bold")
+    for label, value in plan(config, model, train, evaluation, servers_named=servers_named):
+        table.add_row(label, value)
+    stdout().print(table)
+    return 0
+
+
+def scan(config: JobConfig, files: Sequence[str]) -> Scan:
+    """Counts records and tasks as the master will; data of a custom source counts nothing.
+
+    Raises:
+        DataError: a file cannot be read.
+        UsageError: there are no records.
+    """
+    from torch_edl.data.sources import open_source
+
+    counts, damaged = [], 0
+    for path in files:
+        source = open_source(path, format=config.data.format, skip_damaged=config.data.skip_damaged)
+        counts.append(source.count)
+        damaged += source.damaged
+    if files and not sum(counts):
+        raise UsageError(f"--data {files[0]}: no records in it; name files that hold some")
+    tasks = sum(math.ceil(count / config.records_per_task) for count in counts)
+    return Scan(files=len(files), records=sum(counts), tasks=tasks, damaged=damaged)
+
+
+def plan(
+    config: JobConfig,
+    model: pb.ReportModelRequest,
+    train: Scan,
+    evaluation: Scan,
+    *,
+    servers_named: bool,
+) -> list[tuple[str, str]]:
+    """The rows of the plan: label, value.
+
+    Raises:
+        UsageError: the strategy that the user asked for cannot be had.
+    """
+    from torch_edl.strategy.choose import EmbeddingSize, choose
+
+    sizes = [
+        EmbeddingSize(name=e.name, num_embeddings=e.num_embeddings, dim=e.dim, dynamic=e.dynamic)
+        for e in model.embeddings
+    ]
+    cluster, data, keep = config.cluster, config.data, config.checkpoint
+    choice = choose(
+        config.train.strategy,
+        sizes,
+        max_workers=cluster.max_workers,
+        large_embedding=config.train.large_embedding,
+        optimizer_error=model.optimizer_error,
+    )
+    rows = [
+        ("model", f"{model.dense_elements:,} dense parameters, {model.optimizer}"),
+        *(("embedding", _describe(e)) for e in sizes),
+        ("strategy", f"{choice.name}: {choice.reason}"),
+        ("workers", _range(cluster.min_workers, cluster.max_workers)),
+    ]
+    if choice.name == "ps":
+        rows.append(("servers", str(cluster.servers)))
+    elif servers_named:
+        rows.append(("servers", f"none; --ps {cluster.servers} counts only under --strategy ps"))
+    if train.files:
+        rows += [
+            ("data", _scanned(train)),
+            ("epochs", f"{data.epochs:,} of {train.tasks:,} tasks"),
+            ("tasks", f"up to {config.records_per_task:,} records each"),
+            ("minibatches", f"{data.batch_size:,} records, pushed by {config.train.local_steps}"),
+        ]
+    else:
+        rows.append(("data", "from data_source of the model file"))
+    if evaluation.files:
+        when = f"each {config.train.eval_every:,} steps and " if config.train.eval_every else ""
+        rows.append(("evaluation", f"{_scanned(evaluation)}, {when}at the end"))
+    if keep.load:
+        rows.append(("starts from", keep.load))
+    if keep.dir:
+        each = f"each {keep.every:,} steps" if keep.every else "at the end"
+        rows.append(("checkpoints", f"{keep.dir}, {each}"))
+    rows.append(("output", keep.output or "nowhere; --output DIR keeps the model"))
+    return rows
+
+
+def _report_model(config: JobConfig) -> pb.ReportModelRequest:
+    from torch_edl.contract import load_contract, report_model, user_traceback
+
+    try:
+        contract = load_contract(config.model_file, config.model_args)
+        module = contract.make_model()
+        report = report_model(module, contract.make_optimizer(module), worker_id=0)
+        contract.make_metrics()
+    except ContractError as error:
+        if error.__cause__ is None:
+            raise
+        trace = user_traceback(error, config.model_file)
+        raise ContractError(f"{error}\n{trace.rstrip()}") from error
+    return report
+
+
+def _describe(size: object) -> str:
+    from torch_edl.strategy.choose import EmbeddingSize
+
+    assert isinstance(size, EmbeddingSize)
+    rows = f"{size.num_embeddings:,}" if size.num_embeddings else "any id"
+    return f"{size.name}: {rows} x {size.dim}"
+
+
+def _scanned(found: Scan) -> str:
+    text = f"{found.records:,} records in {found.files:,} file{'s' * (found.files != 1)}"
+    return text + (f", {found.damaged:,} damaged left out" if found.damaged else "")
+
+
+def _range(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"

@@ -1,0 +1,130 @@
+"""From options to the configuration of a job."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+from pathlib import Path
+
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    JobConfig,
+    TrainConfig,
+)
+
+_SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that is read as another
+
+
+def train_job(args: argparse.Namespace) -> JobConfig:
+    """The job of ``torch-edl run``; data paths are still as the user wrote them.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
+    waits = args.grads_to_wait
+    if waits is None:
+        # A group that waits for more pushes than there are workers would wait for the fastest twice.
+        waits = max(1, args.workers[0]) if args.mode == "sync" else 1
+    return JobConfig(
+        name=args.job_name or default_name(args.model_file),
+        kind="train",
+        model_file=_absolute(args.model_file),
+        model_args=args.model_args,
+        data=DataConfig(
+            train=tuple(args.data),
+            eval=tuple(args.eval_data),
+            format=args.format,
+            batch_size=args.batch_size,
+            records_per_task=args.records_per_task,
+            epochs=args.epochs,
+            shuffle=args.shuffle,
+            skip_damaged=args.skip_damaged,
+            loader_workers=args.loader_workers,
+            pin_memory=args.pin_memory,
+        ),
+        train=TrainConfig(
+            strategy=args.strategy,
+            mode=args.mode,
+            grads_to_wait=waits,
+            staleness=args.staleness,
+            local_steps=args.local_steps,
+            learning_rate_by_staleness=args.learning_rate_by_staleness,
+            max_steps=args.max_steps,
+            eval_every=args.eval_every,
+            seed=args.seed,
+            on_nan=args.on_nan,
+            log_layers=args.log_layers,
+            large_embedding=args.large_embedding,
+        ),
+        cluster=_cluster(args),
+        checkpoint=CheckpointConfig(
+            dir=_absolute(args.checkpoint_dir),
+            every=args.checkpoint_every,
+            keep=args.keep_checkpoints,
+            resume=args.resume,
+            load=_absolute(args.load),
+            output=_absolute(args.output),
+        ),
+        tensorboard=_absolute(args.tensorboard),
+    )
+
+
+def inference_job(args: argparse.Namespace, kind: str) -> JobConfig:
+    """The job of ``torch-edl evaluate`` or ``predict``: one pass, in the order of the data.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
+    paths = tuple(args.data)
+    return JobConfig(
+        name=args.job_name or default_name(args.model_file),
+        kind=kind,
+        model_file=_absolute(args.model_file),
+        model_args=args.model_args,
+        data=DataConfig(
+            eval=paths if kind == "evaluate" else (),
+            predict=paths if kind == "predict" else (),
+            format=args.format,
+            batch_size=args.batch_size,
+            records_per_task=args.records_per_task,
+            # Predictions are put together in the order of the task ids.
+            shuffle=False,
+            skip_damaged=args.skip_damaged,
+            loader_workers=args.loader_workers,
+            pin_memory=args.pin_memory,
+        ),
+        train=TrainConfig(
+            strategy=args.strategy, seed=args.seed, large_embedding=args.large_embedding
+        ),
+        cluster=_cluster(args),
+        checkpoint=CheckpointConfig(load=_absolute(args.saved)),
+    )
+
+
+def default_name(model_file: str) -> str:
+    """The model file's stem, or its folder's name where that says more, and a unique suffix."""
+    path = Path(_absolute(model_file))
+    stem = path.parent.name if path.stem == "model" else path.stem
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "job"
+    return f"{stem}-" + "".join(secrets.choice(_SUFFIX_LETTERS) for _ in range(6))
+
+
+def _cluster(args: argparse.Namespace) -> ClusterConfig:
+    least, most = args.workers
+    return ClusterConfig(
+        min_workers=least,
+        max_workers=most,
+        servers=ClusterConfig().servers if args.servers is None else args.servers,
+        worker_threads=args.worker_threads,
+        heartbeat_timeout_s=args.heartbeat_timeout,
+        task_timeout_s=args.task_timeout,
+        max_task_failures=args.max_task_failures,
+    )
+
+
+def _absolute(path: str) -> str:
+    # The processes of the job may run elsewhere; symbolic links stay what they are.
+    return str(Path(path).expanduser().absolute()) if path else ""

@@ -1,0 +1,201 @@
+"""The jobs of this machine: their folders, and how to reach their masters."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from torch_edl.config import edl_home, job_dir
+from torch_edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch_edl.wire import master_pb2 as pb
+    from torch_edl.wire.channel import Stub
+
+CONFIG = "job.json"
+MASTER = "master.json"
+LAST_STATUS = "status.json"
+PREDICTIONS = "predictions"
+LOGS = "logs"
+LOCK = "client.lock"
+
+ENDED = ("finished", "failed", "stopped")
+_CALL_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterAddress:
+    """What the master wrote when it began to listen."""
+
+    address: str
+    pid: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job by its name; nothing is read before it is asked for."""
+
+    name: str
+
+    @property
+    def dir(self) -> Path:
+        """Its folder."""
+        return job_dir(self.name)
+
+    def master(self) -> MasterAddress | None:
+        """Where its master listens or listened; None before it did."""
+        try:
+            raw = json.loads((self.dir / MASTER).read_text(encoding="utf-8"))
+            return MasterAddress(
+                address=str(raw["address"]), pid=int(raw["pid"]), token=str(raw["token"])
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def last_status(self) -> dict[str, Any]:
+        """What the client that started it saw last; empty if it saw nothing."""
+        try:
+            raw = json.loads((self.dir / LAST_STATUS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return raw if isinstance(raw, dict) else {}
+
+    def is_alive(self) -> bool:
+        """Whether its master runs: the process exists and is a master of this job."""
+        master = self.master()
+        return master is not None and _runs_master(master.pid, self.name)
+
+    def is_watched(self) -> bool:
+        """Whether the client that started it lives."""
+        try:
+            with open(self.dir / LOCK, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def hold(self) -> BinaryIO:
+        """Marks the job as watched until the file is closed, or this process is gone."""
+        file = open(self.dir / LOCK, "wb")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file by one of that text, whole or not at all.
+
+    Raises:
+        OSError: the disk refused; what was there stays.
+    """
+    from torch_edl.data.sources.files import replacing
+
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def all_jobs() -> list[Job]:
+    """Every job of this machine, newest first."""
+    found = []
+    for config in (edl_home() / "jobs").glob(f"*/{CONFIG}"):
+        try:
+            found.append((config.stat().st_mtime_ns, config.parent.name))
+        except FileNotFoundError:  # removed meanwhile
+            continue
+    return [Job(name) for _, name in sorted(found, reverse=True)]
+
+
+def find(name: str | None) -> Job:
+    """The job of that name; the newest for None.
+
+    Raises:
+        UsageError: there is none.
+    """
+    jobs = all_jobs()
+    if not jobs:
+        raise UsageError(f"no job on this machine ({edl_home()}); start one with torch-edl run")
+    if name is None:
+        return jobs[0]
+    for job in jobs:
+        if job.name == name:
+            return job
+    raise UsageError(
+        f"{name}: no such job; the newest is {jobs[0].name}, see torch-edl status --all"
+    )
+
+
+def connect(job: Job) -> Stub:
+    """A stub of the job's master.
+
+    Raises:
+        UsageError: the job is over.
+    """
+    master = job.master()
+    if master is None or not job.is_alive():
+        state = job.last_status().get("state", "dead")
+        raise UsageError(f"{job.name}: not running any more, it is {state}")
+    return stub_of(master)
+
+
+def stub_of(master: MasterAddress) -> Stub:
+    """A stub of a master, connected when first used."""
+    from torch_edl.wire import master_pb2
+    from torch_edl.wire.channel import Stub
+
+    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
+    return Stub(service, master.address, master.token)
+
+
+def ask(job: Job, method: str, request: Any) -> Any:
+    """One call to the job's master.
+
+    Raises:
+        UsageError: the job is over, or the master refused.
+    """
+    import grpc
+
+    stub = connect(job)
+    try:
+        return stub.call(method, request, timeout_s=_CALL_TIMEOUT_S)
+    except grpc.RpcError as error:
+        code = error.code()
+        if code == grpc.StatusCode.INVALID_ARGUMENT:
+            raise UsageError(f"{job.name}: {error.details()}") from error
+        if not job.is_alive():
+            raise UsageError(f"{job.name}: it ended just now; see torch-edl status") from error
+        raise UsageError(
+            f"{job.name}: its master does not answer ({code.name.lower()}); try again"
+        ) from error
+    finally:
+        stub.close()
+
+
+def get_status(job: Job) -> pb.GetStatusResponse | None:
+    """The status as the master tells it; None if there is no master to ask."""
+    from torch_edl.wire import master_pb2
+
+    try:
+        status: pb.GetStatusResponse = ask(job, "GetStatus", master_pb2.GetStatusRequest())
+    except UsageError:
+        return None
+    return status
+
+
+def _runs_master(pid: int, name: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return False
+        try:  # no /proc: the number may have gone to another process, the call will tell
+            os.kill(pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+    return name.encode() in command.split(b"\0")

@@ -1,0 +1,84 @@
+"""What the processes print, brought to the terminal: a line at a time, our own chatter left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_OURS = re.compile(
+    r"\d\d:\d\d:\d\d\.\d{3} [a-z]+-\d+ (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)"
+)
+# Of gRPC's C++ core, informative lines and the remark that precedes its first one.
+_CORE = re.compile(r"I\d{4} \d\d:\d\d:\d\d\.\d+|WARNING: All log messages before absl::")
+_LAYERS = "torch_edl.layers"
+_CHUNK_BYTES = 256 * 1024
+
+
+def shown(line: str) -> str | None:
+    """The line as the terminal shows it; None if it stays in the file.
+
+    What the user's code prints is shown as it is. Of our own log lines, warnings, errors and the
+    statistics of ``--log-layers`` are.
+    """
+    ours = _OURS.match(line)
+    if ours is None:
+        return None if _CORE.match(line) or not line.strip() else line
+    level, logger, text = ours["level"], ours["logger"], ours["text"]
+    if level in ("INFO", "DEBUG"):
+        if logger == _LAYERS:
+            return text
+        is_own = logger.split(".")[0] in ("torch_edl", "master", "__main__", "root")
+        return None if is_own else text
+    return f"{level.lower()}: {text}"
+
+
+class LogTail:
+    """The growing log of one process."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._position = 0
+        self._rest = b""
+
+    def read(self, *, final: bool = False) -> list[str]:
+        """New whole lines that are to be shown; with ``final`` all that is left, unfinished too.
+
+        A log that is not there yet, or no more, has no lines.
+        """
+        lines: list[str] = []
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                while chunk := file.read(_CHUNK_BYTES):
+                    self._position += len(chunk)
+                    lines += self._take(chunk)
+                    if not final:
+                        break
+        except OSError:
+            pass
+        if final and self._rest:
+            lines += self._take(b"\n")
+        return lines
+
+    def _take(self, chunk: bytes) -> list[str]:
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        lines = []
+        for raw in whole:
+            # A bar that redraws itself ends each state with a return; the last state counts.
+            text = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
+            visible = shown(text)
+            if visible is not None:
+                lines.append(visible)
+        return lines
+
+
+def last_lines(path: str | Path, count: int) -> str:
+    """The end of a log, for an error message."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip("\n").split("\n")[-count:])

@@ -1,0 +1,178 @@
+"""Puts the predictions of all tasks together, in the order of the records.
+
+Workers write ``part-<task id>.npz``: arrays by the name of the output, with one row per record.
+Parts are read one at a time; nothing but one part and the file's own buffers is held.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.data.sources.files import replacing
+from torch_edl.errors import JobFailedError
+
+SUFFIXES = (".parquet", ".csv", ".npz")
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One output over all parts."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one row."""
+
+
+def merge(parts: Path, output: Path, *, records: int) -> int:
+    """Writes ``output`` from the parts in a folder, whole or not at all.
+
+    Args:
+        parts: folder of ``part-*.npz``; the names sort as the tasks do.
+        output: ``.parquet``, ``.csv`` (an output of vectors becomes ``name_0``, ``name_1``, ...) or
+            ``.npz``.
+        records: how many rows there must be.
+
+    Returns:
+        The rows written.
+
+    Raises:
+        JobFailedError: a part is damaged, parts differ in their outputs, or rows are missing.
+        OSError: the disk refused.
+    """
+    files = sorted(parts.glob("part-*.npz"))
+    columns, rows = _survey(files)
+    if rows != records:
+        raise JobFailedError(
+            f"{rows:,} predictions for {records:,} records: feed and the model must give one row "
+            f"for each record; the parts are in {parts}"
+        )
+    with replacing(output) as file:
+        if output.suffix == ".npz":
+            _write_npz(file, files, columns, rows)
+        else:
+            _write_table(file, files, columns, is_csv=output.suffix == ".csv")
+    return rows
+
+
+def _survey(files: Sequence[Path]) -> tuple[list[_Column], int]:
+    """The outputs, from the headers of all parts, and how many rows there are."""
+    columns: dict[str, _Column] = {}
+    rows = 0
+    for file in files:
+        found = _headers(file)
+        if columns and found.keys() != columns.keys():
+            raise JobFailedError(
+                f"{file}: has the outputs {sorted(found)}, an earlier part {sorted(columns)}"
+            )
+        lengths = {shape[0] if shape else -1 for shape, _ in found.values()}
+        if len(lengths) != 1 or -1 in lengths:
+            shapes = {name: shape for name, (shape, _) in found.items()}
+            raise JobFailedError(f"{file}: outputs {shapes} do not have one row per record")
+        rows += lengths.pop()
+        for name, (shape, dtype) in found.items():
+            seen = columns.get(name, _Column(name, dtype, shape[1:]))
+            if seen.shape != shape[1:]:
+                raise JobFailedError(
+                    f"{file}: rows of {name!r} have shape {shape[1:]}, earlier ones {seen.shape}"
+                )
+            columns[name] = _Column(name, np.promote_types(seen.dtype, dtype), seen.shape)
+    return list(columns.values()), rows
+
+
+def _headers(file: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    found = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.namelist():
+                with archive.open(member) as stream:
+                    version = np.lib.format.read_magic(stream)
+                    read = (
+                        np.lib.format.read_array_header_1_0
+                        if version == (1, 0)
+                        else np.lib.format.read_array_header_2_0
+                    )
+                    shape, _, dtype = read(stream)
+                    found[member.removesuffix(".npy")] = (shape, dtype)
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise JobFailedError(f"{file}: damaged: {error}") from error
+    return found
+
+
+def _arrays(files: Sequence[Path], column: _Column) -> Iterator[Array]:
+    for file in files:
+        with np.load(file, allow_pickle=False) as part:
+            yield part[column.name].astype(column.dtype, copy=False)
+
+
+def _write_npz(
+    output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], rows: int
+) -> None:
+    # What np.savez writes, but a part at a time: the whole need not fit into memory.
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for column in columns:
+            with archive.open(f"{column.name}.npy", "w", force_zip64=True) as stream:
+                header = {
+                    "descr": np.lib.format.dtype_to_descr(column.dtype),
+                    "fortran_order": False,
+                    "shape": (rows, *column.shape),
+                }
+                np.lib.format.write_array_header_2_0(stream, header)
+                for array in _arrays(files, column):
+                    stream.write(np.ascontiguousarray(array).tobytes())
+
+
+def _write_table(
+    output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], *, is_csv: bool
+) -> None:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    writer: Any = None
+    try:
+        for file in files:
+            with np.load(file, allow_pickle=False) as part:
+                fields: dict[str, pa.Array] = {}
+                for column in columns:
+                    array = part[column.name].astype(column.dtype, copy=False)
+                    fields.update(_flat(column, array) if is_csv else _nested(column, array))
+            table = pa.table(fields)
+            if writer is None:
+                make = csv.CSVWriter if is_csv else parquet.ParquetWriter
+                writer = make(output, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _nested(column: _Column, array: Array) -> dict[str, Any]:
+    """One column; each dimension of a row is a list of fixed length."""
+    import pyarrow as pa
+
+    values = pa.array(array.reshape(-1))
+    for size in reversed(column.shape):
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return {column.name: values}
+
+
+def _flat(column: _Column, array: Array) -> dict[str, Any]:
+    """A column per element of a row."""
+    import pyarrow as pa
+
+    if not column.shape:
+        return {column.name: pa.array(array)}
+    wide = array.reshape(len(array), -1)
+    return {
+        f"{column.name}_{k}": pa.array(np.ascontiguousarray(wide[:, k]))
+        for k in range(wide.shape[1])
+    }

@@ -1,0 +1,216 @@
+"""The grammar of the command line: verbs, and how a wrong word is answered."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import NoReturn
+
+from rich_argparse import RawDescriptionRichHelpFormatter
+
+from torch_edl import __version__
+from torch_edl.cli import options
+from torch_edl.errors import UsageError
+
+_EXAMPLES = """\
+examples:
+  torch-edl run model.py --data train.parquet --workers 2:8 --ps 2 --epochs 3 --output trained
+  torch-edl evaluate model.py --from trained --data test.parquet
+  torch-edl predict model.py --from trained --data new.parquet --output scores.csv
+  torch-edl status
+
+Each verb has its own page: torch-edl run --help
+"""
+
+_RUN_EXAMPLES = """\
+examples:
+  torch-edl run model.py --data train.parquet --epochs 3 --output trained
+      train in one process of its own
+
+  torch-edl run model.py --data 'clicks-*.parquet' --eval-data test.parquet \\
+          --workers 2:8 --ps 2 --checkpoint-dir ckpt --checkpoint-every 1000
+      two to eight workers, two parameter servers, a checkpoint each 1000 steps
+
+  torch-edl run model.py --data 'clicks-*.parquet' --checkpoint-dir ckpt --resume
+      go on from the newest checkpoint, with exactly the records that it lacks
+
+  torch-edl run model.py --data train.csv --dry-run -- --hidden 256
+      check the model file and the data, print the plan; --hidden is the model file's
+
+MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
+feed(records, mode, metadata); learning rates and layers live there.
+"""
+
+
+class _HelpFormatter(RawDescriptionRichHelpFormatter):
+    help_markup = False
+    text_markup = False
+    group_name_formatter = str.capitalize
+
+    def __init__(self, prog: str, width: int | None = None) -> None:
+        super().__init__(prog, max_help_position=28, width=width)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises UsageError, with a hint, where argparse would print its usage and exit."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+            **kwargs,  # type: ignore[arg-type]
+        )
+
+    def format_help(self) -> str:
+        return super().format_help().rstrip("\n") + "\n"
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument ([^:]*): ", _flag_first, message)
+        missing = re.match(r"the following arguments are required: (.*)", message)
+        if missing:
+            message = f"{missing[1]}: missing"
+            if "MODEL.py" in missing[1]:
+                message += "; the model file comes first, before the options"
+        verbs = re.match(r"COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if verbs:
+            message = f"{verbs[1]}: no such command; choose from {verbs[2].replace(chr(39), '')}"
+        message = message.replace("expected at least one argument", "needs a value")
+        message = message.replace("expected one argument", "needs a value")
+        raise UsageError(f"{message}\nsee: {self.prog} --help")
+
+
+def _flag_first(found: re.Match[str]) -> str:
+    return found[1].split("/")[0] + ": "
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every verb; ``args.verb`` names the module of this package to run."""
+    parser = _Parser(
+        prog="torch-edl",
+        description="Train PyTorch models with processes that may come and go.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"torch-edl {__version__}")
+    verbs = parser.add_subparsers(title="commands", dest="verb", metavar="COMMAND", required=True)
+
+    def verb(name: str, line: str, *, epilog: str = "") -> argparse.ArgumentParser:
+        page = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        page.epilog = epilog or None
+        return page
+
+    run = verb("run", "train the model that a file defines", epilog=_RUN_EXAMPLES)
+    run.description = "Train the model that a file defines. Words after `--` are the model file's."
+    run.usage = "torch-edl run MODEL.py --data PATH... [options] [-- ARGS]"
+    options.add_model(run)
+    options.add_train_data(run)
+    options.add_processes(run)
+    options.add_training(run)
+    options.add_keeping(run)
+    options.add_job(run)
+    options.add_looking(run)
+
+    evaluate = verb(
+        "evaluate",
+        "compute the metrics of a trained model on data",
+        epilog="example:\n  torch-edl evaluate model.py --from trained --data test.parquet --json",
+    )
+    evaluate.usage = "torch-edl evaluate MODEL.py --from DIR --data PATH... [options] [-- ARGS]"
+    options.add_model(evaluate)
+    options.add_saved(evaluate)
+    evaluate.add_argument("--json", action="store_true", help="print the metrics as JSON")
+    options.add_data(evaluate, "to evaluate on")
+    options.add_processes(evaluate)
+    options.add_inference(evaluate)
+    options.add_job(evaluate)
+
+    predict = verb(
+        "predict",
+        "write a trained model's predictions for data",
+        epilog="example:\n"
+        "  torch-edl predict model.py --from trained --data new.parquet --output scores.csv",
+    )
+    predict.usage = (
+        "torch-edl predict MODEL.py --from DIR --data PATH... --output FILE [options] [-- ARGS]"
+    )
+    options.add_model(predict)
+    options.add_saved(predict)
+    predict.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help=".parquet, .csv or .npz, rows in input order",
+    )
+    options.add_data(predict, "to predict for")
+    options.add_processes(predict)
+    options.add_inference(predict)
+    options.add_job(predict)
+
+    export = verb(
+        "export",
+        "turn an output folder into one plain torch state_dict",
+        epilog="example:\n  torch-edl export trained model.pt\n\n"
+        "An embedding without bound becomes NAME.ids and NAME.vectors.",
+    )
+    export.add_argument("directory", metavar="DIR", help="what `run --output DIR` wrote")
+    export.add_argument("file", metavar="FILE", help="FILE.pt or FILE.safetensors")
+
+    status = verb("status", "show a job: progress, processes, rates")
+    status.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.add_argument("--all", action="store_true", help="list all jobs of this machine")
+
+    scale = verb("scale", "change the number of workers of a running job")
+    scale.add_argument("job", metavar="JOB", help="name of the job")
+    scale.add_argument(
+        "--workers",
+        required=True,
+        type=options.worker_range,
+        metavar="N|MIN:MAX",
+        help="so many workers, or as many as fit in between",
+    )
+
+    stop = verb("stop", "end a running job; what is checkpointed stays")
+    stop.add_argument("job", metavar="JOB", help="name of the job")
+    return parser
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parses the words after ``torch-edl``.
+
+    Returns:
+        The options; ``model_args`` is what followed ``--``.
+
+    Raises:
+        UsageError: a word that is not known, a value that is missing or of the wrong kind.
+    """
+    model_args: list[str] = []
+    if "--" in argv:
+        cut = argv.index("--")
+        argv, model_args = argv[:cut], argv[cut + 1 :]
+    parser = build_parser()
+    if not argv:
+        parser.print_help()
+        raise SystemExit(2)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UsageError(_unknown(parser, args.verb, unknown[0]))
+    if model_args and args.verb not in ("run", "evaluate", "predict"):
+        raise UsageError(f"-- {' '.join(model_args)}: {args.verb} takes no model arguments")
+    args.model_args = tuple(model_args)
+    return args
+
+
+def _unknown(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
+    if not word.startswith("-"):
+        return f"{word}: not expected here; arguments of the model file go after `--`"
+    choices = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    known = list(choices.choices[verb]._option_string_actions)
+    flag = word.split("=")[0]
+    close = difflib.get_close_matches(flag, known, n=1) or [k for k in known if k.startswith(flag)]
+    if close:
+        return f"{flag}: no such option of torch-edl {verb}; did you mean {close[0]}?"
+    return (
+        f"{flag}: no such option of torch-edl {verb}; see torch-edl {verb} --help, "
+        "or put it after `--` if it is the model file's"
+    )

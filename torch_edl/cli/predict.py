@@ -1,0 +1,56 @@
+"""``torch-edl predict``: a trained model's predictions, in the order of the input."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+from pathlib import Path
+
+from torch_edl.cli import jobs, merge, preflight, submit, summary
+from torch_edl.cli.job_config import inference_job
+from torch_edl.cli.progress import make_display
+from torch_edl.cli.terminal import stderr
+from torch_edl.errors import JobFailedError
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs a prediction job and puts its parts together.
+
+    Raises:
+        UsageError: what was asked for cannot work; nothing was started.
+        JobFailedError: the rows of the parts are not one for each record.
+    """
+    config = inference_job(args, "predict")
+    preflight.check_output_file(args.output, merge.SUFFIXES)
+    config = preflight.check(config, model_file=args.model_file, summary=args.summary)
+    parts = jobs.Job(config.name).dir / jobs.PREDICTIONS
+    keep = dataclasses.replace(config.checkpoint, output=str(parts))
+    config = dataclasses.replace(config, checkpoint=keep)
+    if args.summary:
+        summary.forget(args.summary)
+    console = stderr()
+    outcome = submit.run_job(config, make_display(console))
+    output = str(Path(args.output).expanduser().absolute())
+    keep = dataclasses.replace(keep, output=output)
+    config = dataclasses.replace(config, checkpoint=keep)
+    if outcome.state == "finished":
+        outcome = _collect(outcome, parts, Path(output))
+    if args.summary:
+        summary.write(args.summary, config, outcome)
+    return summary.conclude(config, outcome, console)
+
+
+def _collect(outcome: submit.Outcome, parts: Path, output: Path) -> submit.Outcome:
+    """Merges the parts; a failure to do so is a failure of the job."""
+    records = outcome.status.records_done if outcome.status is not None else 0
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        merge.merge(parts, output, records=records)
+    except JobFailedError as error:
+        return dataclasses.replace(outcome, state="failed", error=str(error))
+    except OSError as error:
+        problem = f"{output}: {error.strerror or error}; the parts are in {parts}"
+        return dataclasses.replace(outcome, state="failed", error=problem)
+    shutil.rmtree(parts)
+    return outcome

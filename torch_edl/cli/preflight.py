@@ -1,0 +1,119 @@
+"""What is refused before anything is started: files that are missing, places that are taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from torch_edl import checkpoint
+from torch_edl.cli import saved_model, static_check
+from torch_edl.config import DataConfig, JobConfig
+from torch_edl.errors import UsageError
+
+
+def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig:
+    """Checks what can be checked without running user code or reading data.
+
+    Args:
+        model_file: as the user wrote it, for messages.
+        summary: file of the summary; empty: none.
+
+    Returns:
+        The configuration with globs expanded and checkpoints found.
+
+    Raises:
+        UsageError: something is missing, unreadable or in the way.
+    """
+    evaluates = config.kind == "evaluate" or bool(config.data.eval)
+    bound = static_check.check(config.model_file, evaluates=evaluates, shown=model_file)
+    data = _expand_data(config, custom_source="data_source" in bound)
+    keep = config.checkpoint
+    if keep.load:
+        option = "--load" if config.kind == "train" else "--from"
+        keep = dataclasses.replace(keep, load=saved_model.resolve(keep.load, option=option))
+    if keep.load and keep.resume:
+        raise UsageError("--load and --resume: both name where to start from; choose one")
+    if keep.dir:
+        _check_checkpoint_dir(keep.dir, resume=keep.resume)
+    if config.kind == "train" and keep.output:
+        check_output_dir(keep.output)
+    if config.tensorboard:
+        _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
+    if summary:
+        _check_writable(Path(summary), "--summary", is_file=True)
+    return dataclasses.replace(config, data=data, checkpoint=keep)
+
+
+def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
+    from torch_edl.data.sources import FORMATS, expand
+
+    data = config.data
+    if data.format not in ("auto", *FORMATS):
+        raise UsageError(f"--format {data.format}: choose one of auto, {', '.join(FORMATS)}")
+    if custom_source:
+        return data  # its names are the model file's to understand
+    wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]
+    if not wanted:
+        raise UsageError("--data: missing; name files, folders or globs: --data train.parquet")
+
+    def files(paths: tuple[str, ...], option: str) -> tuple[str, ...]:
+        if not paths:
+            return ()
+        try:
+            return tuple(expand(paths))
+        except UsageError as error:
+            raise UsageError(f"{option} {error}") from error
+
+    return dataclasses.replace(
+        data,
+        train=files(data.train, "--data"),
+        eval=files(data.eval, "--eval-data" if config.kind == "train" else "--data"),
+        predict=files(data.predict, "--data"),
+    )
+
+
+def check_output_dir(directory: str) -> None:
+    """Raises UsageError unless ``directory`` is free, empty or an earlier output of ours."""
+    path = Path(directory)
+    if path.is_dir():
+        if any(path.iterdir()) and not saved_model.is_output(path):
+            raise UsageError(
+                f"--output {directory}: holds files that are no output of torch-edl; "
+                "choose another folder, or empty it"
+            )
+    _check_writable(path, "--output", is_file=False)
+
+
+def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--output") -> None:
+    """Raises UsageError unless ``file`` can be written and ends in one of ``suffixes``."""
+    path = Path(file).expanduser()
+    if path.suffix not in suffixes:
+        raise UsageError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
+    _check_writable(path, option, is_file=True)
+
+
+def _check_checkpoint_dir(directory: str, *, resume: bool) -> None:
+    _check_writable(Path(directory), "--checkpoint-dir", is_file=False)
+    newest = checkpoint.newest(directory)
+    # Without this, `newest` would later find the older job's last one rather than this one's.
+    if newest is not None and not resume:
+        raise UsageError(
+            f"--checkpoint-dir {directory}: holds {newest.name} of an earlier job; "
+            "add --resume to go on from it, or choose another folder"
+        )
+
+
+def _check_writable(path: Path, option: str, *, is_file: bool) -> None:
+    if is_file and path.is_dir():
+        raise UsageError(f"{option} {path}: a folder; name a file")
+    if not is_file and path.exists() and not path.is_dir():
+        raise UsageError(f"{option} {path}: a file; name a folder")
+    # A folder is replaced by rename, so its parent counts; missing parents will be made.
+    place = path.parent if is_file or not path.exists() else path
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise UsageError(f"{option} {path}: {place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path}: {place} is not writable")

@@ -1,0 +1,271 @@
+"""The progress of a job: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from torch_edl.wire import master_pb2 as pb
+
+_ALIVE = ("starting", "running", "draining")
+_VERBS = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}
+_PLAIN_EVERY_S = 5.0
+_PLAIN_LATER_S = 30.0
+_PLAIN_SETTLED_S = 120.0
+_STYLES = {"warning": "yellow", "error": "bold red"}
+_COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright_magenta")
+
+
+class Display(Protocol):
+    """Where the watching client shows what it sees."""
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        """Shows the numbers of a new status."""
+
+    def event(self, event: pb.Event) -> None:
+        """Shows an event of the job, above the numbers."""
+
+    def output(self, process: str, line: str) -> None:
+        """Shows a line that a process printed."""
+
+    def note(self, text: str) -> None:
+        """Shows a remark of the client's own."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was; may be called again."""
+
+
+def make_display(console: Console) -> Display:
+    """The live display where the console is a terminal, else plain lines."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console)
+    return PlainDisplay(console)
+
+
+def alive(status: pb.GetStatusResponse, role: str) -> int:
+    """How many processes of a role live."""
+    return sum(p.role == role and p.state in _ALIVE for p in status.processes)
+
+
+def eta_s(status: pb.GetStatusResponse) -> float | None:
+    """Seconds until all records are done at the present rate; None if that cannot be said."""
+    rate = status.rates.get("records_per_s", 0.0)
+    left = status.records_total - status.records_done
+    if rate <= 0 or not math.isfinite(rate) or left <= 0:
+        return None
+    return left / rate
+
+
+def duration(seconds: float) -> str:
+    """``0:07``, ``12:34``, ``1:02:03``, ``2 d 03:04``."""
+    whole = int(seconds + 0.5)
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+def number(value: float) -> str:
+    """Four significant digits, grouped where large."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def facts(status: pb.GetStatusResponse) -> list[str]:
+    """The numbers beside the bar, most wanted first."""
+    found = []
+    rate = status.rates.get("records_per_s", 0.0)
+    if rate > 0:
+        found.append(f"{number(rate)} records/s")
+    left = eta_s(status)
+    if left is not None:
+        found.append(f"{duration(left)} left")
+    if status.kind == "train" and status.steps and math.isfinite(status.loss):
+        found.append(f"loss {number(status.loss)}")
+    workers = alive(status, "worker")
+    wanted = f" of {status.workers_wanted}" if status.workers_wanted > workers else ""
+    found.append(f"{workers}{wanted} worker{'s' * (workers != 1 or bool(wanted))}")
+    servers = alive(status, "ps")
+    if servers:
+        found.append(f"{servers} server{'s' * (servers != 1)}")
+    if status.damaged:
+        found.append(f"{status.damaged:,} damaged")
+    if status.nan_steps:
+        found.append(f"{status.nan_steps:,} steps left out")
+    return found
+
+
+def newest_metrics(status: pb.GetStatusResponse) -> str:
+    """``accuracy 0.9532, auc 0.81 (step 200)``; empty before the first evaluation."""
+    if not status.evaluations:
+        return ""
+    last = status.evaluations[-1]
+    values = ", ".join(f"{name} {number(value)}" for name, value in sorted(last.metrics.items()))
+    return f"{values} (step {last.steps:,})"
+
+
+def percent(status: pb.GetStatusResponse) -> float:
+    """Records done of all, 0 to 100; below 100 until really all are done."""
+    if not status.records_total:
+        return 0.0
+    share = 100.0 * status.records_done / status.records_total
+    return share if status.records_done >= status.records_total else min(share, 99.9)
+
+
+def epoch_of(status: pb.GetStatusResponse) -> str:
+    """``epoch 2 of 3``; empty where there is only one."""
+    if status.epochs <= 1:
+        return ""
+    return f"epoch {min(status.epoch + 1, status.epochs)} of {status.epochs}"
+
+
+def plain_line(status: pb.GetStatusResponse) -> str:
+    """One line of log with everything that the live display shows."""
+    parts = [
+        epoch_of(status),
+        f"{status.records_done:,} of {status.records_total:,} records ({percent(status):.0f}%)",
+        *facts(status),
+        newest_metrics(status),
+    ]
+    return ", ".join(p for p in parts if p)
+
+
+def live_frame(
+    status: pb.GetStatusResponse | None, *, width: int, seconds: float
+) -> RenderableType:
+    """The live display as it stands.
+
+    Args:
+        width: of the terminal, in columns; no line is longer.
+        seconds: since the start; moves the bar while nothing is known yet.
+    """
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    running = status is not None and status.records_total > 0 and status.state != "starting"
+    state = status.state if status is not None else "starting"
+    label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
+    done = status.records_done if status is not None else 0
+    total = status.records_total if status is not None else 0
+    counts = f"{percent(status):3.0f}%" if status is not None and running else ""
+    if width >= 60 and total:
+        counts += f"  {done:,} / {total:,} records"
+    head = Table.grid(padding=(0, 1), expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(no_wrap=True, justify="right")
+    bar = ProgressBar(
+        total=float(max(total, 1)),
+        completed=float(done),
+        pulse=not running,
+        animation_time=seconds,
+    )
+    head.add_row(Text(label, style="bold"), bar, Text(counts))
+    if status is None:
+        return head
+    rows: list[RenderableType] = [head]
+    line = ", ".join(p for p in [epoch_of(status), *facts(status)] if p)
+    rows.append(Text(line, no_wrap=True, overflow="ellipsis", style="dim"))
+    metrics = newest_metrics(status)
+    if metrics:
+        rows.append(Text(metrics, no_wrap=True, overflow="ellipsis", style="green"))
+    return Group(*rows)
+
+
+def _event_text(event: pb.Event) -> Text:
+    from rich.text import Text
+
+    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+    text = Text(f"{clock} ", style="dim")
+    mark = f"{event.level}: " if event.level in _STYLES else ""
+    text.append(mark + event.text, style=_STYLES.get(event.level, "not dim"))
+    return text
+
+
+def _output_text(process: str, line: str) -> Text:
+    from rich.text import Text
+
+    number = int(process.rpartition("-")[2] or 0)
+    text = Text(f"{process} | ", style=_COLOURS[number % len(_COLOURS)])
+    # What the user's code printed may carry colours of its own.
+    text.append_text(Text.from_ansi(line, style="default"))
+    return text
+
+
+class _Lines:
+    """The part that both displays share: lines, one below the other."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def event(self, event: pb.Event) -> None:
+        self._console.print(_event_text(event), soft_wrap=True)
+
+    def output(self, process: str, line: str) -> None:
+        self._console.print(_output_text(process, line), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, style="yellow", soft_wrap=True)
+
+
+class PlainDisplay(_Lines):
+    """A line now and then: often at first, seldom once the job has settled."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock = clock
+        self._began = self._last = clock()
+        self._shown = ""
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        now = self._clock()
+        settled = now - self._began >= _PLAIN_SETTLED_S
+        due = now - self._last >= (_PLAIN_LATER_S if settled else _PLAIN_EVERY_S)
+        if not due or status.state == "starting" or not status.records_total:
+            return
+        self._last = now
+        line = plain_line(status)
+        if line != self._shown:
+            self._shown = line
+            self._console.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveDisplay(_Lines):
+    """A bar and the numbers at the bottom of a terminal, lines above it."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        super().__init__(console)
+        self._began = time.monotonic()
+        self._status: pb.GetStatusResponse | None = None
+        # Not refreshed by a thread of its own: the watching loop does, and signals stay simple.
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, get_renderable=self._frame
+        )
+        self._live.start(refresh=True)
+
+    def _frame(self) -> RenderableType:
+        seconds = time.monotonic() - self._began
+        return live_frame(self._status, width=self._console.width, seconds=seconds)
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        self._status = status
+        self._live.refresh()
+
+    def close(self) -> None:
+        self._live.stop()

@@ -1,0 +1,35 @@
+"""``torch-edl run``: train the model of a file."""
+
+from __future__ import annotations
+
+import argparse
+
+from torch_edl.cli import preflight
+from torch_edl.cli.job_config import train_job
+from torch_edl.cli.terminal import stdout
+
+
+def main(args: argparse.Namespace) -> int:
+    """Checks, starts, watches and reports a training job.
+
+    Raises:
+        UsageError: what was asked for cannot work; nothing was started.
+    """
+    config = preflight.check(train_job(args), model_file=args.model_file, summary=args.summary)
+    if args.dry_run:
+        from torch_edl.cli import dry_run
+
+        return dry_run.show(config, servers_named=args.servers is not None)
+
+    from torch_edl.cli import submit, summary
+    from torch_edl.cli.progress import make_display
+    from torch_edl.cli.tensorboard import Scalars
+
+    observers = [Scalars(config.tensorboard)] if config.tensorboard else []
+    if args.summary:
+        summary.forget(args.summary)
+    console = stdout()
+    outcome = submit.run_job(config, make_display(console), observers)
+    if args.summary:
+        summary.write(args.summary, config, outcome)
+    return summary.conclude(config, outcome, console)

@@ -1,0 +1,136 @@
+"""Looks at a model file without running it: does it parse, does it bind what a job needs.
+
+Lenient on purpose: a name counts as bound by a def, a class, an import or an assignment anywhere
+at the top level. Whether it is the right thing is found where the file is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_edl.errors import ContractError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Need:
+    names: tuple[str, ...]
+    example: str
+
+
+_MODEL = _Need(
+    names=("model", "forward", "custom_model"),
+    example="def model(): return torch.nn.Linear(10, 1)",
+)
+_LOSS = _Need(names=("loss",), example="def loss(labels, predictions): ...")
+_OPTIMIZER = _Need(
+    names=("optimizer",),
+    example="def optimizer(params): return torch.optim.SGD(params, lr=0.1)",
+)
+_FEED = _Need(
+    names=("feed", "dataset_fn"), example="def feed(records, mode, metadata): return x, y"
+)
+_METRICS = _Need(
+    names=("eval_metrics_fn",),
+    example='def eval_metrics_fn(): return {"mse": torch.nn.functional.mse_loss}',
+)
+
+
+def check(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
+    """Refuses a model file that cannot be one.
+
+    Args:
+        evaluates: metrics are needed.
+        shown: the path as the user wrote it, for messages.
+
+    Returns:
+        The names that the top level binds, as far as can be seen.
+
+    Raises:
+        UsageError: the file is missing or is not Python.
+        ContractError: a name of the contract is bound nowhere.
+    """
+    shown = shown or model_file
+    tree = _parse(Path(model_file), shown)
+    bound = set(_bound(tree.body))
+    if _is_dynamic(tree) or "*" in bound:
+        return frozenset(bound)
+    needs = [_MODEL, _LOSS, _OPTIMIZER, _FEED]
+    if evaluates:
+        needs.append(_METRICS)
+    missing = [n for n in needs if bound.isdisjoint(n.names)]
+    if missing:
+        raise ContractError("\n".join(_complaint(shown, need) for need in missing))
+    return frozenset(bound)
+
+
+def _complaint(shown: str, need: _Need) -> str:
+    other = f" (or {', '.join(map(repr, need.names[1:]))})" if need.names[1:] else ""
+    return f"{shown}: no function {need.names[0]!r}{other}: add for example:\n    {need.example}"
+
+
+def _parse(path: Path, shown: str) -> ast.Module:
+    if not path.exists():
+        raise UsageError(f"{shown}: no such file; the model file comes first")
+    if path.is_dir():
+        raise UsageError(f"{shown}: a folder; name the Python file, such as {shown}/model.py")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}") from error
+    try:
+        return ast.parse(source, filename=shown)
+    except SyntaxError as error:
+        line = (error.text or "").rstrip("\n")
+        mark = " " * ((error.offset or 1) - 1) + "^"
+        excerpt = f"\n    {line}\n    {mark}" if line.strip() else ""
+        raise UsageError(f"{shown}:{error.lineno or 1}: {error.msg}{excerpt}") from error
+    except ValueError as error:  # null bytes
+        raise UsageError(f"{shown}: not a Python file: {error}") from error
+
+
+def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
+    """Names bound by statements and by the blocks in them, but not inside defs and classes."""
+    for statement in statements:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for alias in statement.names:
+                yield alias.asname or alias.name.split(".")[0]
+        elif isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                yield from _targets(target)
+        elif isinstance(statement, ast.AnnAssign):
+            if statement.value is not None:
+                yield from _targets(statement.target)
+        else:
+            if isinstance(statement, (ast.For, ast.AsyncFor)):
+                yield from _targets(statement.target)
+            elif isinstance(statement, (ast.With, ast.AsyncWith)):
+                for item in statement.items:
+                    if item.optional_vars is not None:
+                        yield from _targets(item.optional_vars)
+            yield from _bound(_blocks(statement))
+
+
+def _blocks(statement: ast.stmt) -> Iterator[ast.stmt]:
+    for node in ast.iter_child_nodes(statement):
+        if isinstance(node, ast.stmt):
+            yield node
+        elif isinstance(node, (ast.ExceptHandler, ast.match_case)):
+            yield from node.body
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _is_dynamic(tree: ast.Module) -> bool:
+    """The file may bind names in ways that cannot be seen: exec, globals(), __getattr__."""
+    return any(
+        isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
+    ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)

@@ -1,0 +1,153 @@
+"""``torch-edl status``: a job as its master tells it, or as it was last seen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from torch_edl.cli import jobs
+from torch_edl.cli.progress import duration, number
+from torch_edl.cli.snapshot import as_dict
+from torch_edl.cli.terminal import stdout
+from torch_edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_EMPTY: dict[str, Any] = {
+    "strategy": "",
+    "epoch": 0,
+    "records": {"done": 0, "total": 0},
+    "tasks": {"todo": 0, "doing": 0, "done": 0},
+    "processes": [],
+    "rates": {},
+}
+_STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints one job, or all with ``--all``.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    if args.all and args.job:
+        raise UsageError(f"{args.job} --all: name one job, or list all")
+    if args.all:
+        reports = [report(job) for job in jobs.all_jobs()]
+        if args.json:
+            print(json.dumps(reports, indent=1))
+        else:
+            _print_list(reports)
+        return 0
+    found = report(jobs.find(args.job))
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+    return 0
+
+
+def report(job: jobs.Job) -> dict[str, Any]:
+    """The status of a job as plain data.
+
+    A job whose master is gone is told from its folder: ``finished``, ``failed`` or ``stopped``
+    where its client saw that, else ``dead``; none of its processes lives.
+    """
+    status = jobs.get_status(job)
+    if status is not None:
+        return as_dict(status)
+    seen: dict[str, Any] = {"job": job.name, **_EMPTY, **job.last_status()}
+    if job.is_alive():  # but does not answer
+        return seen
+    if job.is_watched() and job.master() is None:
+        return {**seen, "state": "starting"}
+    if seen.get("state") not in jobs.ENDED:
+        seen["state"] = "dead"
+    seen["processes"] = [{**p, "state": "exited"} for p in seen["processes"]]
+    seen["rates"] = {}
+    return seen
+
+
+def _print_list(reports: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not reports:
+        stdout().print("no jobs on this machine")
+        return
+    table = Table("job", "state", "strategy", box=box.SIMPLE_HEAD)
+    table.add_column("records", justify="right")
+    for found in reports:
+        state = Text(found["state"], style=_STATE_STYLES.get(found["state"], "default"))
+        table.add_row(found["job"], state, found["strategy"], _records(found))
+    stdout().print(table)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    console = stdout()
+    state = found["state"]
+    head = Text(found["job"], style="bold")
+    head.append(f"  {state}", style=_STATE_STYLES.get(state, "default"))
+    console.print(head, soft_wrap=True)
+    for label, value in _rows(found):
+        console.print(f"  {label:<11} {value}", soft_wrap=True)
+    if found["processes"]:
+        console.print(_processes(found["processes"]))
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if found["strategy"]:
+        reason = f": {found['reason']}" if found.get("reason") else ""
+        rows.append(("strategy", f"{found['strategy']}{reason}"))
+    rows.append(("records", _records(found)))
+    if found.get("epochs", 0) > 1:
+        rows.append(("epoch", f"{min(found['epoch'] + 1, found['epochs'])} of {found['epochs']}"))
+    tasks = found["tasks"]
+    rows.append(
+        ("tasks", f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done")
+    )
+    rates = ", ".join(
+        f"{number(rate)} {name.replace('_per_s', '/s').replace('_', ' ')}"
+        for name, rate in found["rates"].items()
+        if rate is not None
+    )
+    if rates:
+        rows.append(("rates", rates))
+    if found.get("loss") is not None and found.get("kind") == "train":
+        rows.append(("loss", number(found["loss"])))
+    if found.get("evaluations"):
+        last = found["evaluations"][-1]
+        shown = (f"{k} {'nan' if v is None else number(v)}" for k, v in last["metrics"].items())
+        rows.append(("metrics", f"{', '.join(shown)} (step {last['steps']:,})"))
+    if found.get("wall_s"):
+        rows.append(("time", duration(found["wall_s"])))
+    if found.get("checkpoint"):
+        rows.append(("checkpoint", found["checkpoint"]))
+    if found.get("error"):
+        rows.append(("error", found["error"].splitlines()[0]))
+    return rows
+
+
+def _records(found: dict[str, Any]) -> str:
+    done, total = found["records"]["done"], found["records"]["total"]
+    return f"{done:,} of {total:,}" if total else "-"
+
+
+def _processes(processes: list[dict[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table("process", box=box.SIMPLE_HEAD)
+    table.add_column("pid", justify="right")
+    table.add_column("state")
+    table.add_column("address")
+    for p in processes:
+        ended = f" ({p['exit']})" if p.get("exit") else ""
+        table.add_row(f"{p['role']}-{p['id']}", str(p["pid"]), p["state"] + ended, p["address"])
+    return table

@@ -1,0 +1,331 @@
+"""Starts a job and stays with it: its folder, its master, Ctrl-C, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch_edl.cli import jobs
+from torch_edl.cli.log_tail import LogTail, last_lines
+from torch_edl.cli.progress import Display
+from torch_edl.cli.snapshot import as_dict
+from torch_edl.config import ENV_TOKEN, JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.launch.base import ProcessExit, ProcessSpec
+from torch_edl.launch.local import LocalLauncher
+
+if TYPE_CHECKING:
+    from torch_edl.wire import master_pb2 as pb
+    from torch_edl.wire.channel import Stub
+
+_POLL_S = 0.2
+_STARTING_POLL_S = 0.02
+_CALL_TIMEOUT_S = 2.0
+_KEEP_STATUS_EVERY_S = 2.0
+# After the first Ctrl-C: ask, then SIGTERM, then SIGKILL.
+_TERM_AFTER_S = 4.0
+_KILL_AFTER_S = 8.0
+_LEAVE_GRACE_S = 10.0
+_SILENT_S = 30.0
+_TAIL_LINES = 15
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Observer(Protocol):
+    """What else wants to see each status."""
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        """Takes a status; called several times a second."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended, as far as the client could see."""
+
+    state: str
+    """``finished``, ``failed`` or ``stopped``."""
+    status: pb.GetStatusResponse | None
+    """The last one; None if the master never answered."""
+    error: str = ""
+    traceback: str = ""
+    usage_error: bool = False
+    signal: int | None = None
+    """The signal that made the client stop the job."""
+    master_pid: int = 0
+    master_exit: str = ""
+    logs: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 finished; 128 + signal if one stopped it; 2 what the user mends; else 1."""
+        if self.state == "finished":
+            return 0
+        if self.signal is not None:
+            return 128 + self.signal
+        return 2 if self.usage_error else 1
+
+
+def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] = ()) -> Outcome:
+    """Starts the job and watches it to its end; when this returns, no process of it is left.
+
+    Must be called from the main thread: it handles signals, and children follow their thread.
+
+    Raises:
+        UsageError: a job of that name runs.
+        OSError: the job's folder cannot be written, or the master not started.
+    """
+    job = jobs.Job(config.name)
+    _claim_folder(job, config)
+    with job.hold(), _Signals() as signals:
+        launcher = LocalLauncher(job.dir / jobs.LOGS)
+        watch = _Watch(job, launcher, display, observers, signals)
+        try:
+            watch.start_master()
+            return watch.until_over()
+        finally:
+            launcher.stop_all(grace_s=0)
+            watch.close()
+
+
+def _claim_folder(job: jobs.Job, config: JobConfig) -> None:
+    if job.dir.exists():
+        if job.is_watched() or job.is_alive():
+            raise UsageError(
+                f"--job-name {job.name}: a job of that name is running; choose another, "
+                f"or end it with torch-edl stop {job.name}"
+            )
+        if not (job.dir / jobs.CONFIG).exists() and any(job.dir.iterdir()):
+            raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
+        shutil.rmtree(job.dir)
+    job.dir.parent.mkdir(parents=True, exist_ok=True)
+    job.dir.mkdir(mode=0o700)
+    try:
+        if config.kind == "predict":
+            (job.dir / jobs.PREDICTIONS).mkdir()
+        jobs.write_text(job.dir / jobs.CONFIG, config.to_json())
+    except OSError:
+        shutil.rmtree(job.dir, ignore_errors=True)
+        raise
+
+
+class _Signals:
+    """Counts the signals that ask to stop, instead of raising in the middle of something."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.first is None:
+            self.first = number
+
+    def __enter__(self) -> _Signals:
+        for number in _SIGNALS:
+            # Who started us with a signal ignored (nohup) wants it ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class _Watch:
+    def __init__(
+        self,
+        job: jobs.Job,
+        launcher: LocalLauncher,
+        display: Display,
+        observers: Sequence[Observer],
+        signals: _Signals,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = job
+        self._launcher = launcher
+        self._display = display
+        self._observers = observers
+        self._signals = signals
+        self._clock = clock
+        self._stub: Stub | None = None
+        self._status: pb.GetStatusResponse | None = None
+        self._tails: dict[str, LogTail] = {}
+        self._events_after = 0
+        self._pid = 0
+        self._exit: ProcessExit | None = None
+        self._heard = self._kept = clock()
+        self._silence_told = False
+        self._stopping_since: float | None = None
+        self._terminated = False
+
+    def start_master(self) -> None:
+        spec = ProcessSpec(
+            role="master",
+            id=0,
+            module="master",
+            args=["--job", self._job.name],
+            env={ENV_TOKEN: secrets.token_urlsafe(32)},
+        )
+        self._pid = self._launcher.start(spec)
+
+    def until_over(self) -> Outcome:
+        while not self._ended():
+            self._observe_exit()
+            self._poll_status()
+            self._show_output()
+            if self._exit is not None:
+                break
+            self._heed_signals()
+            time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
+        self._let_leave()
+        self._show_output(final=True)
+        return self._outcome()
+
+    def close(self) -> None:
+        self._display.close()
+        for observer in self._observers:
+            observer.close()
+        if self._stub is not None:
+            self._stub.close()
+
+    def _ended(self) -> bool:
+        return self._status is not None and self._status.state in jobs.ENDED
+
+    def _observe_exit(self) -> None:
+        for ended in self._launcher.poll():
+            self._exit = ended
+
+    def _poll_status(self) -> None:
+        import grpc
+
+        from torch_edl.wire import master_pb2 as pb
+
+        if self._stub is None:
+            master = self._job.master()
+            if master is None:
+                return
+            self._stub = jobs.stub_of(master)
+        request = pb.GetStatusRequest(events_after=self._events_after)
+        try:
+            status = self._stub.call("GetStatus", request, timeout_s=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            silent_s = self._clock() - self._heard
+            if silent_s > _SILENT_S and not self._silence_told:
+                self._silence_told = True
+                self._display.note(
+                    f"the master has not answered for {silent_s:.0f} s "
+                    f"({error.code().name.lower()}); still waiting"
+                )
+            return
+        self._heard, self._silence_told = self._clock(), False
+        self._take(status)
+
+    def _take(self, status: pb.GetStatusResponse) -> None:
+        self._status = status
+        for event in status.events:
+            self._events_after = max(self._events_after, event.sequence)
+            self._display.event(event)
+        self._display.update(status)
+        for observer in self._observers:
+            observer.update(status)
+        now = self._clock()
+        if self._ended() or now - self._kept >= _KEEP_STATUS_EVERY_S:
+            self._kept = now
+            text = json.dumps(as_dict(status), indent=1)
+            jobs.write_text(self._job.dir / jobs.LAST_STATUS, text)
+
+    def _show_output(self, *, final: bool = False) -> None:
+        if self._status is None:
+            return
+        for process in self._status.processes:
+            # What the master has to say arrives as events.
+            if process.role == "master" or not process.log:
+                continue
+            name = f"{process.role}-{process.id}"
+            tail = self._tails.setdefault(name, LogTail(process.log))
+            for line in tail.read(final=final):
+                self._display.output(name, line)
+
+    def _heed_signals(self) -> None:
+        if not self._signals.count:
+            return
+        now = self._clock()
+        if self._stopping_since is None:
+            self._stopping_since = now
+            name = signal.Signals(self._signals.first or signal.SIGINT).name
+            again = "; Ctrl-C again ends it at once" if name == "SIGINT" else ""
+            self._display.note(f"{name}: stopping the job{again}")
+            self._ask_to_stop(name)
+        elif self._signals.count > 1 or now - self._stopping_since > _KILL_AFTER_S:
+            self._launcher.stop("master", 0, grace_s=0)
+        elif now - self._stopping_since > _TERM_AFTER_S and not self._terminated:
+            self._terminated = True
+            self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
+
+    def _ask_to_stop(self, reason: str) -> None:
+        from torch_edl.wire import master_pb2 as pb
+
+        if self._stub is None:  # it does not listen yet
+            self._terminated = True
+            self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
+            return
+        # Not waited for: the next status tells whether it was heard.
+        request = pb.StopRequest(reason=reason)
+        self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
+
+    def _let_leave(self) -> None:
+        """The master goes by itself once the job is over; it is given some time for it."""
+        deadline = self._clock() + _LEAVE_GRACE_S
+        signals_before = self._signals.count
+        while self._exit is None and self._clock() < deadline:
+            if self._signals.count > max(1, signals_before):
+                return
+            self._observe_exit()
+            self._show_output()
+            time.sleep(_STARTING_POLL_S)
+
+    def _outcome(self) -> Outcome:
+        status = self._status
+        logs = str(self._job.dir / jobs.LOGS)
+        exit_text = "" if self._exit is None else str(self._exit)
+        if status is not None and self._ended():
+            return Outcome(
+                state=status.state,
+                status=status,
+                error=status.error,
+                traceback=status.traceback,
+                usage_error=status.usage_error,
+                signal=self._signals.first,
+                master_pid=self._pid,
+                master_exit=exit_text,
+                logs=logs,
+            )
+        log = self._launcher.log_path("master", 0)
+        if self._signals.first is not None:
+            state, error, tail = "stopped", "", ""
+        else:
+            state = "failed"
+            error = f"the master of the job ended unexpectedly ({exit_text}); its log is {log}"
+            tail = last_lines(log, _TAIL_LINES)
+        return Outcome(
+            state=state,
+            status=status,
+            error=error,
+            traceback=tail,
+            signal=self._signals.first,
+            master_pid=self._pid,
+            master_exit=exit_text,
+            logs=logs,
+        )

@@ -1,0 +1,125 @@
+"""What is left of a job when it is over: a file for programs, a few lines for people."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_edl.cli import jobs
+from torch_edl.cli.progress import duration, number
+from torch_edl.cli.snapshot import as_dict
+from torch_edl.cli.submit import Outcome
+from torch_edl.cli.terminal import complain
+from torch_edl.config import JobConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_DONE = {"train": "trained on", "evaluate": "evaluated on", "predict": "predicted for"}
+
+
+def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
+    """The summary of ``--summary``; every key is there, however the job ended."""
+    seen = as_dict(outcome.status) if outcome.status is not None else {}
+    records = seen.get("records", {}).get("done", 0)
+    wall_s = seen.get("wall_s", 0.0)
+    evaluations = seen.get("evaluations", [])
+    rate = seen.get("rates", {}).get("mean_records_per_s")
+    return {
+        "job": config.name,
+        "kind": config.kind,
+        "strategy": seen.get("strategy", ""),
+        "reason": seen.get("reason", ""),
+        "state": outcome.state,
+        "records": records,
+        "tasks": seen.get("tasks", {}).get("done", 0),
+        "steps": seen.get("steps", 0),
+        "wall_s": wall_s,
+        "samples_per_s": rate or (round(records / wall_s, 3) if wall_s else 0.0),
+        "metrics": evaluations[-1]["metrics"] if evaluations else {},
+        "evaluations": evaluations,
+        "processes": _processes(seen.get("processes", []), outcome),
+        "damaged": seen.get("damaged", 0),
+        "nan_steps": seen.get("nan_steps", 0),
+        "error": outcome.error,
+        "checkpoint": seen.get("checkpoint", ""),
+        "output": config.checkpoint.output if outcome.state == "finished" else "",
+    }
+
+
+def _processes(seen: list[dict[str, Any]], outcome: Outcome) -> list[dict[str, Any]]:
+    kept = [{k: p[k] for k in ("role", "id", "pid", "exit")} for p in seen]
+    kept = [p for p in kept if p["role"] != "master"]
+    master = {"role": "master", "id": 0, "pid": outcome.master_pid, "exit": outcome.master_exit}
+    return [master, *kept]
+
+
+def write(path: str, config: JobConfig, outcome: Outcome) -> None:
+    """Writes the summary, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = Path(path).expanduser().absolute()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    jobs.write_text(file, json.dumps(build(config, outcome), indent=1) + "\n")
+
+
+def forget(path: str) -> None:
+    """Removes the summary of an earlier job, which would be taken for that of this one."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(path).expanduser().unlink()
+
+
+def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
+    """Tells how the job ended, a failure on stderr, and returns the exit code."""
+    if outcome.state == "finished":
+        for line in closing_lines(build(config, outcome)):
+            console.print(line, soft_wrap=True)
+    elif outcome.state == "stopped":
+        console.print(_stopped_line(config, outcome), style="yellow", soft_wrap=True)
+    else:
+        tail = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
+        complain(outcome.error.rstrip() + tail, details=outcome.traceback)
+        kept = outcome.status.checkpoint if outcome.status is not None else ""
+        if kept:
+            console.print(f"newest checkpoint: {kept} (go on with --resume)", soft_wrap=True)
+    return outcome.exit_code
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """The closing words of a job that finished."""
+    steps = f" in {summary['steps']:,} steps" if summary["kind"] == "train" else ""
+    lines = [
+        f"{summary['job']}: {_DONE[summary['kind']]} {summary['records']:,} records{steps}, "
+        f"{duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
+    ]
+    if summary["metrics"] and summary["kind"] == "train":
+        values = (f"{k} {_shown(v)}" for k, v in summary["metrics"].items())
+        lines.append("metrics: " + ", ".join(values))
+    for key, label in (("damaged", "damaged records left out"), ("nan_steps", "steps left out")):
+        if summary[key]:
+            lines.append(f"{label}: {summary[key]:,}")
+    if summary["output"]:
+        lines.append(f"output: {summary['output']}")
+    elif summary["checkpoint"]:
+        lines.append(f"checkpoint: {summary['checkpoint']}")
+    return lines
+
+
+def _shown(value: float | None) -> str:
+    return "nan" if value is None else f"{value:.4f}"
+
+
+def _stopped_line(config: JobConfig, outcome: Outcome) -> str:
+    status = outcome.status
+    if status is None:
+        return f"{config.name}: stopped before it began"
+    line = (
+        f"{config.name}: stopped after {status.records_done:,} of {status.records_total:,} records"
+    )
+    if status.checkpoint:
+        line += f"; newest checkpoint: {status.checkpoint} (go on with --resume)"
+    return line

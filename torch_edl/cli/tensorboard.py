@@ -1,0 +1,70 @@
+"""Scalars for TensorBoard, written by the client: nothing else of the job needs the package."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch_edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch_edl.wire import master_pb2 as pb
+
+_EVERY_S = 1.0
+
+
+class Scalars:
+    """Loss, rates and metrics over steps: tags ``train/…``, ``rate/…``, ``eval/…``.
+
+    The writer of the tensorboard package itself: no torch, and no TensorFlow unless it is
+    installed, in which case that package prefers it for file access.
+
+    Raises:
+        UsageError: the package is absent.
+    """
+
+    def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise UsageError(
+                "--tensorboard: the package tensorboard is not installed; "
+                "pip install torch-edl[tensorboard]"
+            ) from error
+        self._writer = EventFileWriter(directory)
+        self._clock = clock
+        self._written = -math.inf
+        self._step = 0
+        self._evaluations: dict[int, dict[str, float]] = {}
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        """Writes what is new; training scalars at most once a second."""
+        for evaluation in status.evaluations:
+            metrics = dict(evaluation.metrics)
+            if self._evaluations.get(evaluation.steps) != metrics:
+                self._evaluations[evaluation.steps] = metrics
+                self._add(evaluation.steps, {f"eval/{k}": v for k, v in metrics.items()})
+        now = self._clock()
+        if status.steps == self._step or now - self._written < _EVERY_S:
+            return
+        self._written, self._step = now, status.steps
+        values = {f"rate/{name}": rate for name, rate in status.rates.items()}
+        values["train/loss"] = status.loss
+        values["train/workers"] = float(
+            sum(p.role == "worker" and p.state == "running" for p in status.processes)
+        )
+        self._add(status.steps, values)
+
+    def close(self) -> None:
+        """Writes what is buffered and closes the file."""
+        self._writer.close()
+
+    def _add(self, step: int, values: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=tag, simple_value=v) for tag, v in sorted(values.items())]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))
+        self._writer.add_event(event)
