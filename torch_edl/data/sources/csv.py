@@ -142,10 +142,12 @@ class _Parser:
                 raise DataError(file.path, "no header: the first row does not end", start)
             size *= 2
         if found is None and unclosed is not None:
-            raise DataError(file.path, "a quoted name in the header is not closed", unclosed)
+            at = start + unclosed
+            raise DataError(file.path, "a quoted name in the header is not closed", at)
         line = head[: len(head) if found is None else found]
         try:
-            names = list(self._read(line, None, None).column_names) if line.strip(b"\r\n") else []
+            blank = not line.strip(b"\r\n")
+            names = [] if blank else list(self._read(line + b"\n", None, None).column_names)
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise DataError(file.path, f"the header cannot be read: {error}", start) from error
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -170,8 +172,9 @@ class _Parser:
                 continue
             # Nothing more ends: an open quote swallowed the rest, or the row has no bound.
             if not self._skip_damaged:
-                at = start + (unclosed or 0)
-                raise DataError(file.path, "a quoted field is not closed", at)
+                if unclosed is None:
+                    raise DataError(file.path, f"a row longer than {MAX_ROW_BYTES} bytes", start)
+                raise DataError(file.path, "a quoted field is not closed", start + unclosed)
             yield start, -1
             return
 
