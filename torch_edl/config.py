@@ -141,7 +141,7 @@ class ClusterConfig:
             f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the maximum; "
             f"write {self.max_workers}:{self.min_workers}",
         )
-        _require(self.servers >= 1, f"--ps {self.servers}: at least one server; or --strategy local")
+        _require(self.servers >= 1, f"--ps {self.servers}: one at least, or --strategy local")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,8 @@ class JobConfig:
     def __post_init__(self) -> None:
         _require(self.kind in JOB_KINDS, f"job kind {self.kind}: choose one of {JOB_KINDS}")
         _require(
-            bool(self.name) and all(c.isalnum() or c in "-_." for c in self.name)
+            bool(self.name)
+            and all(c.isalnum() or c in "-_." for c in self.name)
             and not self.name.startswith("."),
             f"--job-name {self.name}: use letters, digits, '-', '_' and '.'",
         )

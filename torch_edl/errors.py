@@ -45,5 +45,9 @@ class StaleIncarnationError(EdlError):
     """The caller belongs to an earlier life of the servers; it must ask the master again."""
 
 
+class ServersLostError(EdlError):
+    """A parameter server did not answer, or belongs to another life: ask the master again."""
+
+
 class JobFailedError(EdlError):
     """The job ended without processing every record; the message is the first cause."""

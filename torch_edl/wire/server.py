@@ -79,8 +79,7 @@ def _guarded(name: str, handler: Handler) -> Handler:
         except OSError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}")
         except Exception as error:
-            if context.code() is None:  # not an abort() of the handler's own
-                log.exception("%s failed", name)
+            log.exception("%s failed", name)
             context.abort(grpc.StatusCode.INTERNAL, f"{name}: {type(error).__name__}: {error}")
 
     return call

@@ -1,0 +1,243 @@
+"""The user's model file: loaded, checked, and made uniform.
+
+A file that breaks the contract is refused with the name of what is missing and an example line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.errors import ContractError, UnsupportedOptimizerError
+from torch_edl.kernels import read_optimizer
+from torch_edl.nn.embedding import Table
+from torch_edl.wire import master_pb2 as pb
+
+MODEL_NAMES = ("model", "forward", "custom_model")
+FEED_NAMES = ("feed", "dataset_fn")
+
+EXAMPLES = {
+    "model": "def model(): return torch.nn.Linear(8, 1)",
+    "loss": "def loss(labels, predictions): return F.mse_loss(predictions, labels)",
+    "optimizer": "def optimizer(params): return torch.optim.SGD(params, lr=0.1)",
+    "feed": "def feed(records, mode, metadata): return features, labels",
+    "eval_metrics_fn": "def eval_metrics_fn(): return {'accuracy': accuracy}",
+}
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """The functions of a model file, under the first of their accepted names."""
+
+    path: str
+    model: Callable[[], nn.Module]
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    feed: Callable[[Any, str, Any], Any]
+    eval_metrics_fn: Callable[[], Metrics] | None
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None
+    callbacks: Callable[[], Sequence[Any]] | None
+    data_source: Callable[..., Any] | None
+    prediction_outputs_processor: Any | None
+
+    def make_model(self) -> nn.Module:
+        """Calls the user's ``model``.
+
+        Raises:
+            ContractError: it raised, or returned no module.
+        """
+        module = self._call("model", self.model)
+        if not isinstance(module, nn.Module):
+            raise self._wrong("model", module, "a torch.nn.Module")
+        return module
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Calls the user's ``optimizer`` with the parameters of ``module``."""
+        made = self._call("optimizer", lambda: self.optimizer(module.parameters()))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise self._wrong("optimizer", made, "a torch.optim.Optimizer")
+        return made
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer) -> Any | None:
+        """Calls the user's ``scheduler``, if there is one."""
+        if self.scheduler is None:
+            return None
+        made = self._call("scheduler", lambda: self.scheduler(optimizer))  # type: ignore[misc]
+        if not hasattr(made, "step"):
+            raise self._wrong("scheduler", made, "a scheduler of torch.optim.lr_scheduler")
+        return made
+
+    def make_metrics(self) -> dict[str, Any]:
+        """Calls ``eval_metrics_fn``: name to a function (labels, predictions), or to an object
+        that is updated, merged and computed."""
+        if self.eval_metrics_fn is None:
+            return {}
+        made = self._call("eval_metrics_fn", self.eval_metrics_fn)
+        if not isinstance(made, Mapping) or not all(isinstance(k, str) for k in made):
+            raise self._wrong("eval_metrics_fn", made, "a dict of name to metric")
+        for name, metric in made.items():
+            if not (callable(metric) or hasattr(metric, "update")):
+                raise self._wrong(f"eval_metrics_fn()[{name!r}]", metric, "a function or a metric")
+        return dict(made)
+
+    def make_callbacks(self) -> list[Any]:
+        """Calls ``callbacks``, if there is one."""
+        if self.callbacks is None:
+            return []
+        made = self._call("callbacks", self.callbacks)
+        if not isinstance(made, Sequence):
+            raise self._wrong("callbacks", made, "a list of objects")
+        return list(made)
+
+    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            raise ContractError(
+                f"{self.path}: {name}() raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
+        example = EXAMPLES.get(name.split("(")[0], "")
+        hint = f"; for example:\n    {example}" if example else ""
+        return ContractError(
+            f"{self.path}: {name} returned {type(got).__name__}, expected {expected}{hint}"
+        )
+
+
+def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
+    """Executes a model file and finds the functions of the contract in it.
+
+    Args:
+        args: becomes ``sys.argv[1:]`` of the file.
+
+    Raises:
+        ContractError: the file raised, or a function is missing.
+    """
+    module = _execute(path, args)
+
+    def find(names: Sequence[str], *, required: bool = True) -> Any:
+        for name in names:
+            found = getattr(module, name, None)
+            if callable(found):
+                return found
+        if not required:
+            return None
+        also = f" (also accepted: {', '.join(names[1:])})" if len(names) > 1 else ""
+        raise ContractError(
+            f"{path}: no function {names[0]!r}{also}; add for example:\n    {EXAMPLES[names[0]]}"
+        )
+
+    feed = find(FEED_NAMES)
+    _check_arity(path, "feed", feed, 3)
+    loss = find(["loss"])
+    _check_arity(path, "loss", loss, 2)
+    return Contract(
+        path=path,
+        model=find(MODEL_NAMES),
+        loss=loss,
+        optimizer=find(["optimizer"]),
+        feed=feed,
+        eval_metrics_fn=find(["eval_metrics_fn"], required=False),
+        scheduler=find(["scheduler"], required=False),
+        callbacks=find(["callbacks"], required=False),
+        data_source=find(["data_source"], required=False),
+        prediction_outputs_processor=_processor(module),
+    )
+
+
+def _execute(path: str, args: Sequence[str]) -> ModuleType:
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.argv = [path, *args]
+    name = Path(path).stem
+    # Under its own name, so that classes defined there can be pickled to DataLoader processes;
+    # a name that is taken (a model.py beside another) must not hide a library.
+    name = name if name.isidentifier() and name not in sys.modules else f"_edl_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ContractError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise ContractError(
+            f"{path}: ended with exit code {error.code} while it was loaded; "
+            f"its arguments were: {' '.join(args) or 'none'}"
+        ) from error
+    except Exception as error:
+        raise ContractError(f"{path}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _check_arity(path: str, name: str, function: Callable[..., Any], count: int) -> None:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        raise ContractError(
+            f"{path}: {name}{inspect.signature(function)} does not take {count} arguments; "
+            f"write for example:\n    {EXAMPLES[name]}"
+        ) from None
+    except ValueError:
+        return  # a builtin: it has no signature to check
+
+
+def _processor(module: ModuleType) -> Any | None:
+    for name in ("prediction_outputs_processor", "PredictionOutputsProcessor"):
+        found = getattr(module, name, None)
+        if found is not None:
+            return found() if isinstance(found, type) else found
+    return None
+
+
+def user_traceback(error: BaseException, path: str) -> str:
+    """The traceback of an error from the first frame of the user's file on, causes included.
+
+    The whole traceback where no frame is the user's.
+    """
+    cause = error.__cause__ if isinstance(error, ContractError) and error.__cause__ else error
+    frames = traceback.TracebackException.from_exception(cause)
+    wanted = str(Path(path).resolve())
+    for index, frame in enumerate(frames.stack):
+        if str(Path(frame.filename).resolve()) == wanted:
+            frames.stack = traceback.StackSummary.from_list(list(frames.stack)[index:])
+            break
+    return "".join(frames.format())
+
+
+def report_model(
+    module: nn.Module, optimizer: torch.optim.Optimizer, worker_id: int
+) -> pb.ReportModelRequest:
+    """What the master needs to know of a model to choose a strategy."""
+    report = pb.ReportModelRequest(
+        worker_id=worker_id,
+        optimizer=type(optimizer).__name__,
+        dense_elements=sum(p.numel() for p in module.parameters()),
+    )
+    try:
+        read_optimizer(optimizer)
+    except UnsupportedOptimizerError as error:
+        report.optimizer_error = str(error)
+    for name, part in module.named_modules():
+        if isinstance(part, Table | nn.Embedding | nn.EmbeddingBag):
+            report.embeddings.add(
+                name=name,
+                num_embeddings=part.num_embeddings or 0,
+                dim=part.embedding_dim,
+                dynamic=isinstance(part, Table),
+            )
+    return report

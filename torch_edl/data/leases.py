@@ -1,0 +1,165 @@
+"""The worker's side of its leases: asks, remembers what it holds, reports, and says it lives."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from torch_edl.errors import EdlError
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+# Above the master's long poll of 2 s.
+_CALL_TIMEOUT_S = 20.0
+HEARTBEAT_INTERVAL_S = 1.0
+
+
+class MasterLostError(EdlError):
+    """The master does not answer any more."""
+
+
+@dataclass
+class Progress:
+    """What a worker tells with each heartbeat; written by the training loop."""
+
+    steps: int = 0
+    records: int = 0
+    version: int = 0
+    phase: str = "importing"
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    _losses: list[float] = field(default_factory=list)
+
+    def add_loss(self, loss: float) -> None:
+        """Counts the loss of one minibatch into the mean of this interval."""
+        self._losses.append(loss)
+
+    def take_loss(self) -> float:
+        """Mean loss since the last call; NaN if there was none."""
+        losses, self._losses = self._losses, []
+        return sum(losses) / len(losses) if losses else math.nan
+
+
+class LeaseClient:
+    """One worker's leases. Thread-safe: the loader leases while the trainer reports.
+
+    A lease leaves ``held`` only after the master took the report of it, so a lost answer to a
+    lease or a report never strands a task: the master takes back what is not held.
+    """
+
+    def __init__(self, master: Stub, worker_id: int) -> None:
+        self._master = master
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self.worker_id = worker_id
+        self.incarnation = 0
+        self.retired_before = 0
+
+    def lease(self, want: int) -> pb.LeaseResponse:
+        """Asks for up to ``want`` tasks; waits a while if there are none now.
+
+        Raises:
+            MasterLostError: no answer within the deadline.
+        """
+        # Only the loader leases, so no answer can be under way while another is asked for; the
+        # lock is not held over the call, which the master may keep waiting.
+        with self._lock:
+            held = sorted(self._held)
+        answer: pb.LeaseResponse = self._call(
+            "Lease",
+            pb.LeaseRequest(
+                worker_id=self.worker_id, want=want, incarnation=self.incarnation, held=held
+            ),
+        )
+        with self._lock:
+            if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+                self._held.clear()
+                self.incarnation = answer.cluster.incarnation
+            self._held.update(lease.lease_id for lease in answer.leases)
+            self.retired_before = max(self.retired_before, answer.retired_before)
+        return answer
+
+    def report(self, report: pb.ReportTaskRequest) -> bool:
+        """Tells what became of a task; False if the master had taken it away before."""
+        report.worker_id = self.worker_id
+        answer = self._call("ReportTask", report)
+        with self._lock:
+            self._held.discard(report.lease_id)
+        return bool(answer.known)
+
+    def release(self, leases: Sequence[pb.LeaseMessage]) -> None:
+        """Gives tasks back, without blame."""
+        for lease in leases:
+            self.report(
+                pb.ReportTaskRequest(lease_id=lease.lease_id, outcome=pb.ReportTaskRequest.RELEASED)
+            )
+
+    def _call(self, method: str, request: object) -> Any:
+        try:
+            return self._master.call(method, request, timeout_s=_CALL_TIMEOUT_S, wait=True)
+        except grpc.RpcError as error:
+            raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None
+
+
+class Heartbeat:
+    """A thread that tells the master every second that this worker lives, and hears of its fate.
+
+    ``draining`` is set when the worker is to finish what it does and leave; ``lost`` when the
+    master gave it up, or is itself gone.
+    """
+
+    def __init__(self, master: Stub, worker_id: int, progress: Progress) -> None:
+        self._master = master
+        self._worker_id = worker_id
+        self._progress = progress
+        self._stop = threading.Event()
+        self.draining = threading.Event()
+        self.lost = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sends one last heartbeat and ends the thread."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            ended = self._stop.wait(HEARTBEAT_INTERVAL_S)
+            self._beat()
+            if ended:
+                return
+
+    def _beat(self) -> None:
+        now = self._progress
+        request = pb.HeartbeatRequest(
+            worker_id=self._worker_id,
+            steps=now.steps,
+            records=now.records,
+            loss=now.take_loss(),
+            version=now.version,
+            phase=now.phase,
+            sent_bytes=now.sent_bytes,
+            received_bytes=now.received_bytes,
+        )
+        try:
+            answer = self._master.call("Heartbeat", request, timeout_s=5)
+        except grpc.RpcError as error:
+            # Not fatal by itself: training goes on, on the leases that are held.
+            log.debug("heartbeat: %s", error.code())
+            return
+        if answer.drain:
+            self.draining.set()
+        if not answer.known:
+            self.lost.set()

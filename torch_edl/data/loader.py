@@ -1,0 +1,395 @@
+"""From leases to minibatches: the next task is read and fed while this one trains.
+
+A task becomes windows, a window is the minibatches of one push. Window k of a task always holds
+the same records, whoever trains it and however often, so a server can tell what it already has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from torch_edl.config import JobConfig
+from torch_edl.data.leases import LeaseClient
+from torch_edl.data.sources import Source, open_source
+from torch_edl.data.sources.base import take
+from torch_edl.errors import ContractError, EdlError
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+MODES = {
+    pb.TASK_TRAIN: "training",
+    pb.TASK_EVALUATE: "evaluation",
+    pb.TASK_PREDICT: "prediction",
+}
+_LABEL_KEYS = ("labels", "label")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch."""
+
+    features: Any
+    """What ``feed`` returned but the labels: a tensor, a tuple or a dict of tensors."""
+    labels: Any
+    """None in prediction."""
+    size: int
+    """Samples in it."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The minibatches of one push."""
+
+    lease: pb.LeaseMessage
+    first: int
+    """Offset in the task of its first record."""
+    last: int
+    """One after its last record."""
+    batches: list[Batch]
+
+    @property
+    def ends_task(self) -> bool:
+        """Whether the task is complete with it."""
+        return self.last == self.lease.end - self.lease.start
+
+
+class FeedError(EdlError):
+    """The user's ``feed`` raised, or what it returned cannot be cut into minibatches."""
+
+    def __init__(self, message: str, lease: pb.LeaseMessage) -> None:
+        super().__init__(message)
+        self.lease = lease
+
+
+class Feeder:
+    """Reads the records of a lease and cuts what ``feed`` makes of them into windows.
+
+    Args:
+        feed: the user's function.
+        open_shard: from the name of a shard to its source.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        feed: Callable[[Any, str, Any], Any],
+        open_shard: Callable[[str], Source] | None = None,
+    ) -> None:
+        self._config = config
+        self._feed = feed
+        self._open = open_shard or self._open_file
+        self._sources: dict[str, Source] = {}
+
+    def windows(self, lease: pb.LeaseMessage, offset: int) -> Iterator[Window]:
+        """The windows of a task from ``offset`` (a border of windows) on.
+
+        Raises:
+            FeedError: the user's code failed; its exception is the cause.
+            DataError: the records cannot be read.
+        """
+        records = self._records(lease)
+        mode = MODES[lease.kind]
+        try:
+            fed = self._feed(records, mode, self._source(lease.shard).metadata)
+        except Exception as error:
+            raise FeedError(f"feed raised {type(error).__name__}: {error}", lease) from error
+        batches = self._batches(fed, lease, mode, offset)
+        return self._group(batches, lease, offset)
+
+    def _group(
+        self, batches: Iterator[Batch], lease: pb.LeaseMessage, offset: int
+    ) -> Iterator[Window]:
+        length = lease.end - lease.start
+        each = self._config.train.local_steps if lease.kind == pb.TASK_TRAIN else 1
+        span = each * self._config.data.batch_size
+        ready: list[Batch] = []
+        for batch in batches:
+            if len(ready) == each:
+                if offset + span >= length:
+                    raise FeedError(
+                        f"feed made more samples than the {length} records it was given; "
+                        "it may leave records out, not add any",
+                        lease,
+                    )
+                yield Window(lease, offset, offset + span, ready)
+                offset, ready = offset + span, []
+            ready.append(batch)
+        # The last window answers for the rest of the records, also those that feed left out.
+        yield Window(lease, offset, length, ready)
+
+    def _records(self, lease: pb.LeaseMessage) -> Any:
+        records = self._source(lease.shard).read(lease.start, lease.end)
+        if lease.kind == pb.TASK_TRAIN and self._config.data.shuffle:
+            seed = f"{self._config.train.seed}/{lease.task_id}".encode()
+            digest = hashlib.blake2b(seed, digest_size=8).digest()
+            order = np.random.default_rng(int.from_bytes(digest, "little"))
+            records = take(records, order.permutation(lease.end - lease.start))
+        return records
+
+    def _source(self, shard: str) -> Source:
+        if shard not in self._sources:
+            self._sources[shard] = self._open(shard)
+        return self._sources[shard]
+
+    def _open_file(self, path: str) -> Source:
+        data = self._config.data
+        return open_source(path, format=data.format, skip_damaged=data.skip_damaged)
+
+    def _batches(self, fed: Any, lease: pb.LeaseMessage, mode: str, offset: int) -> Iterator[Batch]:
+        size = self._config.data.batch_size
+        if isinstance(fed, Dataset):
+            return self._dataset_batches(fed, mode, offset // size, lease)
+        features, labels = _split(fed, mode, lease)
+        count = _length(features, lease)
+        if labels is not None and _length(labels, lease) != count:
+            raise FeedError(
+                f"feed returned {count} samples with {_length(labels, lease)} labels", lease
+            )
+        return _sliced(features, labels, count, size, offset)
+
+    def _dataset_batches(
+        self, dataset: Dataset[Any], mode: str, skip: int, lease: pb.LeaseMessage
+    ) -> Iterator[Batch]:
+        data = self._config.data
+        loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=data.batch_size,
+            num_workers=data.loader_workers,
+            pin_memory=data.pin_memory,
+            collate_fn=getattr(dataset, "collate_fn", None),
+            shuffle=False,
+        )
+        if not isinstance(dataset, IterableDataset) and skip:
+            rest = range(skip * data.batch_size, len(dataset))  # type: ignore[arg-type]
+            loader = DataLoader(
+                torch.utils.data.Subset(dataset, rest),
+                batch_size=data.batch_size,
+                num_workers=data.loader_workers,
+                pin_memory=data.pin_memory,
+                collate_fn=getattr(dataset, "collate_fn", None),
+                shuffle=False,
+            )
+            skip = 0
+        try:
+            for index, item in enumerate(loader):
+                if index >= skip:
+                    features, labels = _split(item, mode, lease)
+                    yield Batch(features, labels, _length(features, lease))
+        except FeedError:
+            raise
+        except Exception as error:
+            raise FeedError(
+                f"the dataset of feed raised {type(error).__name__}: {error}", lease
+            ) from error
+
+
+def _split(fed: Any, mode: str, lease: pb.LeaseMessage) -> tuple[Any, Any]:
+    """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
+    if mode == "prediction":
+        return (dict(fed) if isinstance(fed, Mapping) else fed), None
+    if isinstance(fed, Mapping):
+        rest = dict(fed)
+        for key in _LABEL_KEYS:
+            if key in rest:
+                return rest, rest.pop(key)
+        raise FeedError(
+            f"feed returned a dict with {sorted(rest)}; the labels belong under 'labels'", lease
+        )
+    if isinstance(fed, tuple | list) and len(fed) >= 2:
+        *features, labels = fed
+        return (features[0] if len(features) == 1 else tuple(features)), labels
+    raise FeedError(
+        f"feed returned {type(fed).__name__}; expected a tuple (features, labels), a dict with "
+        "'labels', or a torch Dataset",
+        lease,
+    )
+
+
+def _length(value: Any, lease: pb.LeaseMessage) -> int:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if value.ndim == 0:
+            raise FeedError("feed returned a scalar; the first dimension must be samples", lease)
+        return int(value.shape[0])
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list) and value:
+        lengths = {_length(v, lease) for v in value}
+        if len(lengths) != 1:
+            raise FeedError(
+                f"feed returned parts with {sorted(lengths)} samples; all must have the same "
+                "first dimension",
+                lease,
+            )
+        return lengths.pop()
+    raise FeedError(f"feed returned {type(value).__name__} where a tensor is expected", lease)
+
+
+def _sliced(features: Any, labels: Any, count: int, size: int, offset: int) -> Iterator[Batch]:
+    for start in range(offset, count, size):
+        end = min(start + size, count)
+        yield Batch(
+            slice_tensors(features, start, end),
+            None if labels is None else slice_tensors(labels, start, end),
+            end - start,
+        )
+
+
+def slice_tensors(value: Any, start: int, end: int) -> Any:
+    """Samples ``start .. end - 1`` of every tensor in a tuple, list or dict: views, no copies."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value[start:end])
+    if isinstance(value, Mapping):
+        return {k: slice_tensors(v, start, end) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(slice_tensors(v, start, end) for v in value)
+    return value[start:end]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task whose records are read; training, evaluation and prediction tasks."""
+
+    lease: pb.LeaseMessage
+    offset: int
+    windows: Iterator[Window]
+    incarnation: int
+    """Life of the servers that ``offset`` speaks of."""
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A task without records: summarize, snapshot."""
+
+    lease: pb.LeaseMessage
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Other servers, or the same ones in another life."""
+
+    cluster: pb.Cluster
+
+
+@dataclass(frozen=True)
+class Ended:
+    """No more work for this worker."""
+
+    drained: bool
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Preparing a task failed, or the master is gone."""
+
+    error: Exception
+    lease: pb.LeaseMessage | None
+
+
+Item = Prepared | Bare | Changed | Ended | Broken
+
+
+class Loader:
+    """A thread that leases one task ahead and prepares it.
+
+    After a :class:`Changed` or a :class:`Broken` it waits for :meth:`resume`: until the trainer
+    has met the new servers, nobody can say how much of a task is committed.
+
+    Args:
+        committed: for a task that somebody had before, how much of it every server has.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseClient,
+        feeder: Feeder,
+        committed: Callable[[pb.LeaseMessage], int],
+    ) -> None:
+        self._leases = leases
+        self._feeder = feeder
+        self._committed = committed
+        self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
+        self._go = threading.Event()
+        self._go.set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
+
+    def start(self) -> None:
+        """Begins to lease."""
+        self._thread.start()
+
+    def poll(self) -> Item | None:
+        """The next item if it is there already."""
+        try:
+            return self._items.get_nowait()
+        except queue.Empty:
+            return None
+
+    def get(self, timeout_s: float) -> Item | None:
+        """The next item; None if there is none within the time."""
+        try:
+            return self._items.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def resume(self) -> None:
+        """Leases again."""
+        self._go.set()
+
+    def stop(self) -> None:
+        """Ends the thread; it may still be waiting for the master, which does no harm."""
+        self._stop.set()
+        self._go.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._go.wait()
+            for item in self._next():
+                if isinstance(item, Changed | Broken):
+                    self._go.clear()
+                self._put(item)
+                if isinstance(item, Ended):
+                    return
+
+    def _put(self, item: Item) -> None:
+        while not self._stop.is_set():
+            try:
+                self._items.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def _next(self) -> Iterator[Item]:
+        try:
+            answer = self._leases.lease(want=1)
+        except EdlError as error:
+            yield Broken(error, None)
+            return
+        if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
+            yield Ended(drained=answer.next == pb.LeaseResponse.DRAIN)
+        elif answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+            yield Changed(answer.cluster)
+        for lease in answer.leases:
+            yield self._prepare(lease)
+
+    def _prepare(self, lease: pb.LeaseMessage) -> Item:
+        if lease.kind not in MODES:
+            return Bare(lease)
+        try:
+            offset = lease.offset
+            if lease.retried and lease.kind == pb.TASK_TRAIN:
+                offset = max(offset, self._committed(lease))
+            windows = self._feeder.windows(lease, offset)
+            return Prepared(lease, offset, windows, self._leases.incarnation)
+        except (EdlError, ContractError) as error:
+            return Broken(error, lease)

@@ -1,0 +1,120 @@
+"""A worker's part in an evaluation: metrics of a task as states that merge exactly.
+
+A plain function is averaged by the number of records. An object (our ``Metric``, torchmetrics)
+is updated with every minibatch; its state tensors are merged over all workers, and one worker
+computes the figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from torch_edl.contract import Contract
+from torch_edl.data.loader import Batch
+from torch_edl.errors import ContractError
+from torch_edl.wire import codec
+from torch_edl.wire import master_pb2 as pb
+
+LOSS = "loss"
+
+
+class TaskMetrics:
+    """The metrics of one evaluation task."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._metrics = contract.make_metrics()
+        self._means: dict[str, list[float]] = {LOSS: [0.0, 0]}
+        for name, metric in self._metrics.items():
+            if hasattr(metric, "update"):
+                continue
+            self._means[name] = [0.0, 0]
+
+    def update(self, batch: Batch, predictions: Any) -> None:
+        """Counts a minibatch in."""
+        self._mean(LOSS, self._contract.loss(batch.labels, predictions), batch.size)
+        for name, metric in self._metrics.items():
+            if not hasattr(metric, "update"):
+                self._mean(name, metric(batch.labels, predictions), batch.size)
+            elif _is_torchmetric(metric):
+                metric.update(predictions, batch.labels)
+            else:
+                metric.update(batch.labels, predictions)
+
+    def _mean(self, name: str, value: Any, size: int) -> None:
+        number = float(torch.as_tensor(value, dtype=torch.float64).mean())
+        total = self._means[name]
+        total[0] += number * size
+        total[1] += size
+
+    def states(self) -> list[pb.MetricState]:
+        """What the master merges."""
+        states = [
+            pb.MetricState(name=name, sum=total, records=int(records))
+            for name, (total, records) in self._means.items()
+        ]
+        for name, metric in self._metrics.items():
+            if hasattr(metric, "update"):
+                state = pb.MetricState(name=name, object=True)
+                for key, value, reduction in _tensors(name, metric):
+                    state.tensors.add(
+                        name=key, value=codec.to_proto(value.cpu().numpy()), reduction=reduction
+                    )
+                states.append(state)
+        return states
+
+
+def summarize(contract: Contract, states: Iterable[pb.MetricState]) -> dict[str, float]:
+    """The figures of metric objects from their merged states."""
+    metrics = contract.make_metrics()
+    values = {}
+    for state in states:
+        metric = metrics[state.name]
+        merged = {t.name: torch.from_numpy(codec.from_proto(t.value).copy()) for t in state.tensors}
+        if _is_torchmetric(metric):
+            _load_torchmetric(metric, merged)
+        else:
+            metric.merge(merged)
+        values[state.name] = float(metric.compute())
+    return values
+
+
+def _is_torchmetric(metric: Any) -> bool:
+    return hasattr(metric, "_reductions") and hasattr(metric, "_defaults")
+
+
+def _tensors(name: str, metric: Any) -> Iterable[tuple[str, torch.Tensor, str]]:
+    if not _is_torchmetric(metric):
+        reductions: Mapping[str, str] = metric.reductions
+        for key, value in metric.state().items():
+            yield key, value, reductions[key]
+        return
+    for key, function in metric._reductions.items():
+        value = getattr(metric, key)
+        if isinstance(value, list):
+            if not value:
+                continue
+            value = torch.cat([v.reshape(1) if v.ndim == 0 else v for v in value])
+        yield key, value, _reduction(name, key, function)
+
+
+def _reduction(metric: str, key: str, function: Callable[..., Any] | None) -> str:
+    known = {"dim_zero_sum": "sum", "dim_zero_max": "max", "dim_zero_min": "min",
+             "dim_zero_mean": "mean", "dim_zero_cat": "cat"}  # fmt: skip
+    found = known.get(getattr(function, "__name__", ""))
+    if found is None:
+        raise ContractError(
+            f"metric {metric!r}: its state {key!r} says not how it is merged over workers; "
+            "give it a dist_reduce_fx of sum, mean, max, min or cat"
+        )
+    return found
+
+
+def _load_torchmetric(metric: Any, merged: Mapping[str, torch.Tensor]) -> None:
+    for key, value in merged.items():
+        setattr(metric, key, [value] if isinstance(metric._defaults[key], list) else value)
+    # compute() warns of a metric that was never updated.
+    metric._update_count = 1

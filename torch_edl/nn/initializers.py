@@ -1,0 +1,61 @@
+"""Initial values of rows, as a user names them and as a table takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch_edl.errors import UsageError
+
+InitializerLike = "str | tuple[str, Mapping[str, float]] | Initializer"
+
+_ARGS: dict[str, dict[str, float]] = {
+    "zeros": {},
+    "constant": {"value": 0.0},
+    "uniform": {"low": -0.05, "high": 0.05},
+    "normal": {"mean": 0.0, "std": 0.05},
+    "xavier_uniform": {"gain": 1.0},
+    "xavier_normal": {"gain": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Distribution of a new row: ``zeros``, ``constant``, ``uniform`` or ``normal``."""
+
+    kind: str
+    args: Mapping[str, float] = field(default_factory=dict)
+
+
+def resolve(
+    wish: str | tuple[str, Mapping[str, float]] | Initializer,
+    num_embeddings: int | None,
+    dim: int,
+) -> Initializer:
+    """The distribution that a wish means for a table of this size.
+
+    Args:
+        wish: a name (``"normal"``) or a name with arguments (``("normal", {"std": 0.01})``).
+
+    Raises:
+        UsageError: unknown name or argument.
+    """
+    if isinstance(wish, Initializer):
+        return wish
+    kind, given = (wish, {}) if isinstance(wish, str) else wish
+    if kind not in _ARGS:
+        raise UsageError(f"initializer {kind!r}: choose one of {', '.join(_ARGS)}")
+    unknown = set(given) - set(_ARGS[kind])
+    if unknown:
+        takes = ", ".join(_ARGS[kind]) or "no arguments"
+        raise UsageError(f"initializer {kind!r}: unknown {sorted(unknown)}; it takes {takes}")
+    args = {**_ARGS[kind], **{k: float(v) for k, v in given.items()}}
+    if kind.startswith("xavier"):
+        # Glorot & Bengio 2010, eq. 16; a table without bound counts as a square matrix.
+        std = args["gain"] * math.sqrt(2.0 / (dim + (num_embeddings or dim)))
+        if kind == "xavier_normal":
+            return Initializer("normal", {"mean": 0.0, "std": std})
+        bound = math.sqrt(3.0) * std
+        return Initializer("uniform", {"low": -bound, "high": bound})
+    return Initializer(kind, args)

@@ -1,0 +1,364 @@
+"""All servers of a job as one: a pull and a push are one call to each of them, side by side.
+
+Every call may be repeated: the first initialisation wins, a pull changes nothing that a later
+one would not, and a server does not apply the records of a push twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
+from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.ps_client.partition import dense_owners
+from torch_edl.wire import codec, tensor_pb2
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+BUFFER_GROUP = -2
+FROZEN_GROUP = -1
+
+
+@dataclass(frozen=True)
+class PartitionedIds:
+    """The ids of one lookup without duplicates, grouped by the server that owns them."""
+
+    unique: Ids
+    """(u,) distinct ids, those of server 0 first."""
+    offsets: Ids
+    """(servers + 1,) where each server's part begins."""
+    inverse: Ids
+    """(n,) position in ``unique`` of each id that was asked for."""
+
+    @classmethod
+    def of(cls, ids: Ids, servers: int) -> PartitionedIds:
+        """Groups ``ids`` (n,), duplicates allowed, by owner."""
+        return cls(*_core.unique_partition(ids, servers))
+
+    def part(self, server: int) -> slice:
+        """The rows that ``server`` owns."""
+        return slice(int(self.offsets[server]), int(self.offsets[server + 1]))
+
+
+@dataclass(frozen=True)
+class TableIds:
+    """Which rows of one table are wanted. Two tables may share one ``PartitionedIds``: then the
+    ids travel once."""
+
+    name: str
+    dim: int
+    ids: PartitionedIds
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where one dense parameter lies in the flat vector of its server."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+    group: int
+
+
+@dataclass
+class PullResult:
+    """What the servers hold, all of one moment per server."""
+
+    initialized: bool
+    version: int
+    dense: list[Floats | None]
+    """Flat vector of each server; None: not asked for, or as before."""
+    versions: list[int]
+    rows: list[Floats] = field(default_factory=list)
+    """(u, dim) for each table of the request, in the order of its ``unique`` ids."""
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What became of a gradient."""
+
+    accepted: bool
+    """False: a server found it too old (sync mode); pull, compute and push again."""
+    version: int
+
+
+class Pending:
+    """Calls on their way to all servers; :meth:`responses` waits for them."""
+
+    def __init__(self, client: PsClient, futures: list[Any]) -> None:
+        self._client = client
+        self._futures = futures
+
+    def done(self) -> bool:
+        """Whether every server has answered."""
+        return all(f.done() for f in self._futures)
+
+    def responses(self) -> list[Any]:
+        """The answers in server order.
+
+        Raises:
+            ServersLostError: one is unreachable, or of another life.
+            UsageError: one refused the content; the message says why.
+        """
+        try:
+            return [f.result() for f in self._futures]
+        except grpc.RpcError as error:
+            raise translate(error) from None
+        except grpc.FutureCancelledError:
+            raise ServersLostError("the connection was closed") from None
+
+
+class PendingPull(Pending):
+    """A pull on its way."""
+
+    def __init__(self, client: PsClient, futures: list[Any], tables: Sequence[TableIds]) -> None:
+        super().__init__(client, futures)
+        self._tables = tables
+
+    def wait(self) -> PullResult:
+        """The answers, put together; raises as :meth:`responses`."""
+        answers = self.responses()
+        self._client.received_bytes += sum(a.ByteSize() for a in answers)
+        return PullResult(
+            initialized=all(a.initialized for a in answers),
+            version=max(a.version for a in answers),
+            versions=[a.version for a in answers],
+            dense=[_flat(a.dense) for a in answers],
+            rows=[self._rows(i, t, answers) for i, t in enumerate(self._tables)],
+        )
+
+    def _rows(self, index: int, table: TableIds, answers: list[Any]) -> Floats:
+        out = np.empty((len(table.ids.unique), table.dim), np.float32)
+        for server, answer in enumerate(answers):
+            part = codec.from_proto(answer.vectors[index])
+            out[table.ids.part(server)] = part
+        return out
+
+
+class PendingPush(Pending):
+    """A push on its way."""
+
+    def wait(self) -> PushResult:
+        """What the servers said; raises as :meth:`responses`."""
+        answers = self.responses()
+        return PushResult(
+            accepted=all(a.accepted for a in answers), version=max(a.version for a in answers)
+        )
+
+
+class PsClient:
+    """The servers of one cluster, in shard order.
+
+    Args:
+        addresses: ``host:port`` of each server.
+        incarnation: the life of the servers that this client speaks to.
+        timeout_s: deadline of one call, seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        job: str,
+        incarnation: int,
+        token: str,
+        timeout_s: float = 30.0,
+    ) -> None:
+        service = pb.DESCRIPTOR.services_by_name["Pserver"]
+        self._stubs = [Stub(service, address, token) for address in addresses]
+        self._fence = pb.Fence(job=job, incarnation=incarnation)
+        self._timeout_s = timeout_s
+        self.incarnation = incarnation
+        self.layout: list[list[Segment]] = [[] for _ in addresses]
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    @property
+    def servers(self) -> int:
+        """How many servers there are."""
+        return len(self._stubs)
+
+    def initialize(
+        self,
+        dense: Mapping[str, tuple[npt.NDArray[Any], int]],
+        tables: Sequence[pb.EmbeddingTableInfo],
+        optimizer: pb.OptimizerConfig,
+        *,
+        seed: int,
+    ) -> bool:
+        """Tells every server what to hold. The first caller's values stay.
+
+        Args:
+            dense: name to (value, parameter group); group -1 is frozen, -2 a buffer.
+
+        Returns:
+            Whether the values of this caller were taken by all servers.
+
+        Raises:
+            UsageError: the servers hold a model of another layout.
+        """
+        owners = dense_owners({n: int(v.size) for n, (v, _) in dense.items()}, self.servers)
+        self.layout = [
+            _segments([(n, *dense[n]) for n in sorted(dense) if owners[n] == s])
+            for s in range(self.servers)
+        ]
+        infos = pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=tables)
+        dense_calls = [
+            pb.PushDenseParametersRequest(
+                fence=self._fence,
+                optimizer=optimizer,
+                seed=seed,
+                parameters=[
+                    pb.DenseParameter(
+                        name=segment.name,
+                        value=codec.to_proto(dense[segment.name][0].astype(np.float32)),
+                        group=segment.group,
+                    )
+                    for segment in segments
+                ],
+            )
+            for segments in self.layout
+        ]
+        answers = self._send("PushDenseParameters", dense_calls, wait=True).responses()
+        self._send("PushEmbeddingTableInfos", [infos] * self.servers).responses()
+        return all(a.accepted for a in answers)
+
+    def pull(
+        self,
+        tables: Sequence[TableIds],
+        *,
+        dense: bool = True,
+        known: Sequence[int] | None = None,
+        read_only: bool = False,
+    ) -> PendingPull:
+        """Starts a pull of dense parameters and rows.
+
+        Args:
+            known: version of each server whose dense parameters the caller has already.
+            read_only: create no rows for ids that were never seen.
+        """
+        calls = []
+        for server in range(self.servers):
+            call = pb.PullRequest(
+                fence=self._fence,
+                dense=dense,
+                dense_version=known[server] if known else -1,
+                read_only=read_only,
+            )
+            seen: dict[int, int] = {}
+            for table in tables:
+                entry = call.tables.add(name=table.name)
+                first = seen.setdefault(id(table.ids), len(call.tables))
+                if first < len(call.tables):
+                    entry.same_ids_as = first
+                else:
+                    entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
+            calls.append(call)
+        return PendingPull(self, self._futures("Pull", calls), tables)
+
+    def push(
+        self,
+        dense: Sequence[Floats] | None,
+        tables: Sequence[tuple[TableIds, Floats]],
+        *,
+        records: pb.RecordRange,
+        version: int,
+        retired_before: int,
+        learning_rates: Sequence[float] = (),
+    ) -> PendingPush:
+        """Starts a push of gradients.
+
+        Args:
+            dense: flat gradient of each server, laid out as in :attr:`layout`; None: no update.
+            tables: for each table its ids and their summed gradients (u, dim).
+            records: where the gradient comes from; a server applies each range once.
+            version: of the parameters that it was computed with.
+        """
+        calls = []
+        for server in range(self.servers):
+            call = pb.PushGradientsRequest(
+                fence=self._fence,
+                range=records,
+                version=version,
+                retired_before=retired_before,
+                learning_rates=learning_rates,
+            )
+            if self.layout[server] and dense is not None:
+                _fill(call.dense, dense[server])
+            seen: dict[int, int] = {}
+            for table, gradients in tables:
+                entry = call.tables.add(name=table.name)
+                first = seen.setdefault(id(table.ids), len(call.tables))
+                part = table.ids.part(server)
+                if first < len(call.tables):
+                    entry.same_ids_as = first
+                else:
+                    entry.ids = table.ids.unique[part].tobytes()
+                _fill(entry.values, gradients[part])
+            calls.append(call)
+        return PendingPush(self, self._futures("PushGradients", calls))
+
+    def marks(self, task_id: int) -> int:
+        """Records of the task from its start that every server has applied."""
+        call = pb.GetMarksRequest(fence=self._fence, task_ids=[task_id])
+        answers = self._send("GetMarks", [call] * self.servers, wait=True).responses()
+        return min(int(a.offsets[0]) for a in answers)
+
+    def close(self) -> None:
+        """Closes the connections; calls on their way end as lost."""
+        for stub in self._stubs:
+            stub.close()
+
+    def _send(self, method: str, calls: Sequence[Any], *, wait: bool = False) -> Pending:
+        return Pending(self, self._futures(method, calls, wait=wait))
+
+    def _futures(self, method: str, calls: Sequence[Any], *, wait: bool = False) -> list[Any]:
+        self.sent_bytes += sum(c.ByteSize() for c in calls)
+        return [
+            stub.start(method, call, timeout_s=self._timeout_s, wait=wait)
+            for stub, call in zip(self._stubs, calls, strict=True)
+        ]
+
+
+def translate(error: grpc.RpcError) -> Exception:
+    """The exception that a failed call to a server means."""
+    code, details = error.code(), error.details()
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return UsageError(details)
+    if code in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    ):
+        return ServersLostError(f"{code.name}: {details}")
+    return EdlError(f"parameter server: {code.name}: {details}")
+
+
+def _segments(parameters: list[tuple[str, npt.NDArray[Any], int]]) -> list[Segment]:
+    segments, start = [], 0
+    for name, value, group in parameters:
+        segments.append(Segment(name, value.shape, start, int(value.size), group))
+        start += int(value.size)
+    return segments
+
+
+def _flat(proto: tensor_pb2.TensorProto) -> Floats | None:
+    return codec.from_proto(proto) if proto.dtype else None
+
+
+def _fill(proto: tensor_pb2.TensorProto, array: Floats) -> None:
+    proto.dtype = tensor_pb2.DT_FLOAT
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    proto.tensor_content = array.tobytes()

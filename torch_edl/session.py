@@ -1,0 +1,159 @@
+"""A worker's model and what works on it: the user's contract brought to life once per process."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from torch_edl import matmul
+from torch_edl.config import JobConfig
+from torch_edl.contract import Contract
+from torch_edl.data.leases import Progress
+from torch_edl.data.loader import Bare, Feeder, Prepared
+from torch_edl.data.sources import Source
+from torch_edl.errors import ContractError
+from torch_edl.evaluation import TaskMetrics, summarize
+from torch_edl.nn.swap import swap_large
+from torch_edl.prediction import TaskPredictions
+from torch_edl.strategy.base import Strategy, UserCodeError
+from torch_edl.strategy.local import LocalStrategy
+from torch_edl.strategy.parameter_server import ParameterServerStrategy
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """The model, the optimizer and, once the master chose it, the strategy.
+
+    Raises:
+        ContractError: the user's functions do not give what they must.
+    """
+
+    strategy: Strategy
+
+    def __init__(self, contract: Contract, config: JobConfig, worker_id: int) -> None:
+        self.contract = contract
+        self._config = config
+        # Every worker builds the same initial model.
+        torch.manual_seed(config.train.seed)
+        self.model = contract.make_model()
+        self.optimizer = contract.make_optimizer(self.model)
+        self._callbacks = contract.make_callbacks()
+        contract.make_metrics()
+        self._worker_id = worker_id
+        self._sources = self._user_sources()
+        self.feeder = Feeder(config, contract.feed, self._open_shard if self._sources else None)
+
+    def shards(self) -> list[pb.SourceShard]:
+        """What the user's ``data_source`` has, where there is one."""
+        return [pb.SourceShard(name=s.name, records=s.count) for s in self._sources.values()]
+
+    def start(self, ready: pb.ReportModelResponse, token: str, progress: Progress) -> None:
+        """Builds the strategy that the master chose."""
+        if ready.torch_threads:
+            torch.set_num_threads(ready.torch_threads)
+        # Rows that decay towards zero become denormal numbers, which are many times slower.
+        torch.set_flush_denormal(True)
+        matmul.install()
+        log.info("strategy %s: %s", ready.strategy, ready.reason)
+        if ready.strategy == "local":
+            scheduler = self.contract.make_scheduler(self.optimizer)
+            self.strategy = LocalStrategy(
+                self.contract,
+                self.model,
+                self.optimizer,
+                scheduler,
+                config=self._config,
+                progress=progress,
+            )
+            return
+        swapped = swap_large(self.model, self._config.train.large_embedding)
+        for path, table in swapped.items():
+            log.info(
+                "%s lives on the servers: %s, rows start as %s", path, table, table.initializer
+            )
+        if swapped:
+            # Its parameter groups must know the tables instead of the weights that are gone.
+            self.optimizer = self.contract.make_optimizer(self.model)
+        self.strategy = ParameterServerStrategy(
+            self.contract,
+            self.model,
+            self.optimizer,
+            self.contract.make_scheduler(self.optimizer),
+            token=token,
+            config=self._config,
+            progress=progress,
+        )
+
+    def call_back(self, event: str, *args: Any) -> None:
+        """Calls a method of each of the user's callbacks that has it."""
+        for callback in self._callbacks:
+            method = getattr(callback, event, None)
+            if method is not None:
+                method(*args)
+
+    def do(self, item: Prepared | Bare) -> pb.ReportTaskRequest:
+        """Does a task that is not training; the report of it, without the lease."""
+        if item.lease.kind == pb.TASK_SUMMARIZE:
+            return pb.ReportTaskRequest(values=summarize(self.contract, item.lease.states))
+        if item.lease.kind == pb.TASK_SNAPSHOT:
+            return self.strategy.snapshot(item.lease.directory)
+        assert isinstance(item, Prepared)
+        return self._evaluate(item) if item.lease.kind == pb.TASK_EVALUATE else self._predict(item)
+
+    def _evaluate(self, task: Prepared) -> pb.ReportTaskRequest:
+        metrics = TaskMetrics(self.contract)
+        with self.strategy.evaluating() as predict:
+            for window in task.windows:
+                for batch in window.batches:
+                    predictions = predict(batch.features)
+                    try:
+                        metrics.update(batch, predictions)
+                    except Exception as error:
+                        raise UserCodeError(
+                            f"a metric raised {type(error).__name__}: {error}"
+                        ) from error
+        records = task.lease.end - task.lease.start
+        return pb.ReportTaskRequest(records=records, metrics=metrics.states())
+
+    def _predict(self, task: Prepared) -> pb.ReportTaskRequest:
+        predictions = TaskPredictions(self.contract.prediction_outputs_processor, self._worker_id)
+        with self.strategy.evaluating() as predict:
+            for window in task.windows:
+                for batch in window.batches:
+                    predictions.add(predict(batch.features))
+        name, rows = predictions.write(self._config.checkpoint.output, task.lease.task_id)
+        records = task.lease.end - task.lease.start
+        if rows != records and self.contract.prediction_outputs_processor is None:
+            raise ContractError(
+                f"the model made {rows} predictions for {records} records; "
+                "feed and model must keep every record in prediction"
+            )
+        return pb.ReportTaskRequest(records=records, files=[name])
+
+    def _user_sources(self) -> dict[str, Source]:
+        if self.contract.data_source is None:
+            return {}
+        data = self._config.data
+        paths = {"train": data.train, "evaluate": data.eval, "predict": data.predict}
+        try:
+            made = self.contract.data_source(paths[self._config.kind])
+        except Exception as error:
+            raise ContractError(
+                f"{self.contract.path}: data_source() raised {type(error).__name__}: {error}"
+            ) from error
+        sources = list(made) if isinstance(made, list | tuple) else [made]
+        for source in sources:
+            if not isinstance(source, Source):
+                raise ContractError(
+                    f"{self.contract.path}: data_source returned {type(source).__name__}; "
+                    "expected an object (or a list) with name, count, damaged, metadata and "
+                    "read(start, end)"
+                )
+        return {source.name: source for source in sources}
+
+    def _open_shard(self, name: str) -> Source:
+        return self._sources[name]

@@ -1,0 +1,81 @@
+"""The choice of a strategy, from what the model holds and how many workers there may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch_edl.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSize:
+    """One embedding module of a model."""
+
+    name: str
+    num_embeddings: int
+    """0: without bound."""
+    dim: int
+    dynamic: bool
+    """A ``torch_edl.nn`` module rather than one of ``torch.nn``."""
+
+    @property
+    def elements(self) -> int:
+        """Numbers in the whole table; 0 where it has no bound."""
+        return self.num_embeddings * self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A strategy and why."""
+
+    name: str
+    reason: str
+
+
+def choose(
+    wanted: str,
+    embeddings: Sequence[EmbeddingSize],
+    *,
+    max_workers: int,
+    large_embedding: int,
+    optimizer_error: str = "",
+) -> Choice:
+    """The strategy of a job.
+
+    Args:
+        wanted: ``auto``, ``ps`` or ``local``.
+        large_embedding: tables of more elements belong on servers.
+        optimizer_error: why the servers cannot run the optimizer; empty: they can.
+
+    Raises:
+        UsageError: the explicit wish cannot be had.
+    """
+    if wanted == "local" and max_workers > 1:
+        raise UsageError(
+            f"--workers {max_workers}: the strategy local runs one worker; "
+            "use --workers 1 or --strategy ps"
+        )
+    choice = _from_model(wanted, embeddings, max_workers, large_embedding)
+    if choice.name == "ps" and optimizer_error:
+        raise UsageError(optimizer_error)
+    return choice
+
+
+def _from_model(
+    wanted: str, embeddings: Sequence[EmbeddingSize], max_workers: int, large_embedding: int
+) -> Choice:
+    if wanted != "auto":
+        return Choice(name=wanted, reason=f"asked for with --strategy {wanted}")
+    for embedding in embeddings:
+        if embedding.dynamic and not embedding.num_embeddings:
+            return Choice(name="ps", reason=f"embedding {embedding.name} has no bound")
+        if embedding.elements > large_embedding:
+            return Choice(
+                name="ps",
+                reason=f"embedding {embedding.name} of {embedding.num_embeddings:,} x "
+                f"{embedding.dim} is large",
+            )
+    if max_workers == 1:
+        return Choice(name="local", reason="no large embedding, and one worker")
+    return Choice(name="ps", reason=f"up to {max_workers} workers share one model")

@@ -1,0 +1,208 @@
+"""One worker that holds the whole model: any torch optimizer, no servers.
+
+A window is committed when it was trained. The model lives and dies with the process, so the
+master takes the tasks back to the last checkpoint when it starts another worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from torch_edl import checkpoint
+from torch_edl.config import JobConfig
+from torch_edl.contract import Contract
+from torch_edl.data.leases import Progress
+from torch_edl.data.loader import Window
+from torch_edl.errors import CheckpointError
+from torch_edl.nn.embedding import Table
+from torch_edl.strategy.base import Committed, Step, UserCodeError
+from torch_edl.strategy.server_rows import bind_tables
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import pserver_pb2
+
+_DENSE = "shard-0-of-1.dense.safetensors"
+_OPTIMIZER = "shard-0-of-1.optimizer.safetensors"
+
+
+class LocalStrategy:
+    """See :class:`~torch_edl.strategy.base.Strategy`."""
+
+    depth = 0
+
+    def __init__(
+        self,
+        contract: Contract,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        *,
+        config: JobConfig,
+        progress: Progress,
+    ) -> None:
+        self.model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._config = config
+        self._progress = progress
+        self._tables = bind_tables(model)
+        self._marks: dict[int, int] = {}
+        self._retired_before = 0
+        self._steps = 0
+        self._step = Step(
+            contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers
+        )
+
+    def connect(self, cluster: pb.Cluster) -> None:
+        """Loads the checkpoint (or the exported model) that the cluster names, the first time."""
+        if cluster.restored_from and not self._steps and not self._marks:
+            self._restore(Path(cluster.restored_from))
+
+    def committed(self, lease: pb.LeaseMessage) -> int:
+        """What this process trained, or found in its checkpoint."""
+        return self._marks.get(lease.task_id, 0)
+
+    def prefetch(self, window: Window) -> None:
+        """Nothing has to be fetched."""
+
+    def train(self, window: Window, retired_before: int) -> list[Committed]:
+        """Steps the user's optimizer once for each minibatch."""
+        nan_steps = 0
+        for batch in window.batches:
+            self._optimizer.zero_grad()
+            loss = self._step.loss(batch)
+            if loss is None:
+                nan_steps += 1
+                continue
+            try:
+                loss.backward()  # type: ignore[no-untyped-call]
+            except Exception as error:
+                raise UserCodeError(f"backward raised {type(error).__name__}: {error}") from error
+            self._optimizer.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
+            self._progress.add_loss(self._step.last_loss)
+        self._steps += len(window.batches)
+        self._progress.version = self._steps
+        self._marks[window.lease.task_id] = window.last
+        if retired_before > self._retired_before:
+            self._retired_before = retired_before
+            self._marks = {t: m for t, m in self._marks.items() if t >= retired_before}
+        return [Committed(window, len(window.batches), nan_steps, self._step.last_loss)]
+
+    def finish(self) -> list[Committed]:
+        """Everything is committed already."""
+        return []
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[Any], Any]]:
+        """The model as it is."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield self._step.predict
+        finally:
+            self.model.train()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    # ---- checkpoints ----
+
+    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
+        """Writes model and optimizer; the master makes a checkpoint of it."""
+        folder = Path(directory)
+        safetensors.torch.save_file(self._dense(), folder / _DENSE)
+        tensors, described = _flatten(self._optimizer.state_dict())
+        if self._scheduler is not None:
+            described["scheduler"] = _jsonable(self._scheduler.state_dict())
+        safetensors.torch.save_file(
+            tensors, folder / _OPTIMIZER, metadata={"state": json.dumps(described)}
+        )
+        files = [_DENSE, _OPTIMIZER]
+        marks = pserver_pb2.Marks(retired_before=self._retired_before)
+        for task_id, offset in sorted(self._marks.items()):
+            marks.tasks.add(task_id=task_id, offset=offset)
+        return pb.ReportTaskRequest(
+            files=files,
+            sizes=[os.path.getsize(folder / name) for name in files],
+            marks=marks,
+            version=self._steps,
+        )
+
+    def _dense(self) -> dict[str, torch.Tensor]:
+        tables = {id(m.weight) for m in self.model.modules() if isinstance(m, Table)}
+        return {
+            name: tensor.detach().clone().contiguous()
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in tables
+        }
+
+    def _restore(self, folder: Path) -> None:
+        exported = folder / "model.safetensors"
+        dense = exported if exported.exists() else folder / _DENSE
+        if not dense.exists():
+            raise CheckpointError(f"{folder}: no {_DENSE} there; it is of another strategy")
+        self._load_dense(safetensors.torch.load_file(dense))
+        if dense == exported:
+            return
+        manifest = checkpoint.read(folder)
+        self._marks = dict(manifest.marks)
+        self._retired_before = manifest.retired_before
+        self._steps = manifest.versions[0] if manifest.versions else manifest.steps
+        with safe_open(folder / _OPTIMIZER, "pt") as file:
+            described = json.loads(file.metadata()["state"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        self._optimizer.load_state_dict(_unflatten(tensors, described))
+        if self._scheduler is not None and "scheduler" in described:
+            self._scheduler.load_state_dict(described["scheduler"])
+
+    def _load_dense(self, tensors: dict[str, torch.Tensor]) -> None:
+        wanted = set(self._dense())
+        if wanted != set(tensors):
+            missing, extra = sorted(wanted - set(tensors)), sorted(set(tensors) - wanted)
+            raise CheckpointError(
+                f"the checkpoint is of another model: it lacks {missing} and has {extra} besides"
+            )
+        self.model.load_state_dict(tensors, strict=False)
+
+
+def _flatten(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors, and the rest as what JSON can say."""
+    tensors: dict[str, torch.Tensor] = {}
+    rest: dict[str, Any] = {"groups": _jsonable(state["param_groups"]), "values": {}}
+    for index, slots in state["state"].items():
+        for key, value in slots.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}.{key}"] = value.detach().clone().contiguous()
+            else:
+                rest["values"][f"{index}.{key}"] = value
+    return tensors, rest
+
+
+def _unflatten(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **rest["values"]}.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
+    return {"state": state, "param_groups": rest["groups"]}
+
+
+def _jsonable(value: Any) -> Any:
+    """What JSON can say of a state: numbers, texts, lists; tensors of one number as numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, dict):
+        return {k: _jsonable(v) for k, v in value.items() if not callable(v)}
+    if isinstance(value, list | tuple):
+        return [_jsonable(v) for v in value]
+    return value

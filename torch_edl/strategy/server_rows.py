@@ -1,0 +1,235 @@
+"""Rows of embedding tables that live on servers, for the minibatches of one window.
+
+The ids of a window are found before it is trained: the model runs on it only as far as its last
+embedding, with nothing looked up (:meth:`ServerRows.plan`). So all rows of all tables are pulled
+in one call, ahead of time. An id that only the real run asks for is pulled then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from torch_edl import _core
+from torch_edl.data.loader import Batch
+from torch_edl.errors import UsageError
+from torch_edl.nn.embedding import Table
+from torch_edl.nn.lookup import RowBlock, lookup
+from torch_edl.ps_client.client import PartitionedIds, TableIds
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Pull = Callable[[Sequence[TableIds]], Sequence[Floats]]
+
+
+class _LastLookup(BaseException):
+    """The planning run has seen every embedding; nothing after it matters.
+
+    Not an Exception, so that no handler in the user's forward takes it.
+    """
+
+
+@dataclass
+class _Call:
+    """One lookup of a minibatch."""
+
+    module: Table
+    ids: torch.Tensor
+
+
+@dataclass
+class Plan:
+    """The rows that a window needs."""
+
+    calls: list[list[_Call]]
+    """Lookups of each minibatch, in the order of the model."""
+    tables: list[TableIds] = field(default_factory=list)
+    blocks: list[RowBlock] = field(default_factory=list)
+    """One for each of ``tables``, once they were pulled."""
+    _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
+
+    def take(self, rows: Sequence[Floats]) -> None:
+        """Takes what was pulled for ``tables``."""
+        self.blocks = [RowBlock(values) for values in rows]
+
+    def find(self, batch: int, call: int) -> tuple[RowBlock, Ids]:
+        """Rows and the positions in them for one lookup."""
+        table, span = self._where[batch, call]
+        return self.blocks[table], self.tables[table].ids.inverse[span]
+
+    def add(self, module: Table, ids: PartitionedIds, values: Floats) -> RowBlock:
+        """Rows that the planning run did not see."""
+        block = RowBlock(values)
+        self.tables.append(TableIds(module.table, module.embedding_dim, ids))
+        self.blocks.append(block)
+        return block
+
+    def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
+        """The summed gradient of each table that was used, each id once."""
+        used: dict[str, list[tuple[TableIds, Floats]]] = {}
+        for table, block in zip(self.tables, self.blocks, strict=True):
+            if block.grads is not None:
+                used.setdefault(table.name, []).append((table, block.grads))
+        return [g[0] if len(g) == 1 else _merge(g, servers) for g in used.values()]
+
+
+def _merge(parts: list[tuple[TableIds, Floats]], servers: int) -> tuple[TableIds, Floats]:
+    first = parts[0][0]
+    ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in parts]), servers)
+    out = np.empty((len(ids.unique), first.dim), np.float32)
+    _core.scatter_sum(np.concatenate([g for _, g in parts]), ids.inverse, out)
+    return TableIds(first.name, first.dim, ids), out
+
+
+class ServerRows:
+    """The :class:`~torch_edl.nn.lookup.RowStore` of all tables of a model.
+
+    Args:
+        forward: runs the model on the features of a minibatch.
+    """
+
+    def __init__(self, model: nn.Module, forward: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._forward = forward
+        self.tables = bind_tables(model)
+        for module in self.tables:
+            module.store = self
+        # In a planning run nothing may count batches or draw random numbers.
+        self._quiet = any(
+            isinstance(m, nn.modules.dropout._DropoutNd) or m._buffers for m in model.modules()
+        )
+        self._planning: list[_Call] | None = None
+        self._lookups = 0  # per forward pass; 0: not known yet
+        self._plan: Plan | None = None
+        self._batch = self._call = 0
+        self._pull: Pull | None = None
+        self._servers = 1
+
+    def connect(self, servers: int, pull: Pull) -> None:
+        """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
+        self._servers, self._pull = servers, pull
+
+    def plan(self, batches: Sequence[Batch]) -> Plan:
+        """Finds which rows some minibatches need."""
+        plan = Plan([self._dry_run(b) for b in batches] if self.tables else [])
+        by_table: dict[str, list[tuple[int, int, _Call]]] = {}
+        for b, calls in enumerate(plan.calls):
+            for c, call in enumerate(calls):
+                by_table.setdefault(call.module.table, []).append((b, c, call))
+        # Tables asked for the same tensors of ids share one list without duplicates.
+        shared: dict[tuple[tuple[int, int], ...], PartitionedIds] = {}
+        for name, entries in by_table.items():
+            key = tuple((call.ids.data_ptr(), call.ids.numel()) for _, _, call in entries)
+            if key not in shared:
+                flat = [_flat(call.ids) for _, _, call in entries]
+                whole = flat[0] if len(flat) == 1 else np.concatenate(flat)
+                shared[key] = PartitionedIds.of(whole, self._servers)
+            dim = entries[0][2].module.embedding_dim
+            start = 0
+            for b, c, call in entries:
+                span = slice(start, start + call.ids.numel())
+                plan._where[b, c] = (len(plan.tables), span)
+                start = span.stop
+            plan.tables.append(TableIds(name, dim, shared[key]))
+        return plan
+
+    def use(self, plan: Plan, batch: int) -> None:
+        """The next forward pass is minibatch ``batch`` of ``plan``."""
+        self._plan, self._batch, self._call = plan, batch, 0
+
+    def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
+        """See :class:`~torch_edl.nn.lookup.RowStore`."""
+        if self._planning is not None:
+            return self._note(module, ids)
+        assert self._plan is not None, "a forward pass without a plan"
+        calls, position = self._plan.calls[self._batch], self._call
+        self._call += 1
+        if position < len(calls) and _same(calls[position], module, ids):
+            block, inverse = self._plan.find(self._batch, position)
+        else:
+            block, inverse = self._unplanned(module, ids)
+        return lookup(module.weight, block, inverse).view(*ids.shape, module.embedding_dim)
+
+    def _dry_run(self, batch: Batch) -> list[_Call]:
+        self._planning = []
+        was_training = self._model.training
+        if self._quiet:
+            self._model.eval()
+        try:
+            with torch.no_grad():
+                self._forward(batch.features)
+        except _LastLookup:
+            pass
+        finally:
+            calls, self._planning = self._planning, None
+            if self._quiet:
+                self._model.train(was_training)
+        self._lookups = self._lookups or len(calls)
+        return calls
+
+    def _note(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
+        assert self._planning is not None
+        _check_range(module, ids)
+        self._planning.append(_Call(module, ids))
+        if len(self._planning) == self._lookups:
+            raise _LastLookup
+        return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
+
+    def _unplanned(self, module: Table, ids: torch.Tensor) -> tuple[RowBlock, Ids]:
+        assert self._plan is not None
+        assert self._pull is not None
+        _check_range(module, ids)
+        wanted = PartitionedIds.of(_flat(ids), self._servers)
+        (values,) = self._pull([TableIds(module.table, module.embedding_dim, wanted)])
+        return self._plan.add(module, wanted, values), wanted.inverse
+
+
+def bind_tables(model: nn.Module) -> list[Table]:
+    """The tables of a model, named by their modules' paths unless the user named them.
+
+    Raises:
+        UsageError: two modules of one table name differ in size.
+    """
+    found: dict[str, Table] = {}
+    modules = []
+    for path, module in model.named_modules():
+        if isinstance(module, Table):
+            if not module.named:
+                module.table = path or "embedding"
+            first = found.setdefault(module.table, module)
+            if first.embedding_dim != module.embedding_dim:
+                raise UsageError(
+                    f"two embeddings share the table {module.table!r} with dims "
+                    f"{first.embedding_dim} and {module.embedding_dim}: name one differently"
+                )
+            modules.append(module)
+    return modules
+
+
+def _flat(ids: torch.Tensor) -> Ids:
+    flat: Ids = ids.reshape(-1).cpu().numpy()
+    return flat
+
+
+def _same(call: _Call, module: Table, ids: torch.Tensor) -> bool:
+    if call.module is not module or call.ids.shape != ids.shape:
+        return False
+    return call.ids.data_ptr() == ids.data_ptr() or torch.equal(call.ids, ids)
+
+
+def _check_range(module: Table, ids: torch.Tensor) -> None:
+    if module.num_embeddings is None or not ids.numel():
+        return
+    low, high = ids.aminmax()
+    if int(low) < 0 or int(high) >= module.num_embeddings:
+        bad = int(low) if int(low) < 0 else int(high)
+        raise UsageError(
+            f"embedding {module.table}: id {bad} is outside [0, {module.num_embeddings}); "
+            "make num_embeddings larger, or None for no bound"
+        )

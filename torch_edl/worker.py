@@ -1,0 +1,108 @@
+"""The worker process: leases tasks and trains, evaluates or predicts on them.
+
+``python -m torch_edl.worker --id I``, started by the master, whose address and token are in the
+environment. It registers, loads the model file, tells the master what is in it, and trains as
+soon as there are servers. A heartbeat says from the start that it lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from torch_edl import _core
+from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig
+from torch_edl.data.leases import Heartbeat, LeaseClient, MasterLostError, Progress
+from torch_edl.errors import EdlError, JobFailedError
+from torch_edl.launch.child import follow_parent, setup_logging
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_READY_TIMEOUT_S = 600.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one worker until the job is over, it is told to leave, or it cannot go on."""
+    parser = argparse.ArgumentParser(prog="torch_edl.worker")
+    parser.add_argument("--id", type=int, required=True)
+    worker_id = parser.parse_args(argv).id
+    follow_parent()
+    setup_logging("worker", worker_id)
+    _core.tune_malloc()
+    master = Stub(
+        pb.DESCRIPTOR.services_by_name["Master"], os.environ[ENV_MASTER], os.environ[ENV_TOKEN]
+    )
+    registered = master.call(
+        "Register",
+        pb.RegisterRequest(worker_id=worker_id, pid=os.getpid(), host=os.uname().nodename),
+        timeout_s=30,
+        wait=True,
+    )
+    config = JobConfig.from_json(registered.config_json)
+    progress = Progress()
+    heartbeat = Heartbeat(master, worker_id, progress)
+    heartbeat.start()
+    # From here on SIGTERM means: finish the minibatch, give back what is held, leave.
+    signal.signal(signal.SIGTERM, lambda *_: heartbeat.draining.set())
+    try:
+        return _work(master, worker_id, config, progress, heartbeat)
+    except MasterLostError as error:
+        log.error("the master is gone: %s", error)
+        return 1
+    finally:
+        heartbeat.stop()
+
+
+def _work(
+    master: Stub, worker_id: int, config: JobConfig, progress: Progress, heartbeat: Heartbeat
+) -> int:
+    # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
+    from torch_edl.contract import load_contract, report_model, user_traceback
+    from torch_edl.errors import ContractError
+    from torch_edl.session import Session
+    from torch_edl.training_loop import TrainingLoop
+
+    try:
+        session = Session(load_contract(config.model_file, config.model_args), config, worker_id)
+        report = report_model(session.model, session.optimizer, worker_id)
+        report.custom_source = session.contract.data_source is not None
+        report.shards.extend(session.shards())
+    except EdlError as error:
+        report = pb.ReportModelRequest(worker_id=worker_id, error=str(error))
+        if isinstance(error, ContractError) and error.__cause__ is not None:
+            report.traceback = user_traceback(error, config.model_file)
+        master.call("ReportModel", report, timeout_s=20)
+        return 1
+    progress.phase = "waiting"
+    ready = _wait_until_ready(master, report, heartbeat)
+    if ready is None:
+        return 0
+    session.start(ready, os.environ[ENV_TOKEN], progress)
+    leases = LeaseClient(master, worker_id)
+    leases.incarnation = ready.cluster.incarnation
+    return TrainingLoop(session, leases, heartbeat, progress, ready.cluster).run()
+
+
+def _wait_until_ready(
+    master: Stub, report: pb.ReportModelRequest, heartbeat: Heartbeat
+) -> pb.ReportModelResponse | None:
+    """The answer once servers are up; None if this worker is to leave before that."""
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        answer = master.call("ReportModel", report, timeout_s=20)
+        if answer.ready:
+            return answer  # type: ignore[no-any-return]
+        if heartbeat.draining.is_set() or heartbeat.lost.is_set():
+            return None
+    raise JobFailedError(f"the master had no servers ready after {_READY_TIMEOUT_S:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
