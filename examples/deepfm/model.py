@@ -1,0 +1,122 @@
+"""DeepFM (Guo et al. 2017) on click data: a factorisation machine and a deep net on one embedding.
+
+    python examples/deepfm/generate.py --out data/clicks
+    torch-edl run examples/deepfm/model.py --data 'data/clicks/train-*.parquet' \
+        --eval-data 'data/clicks/eval-*.parquet' --ps 2 --workers 2 --batch-size 512 -- --dim 16
+
+Arguments after ``--`` are those of this file: see ``_options``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import torch_edl
+from torch_edl.metrics import AUC, Metric
+
+CATEGORICAL = 26
+DENSE = 13
+
+
+class DeepFM(nn.Module):
+    """The logit of a click: bias + weights of the ids + pairs of their factors + a deep net.
+
+    ``embedding(dim)`` makes a table of ids whose rows have ``dim`` numbers; one is made for the
+    factors and one, of dimension 1, for the weights.
+    """
+
+    def __init__(
+        self,
+        embedding: Callable[[int], nn.Module],
+        dim: int = 16,
+        hidden: Iterable[int] = (400, 400),
+    ) -> None:
+        super().__init__()
+        self.factors = embedding(dim)
+        self.weights = embedding(1)
+        self.linear = nn.Linear(DENSE, 1)
+        layers: list[nn.Module] = []
+        width = CATEGORICAL * dim + DENSE
+        for size in hidden:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            width = size
+        self.deep = nn.Sequential(*layers, nn.Linear(width, 1))
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        """Logits (n,) of ids int64 (n, 26) and dense float32 (n, 13)."""
+        ids, dense = inputs
+        return self.head(self.factors(ids), self.weights(ids), dense)
+
+    def head(self, factors: Tensor, weights: Tensor, dense: Tensor) -> Tensor:
+        """Logits (n,) of the ids' rows: factors (n, 26, dim), weights (n, 26, 1)."""
+        # The sum over pairs of products, from the square of the sum: 26 products, not 325.
+        pairs = (factors.sum(1).square().sum(1) - factors.square().sum((1, 2))) / 2
+        deep = self.deep(torch.cat((factors.flatten(1), dense), 1)) + self.linear(dense)
+        return deep.squeeze(1) + weights.sum((1, 2)) + pairs
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="deepfm")
+    parser.add_argument("--dim", type=int, default=16, help="numbers per id")
+    parser.add_argument("--hidden", type=int, nargs="*", default=[400, 400], help="layer sizes")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
+    parser.add_argument("--init-std", type=float, default=0.01, help="of a new row")
+    return parser.parse_args(sys.argv[1:])
+
+
+def model() -> nn.Module:
+    options = _options()
+    start = ("normal", {"mean": 0.0, "std": options.init_std})
+    return DeepFM(
+        # None: any int64 is an id, so no one needs to know how many there are.
+        lambda dim: torch_edl.nn.Embedding(None, dim, initializer=start),
+        options.dim,
+        options.hidden,
+    )
+
+
+def loss(labels: Tensor, predictions: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(predictions, labels)
+
+
+def optimizer(params: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(params, lr=_options().lr)
+
+
+def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
+    """All records of a task at once: ((ids (n, 26), dense (n, 13)), labels (n,)).
+
+    Records to predict for have no labels, so then it is the inputs alone.
+    """
+    inputs = (
+        _stacked(records, [f"c{k}" for k in range(CATEGORICAL)], np.dtype(np.int64)),
+        _stacked(records, [f"d{k}" for k in range(DENSE)], np.dtype(np.float32)),
+    )
+    if mode == "prediction":
+        return inputs
+    labels = records.column("label").to_numpy().astype(np.float32, copy=False)
+    return inputs, torch.from_numpy(np.require(labels, requirements="W"))
+
+
+def _stacked(records: pa.Table, names: list[str], dtype: np.dtype[Any]) -> Tensor:
+    """The columns ``names`` as one tensor (n, len(names)): each is copied once, to its place."""
+    out = np.empty((records.num_rows, len(names)), dtype)
+    for place, name in enumerate(names):
+        start = 0
+        for chunk in records.column(name).chunks:
+            out[start : start + len(chunk), place] = chunk.to_numpy(zero_copy_only=False)
+            start += len(chunk)
+    return torch.from_numpy(out)
+
+
+def eval_metrics_fn() -> dict[str, Metric]:
+    return {"auc": AUC()}
