@@ -219,44 +219,73 @@ class _Parser:
             ragged.append(row)
             return "skip" if self._skip_damaged else "error"
 
+        # The handler gets rows as text, and none that is not UTF-8: such a block is read twice,
+        # first in an encoding that every byte has, and then without its ragged rows.
+        encoding = "utf-8" if _is_utf8(block) else "latin-1"
         try:
-            table = self._read(block, names, types, on_ragged)
+            table = self._read(block, names, types, on_ragged, encoding)
+            if encoding != "utf-8":
+                bad = {row.text.encode(encoding) for row in ragged}
+                kept = [row for row in self._rows(block) if row.rstrip(b"\r\n") not in bad]
+                table = self._read(b"".join(kept) or b"\n", names, types)
         except pa.ArrowInvalid as error:
             if ragged:
                 row = ragged[0]
                 raise DataError(
                     file.path,
                     f"a row of {row.actual_columns} fields, the header has {row.expected_columns}: "
-                    f"{(row.text or '')[:80]!r}",
-                    offset + self._find_row(block, row.text),
+                    f"{row.text[:80]!r}",
+                    offset + self._find_row(block, row.text.encode(encoding)),
                 ) from error
             raise DataError(file.path, str(error), offset) from error
         return _Parsed(table, len(ragged))
 
-    def _find_row(self, block: bytes, text: str | None) -> int:
-        """Where the first row of this text begins in the block; 0 if pyarrow did not tell."""
-        wanted = (text or "").encode()
+    def _rows(self, block: bytes) -> Iterator[bytes]:
         start = 0
         for end in self._row_ends(block, True)[0]:
-            if block[start:end].rstrip(b"\r\n") == wanted:
-                return start
+            yield block[start:end]
             start = end
-        return 0
+
+    def _find_row(self, block: bytes, text: bytes) -> int:
+        """Where the first row of this text begins in the block."""
+        start = 0
+        for row in self._rows(block):
+            if row.rstrip(b"\r\n") == text:
+                break
+            start += len(row)
+        return start
 
     def _read(
-        self, block: bytes, names: list[str] | None, types: Any, on_ragged: Any = None
+        self,
+        block: bytes,
+        names: list[str] | None,
+        types: Any,
+        on_ragged: Any = None,
+        encoding: str = "utf-8",
     ) -> Any:
         return csv.read_csv(
             pa.BufferReader(block),
             # One block per call: pyarrow would cut again where rows are split by quoted newlines.
             read_options=csv.ReadOptions(
-                column_names=names, use_threads=False, block_size=len(block) + 1
+                column_names=names,
+                use_threads=False,
+                # Transcoding doubles what is not ASCII.
+                block_size=2 * len(block) + 1,
+                encoding=encoding,
             ),
             parse_options=csv.ParseOptions(
                 delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=on_ragged
             ),
             convert_options=csv.ConvertOptions(column_types=types),
         )
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _join(a: str, b: str) -> str:

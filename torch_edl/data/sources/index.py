@@ -105,9 +105,12 @@ def _load(place: str, key: dict[str, Any]) -> Index | None:
     """The index in ``place`` if it is whole and has this key."""
     try:
         with open(place, "rb") as file:
-            head, _, body = file.read().partition(b"\n")
+            checksum, _, content = file.read().partition(b"\n")
+        if int(checksum, 16) != zlib.crc32(content):
+            return None
+        head, _, body = content.partition(b"\n")
         found = json.loads(head)
-        if found["key"] != key or zlib.crc32(body) != found["crc32"]:
+        if found["key"] != key:
             return None
         columns = np.frombuffer(body, "<i8").reshape(3, -1).astype(np.int64)
         return Index(columns[0], columns[1], columns[2], found["damaged"], found["details"])
@@ -117,16 +120,12 @@ def _load(place: str, key: dict[str, Any]) -> Index | None:
 
 def _save(place: str, key: dict[str, Any], index: Index) -> bool:
     body = np.stack([index.offsets, index.lengths, index.counts]).astype("<i8").tobytes()
-    head = {
-        "key": key,
-        "crc32": zlib.crc32(body),
-        "damaged": index.damaged,
-        "details": index.details,
-    }
+    head = {"key": key, "damaged": index.damaged, "details": index.details}
+    content = json.dumps(head).encode() + b"\n" + body
     try:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         with replacing(place) as file:
-            file.write(json.dumps(head).encode() + b"\n" + body)
+            file.write(b"%08x\n" % zlib.crc32(content) + content)
     except OSError as error:
         log.debug("no index cached in %s: %s", place, error)
         return False

@@ -243,7 +243,8 @@ def _end_of_chunk(file: DataFile, offset: int, dialect: str) -> int | None:
         end = offset + _HEADER.size + _header_at(file, offset, dialect).size
     except DataError:
         return None
-    return end if end == file.size or file.read_at(end, 4) == _MAGIC_BYTES else None
+    follows = file.read_at(end, min(len(_MAGIC_BYTES), file.size - end))
+    return end if follows in (b"", _MAGIC_BYTES) else None
 
 
 def _dialect_at(file: DataFile, offset: int) -> str | None:

@@ -72,6 +72,19 @@ def test_text_that_is_not_utf8_is_bytes_everywhere(tmp_path: Path) -> None:
     assert source.read(0, 2)["a"].to_pylist() == [b"plain text", b"\xff\xfe"]
 
 
+def test_ragged_rows_that_are_not_utf8(tmp_path: Path) -> None:
+    text = b"a,b\n1,x\n\xff,2,3\n4,\xfe\n5\n6,y\n"
+    with pytest.raises(DataError, match="a row of 3 fields") as caught:
+        opened(tmp_path / "t.csv", text, block=100)
+    assert caught.value.offset == text.index(b"\xff")
+    for block in (1, 100):
+        source = opened(tmp_path / "t.csv", text, block=block, skip_damaged=True)
+        assert (source.count, source.damaged) == (3, 2)
+        assert source.read(0, 3)["a"].to_pylist() == [1, 4, 6]
+        assert source.read(0, 3)["b"].to_pylist() == [b"x", b"\xfe", b"y"]
+    assert opened(tmp_path / "t.csv", b"a,b\n\xff\n", skip_damaged=True).count == 0
+
+
 def test_newlines_delimiters_and_quotes_within_quotes_split_nothing(tmp_path: Path) -> None:
     out = io.StringIO()
     values = [f'a "{i}"\n,\r\n"",{"x" * (i % 30)}' for i in range(60)]
