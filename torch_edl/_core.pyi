@@ -138,6 +138,9 @@ def scatter_sum(grads: _Floats, inverse: _Ids, out: _Floats) -> None:
         IndexError: an index outside ``[0, U)``.
     """
 
+def scatter_add(grads: _Floats, inverse: _Ids, out: _Floats) -> None:
+    """The same, onto what ``out`` holds."""
+
 def dense_apply(
     optimizer: Optimizer,
     param: _Floats,

@@ -217,7 +217,7 @@ void gather(const Array& rows, const Array& inverse, const Array& out) {
   if (!good) throw py::index_error("inverse: an index outside [0, " + std::to_string(rows_n) + ")");
 }
 
-void scatter_sum(const Array& grads, const Array& inverse, const Array& out) {
+void scatter(const Array& grads, const Array& inverse, const Array& out, bool zero) {
   const auto* from = checked<float>(grads, "grads", {-1, -1});
   const size_t n = length(grads), dim = static_cast<size_t>(grads.shape(1)), m = length(out);
   const auto* index = checked<int64_t>(inverse, "inverse", {ssize(n)});
@@ -225,7 +225,8 @@ void scatter_sum(const Array& grads, const Array& inverse, const Array& out) {
   bool good;
   {
     py::gil_scoped_release release;
-    good = edl::scatter_sum(from, index, n, dim, to, m);
+    if (zero) std::memset(to, 0, m * dim * sizeof(float));
+    good = edl::scatter_add(from, index, n, dim, to, m);
   }
   if (!good) throw py::index_error("inverse: an index outside [0, " + std::to_string(m) + ")");
 }
@@ -305,7 +306,10 @@ PYBIND11_MODULE(_core, m) {
   m.def("owner", &owner, py::arg("ids"), py::arg("shards"));
   m.def("unique_partition", &unique_partition, py::arg("ids"), py::arg("shards"));
   m.def("gather", &gather, py::arg("rows"), py::arg("inverse"), py::arg("out"));
-  m.def("scatter_sum", &scatter_sum, py::arg("grads"), py::arg("inverse"), py::arg("out"));
+  m.def("scatter_sum", [](const Array& g, const Array& i, const Array& o) { scatter(g, i, o, true); },
+        py::arg("grads"), py::arg("inverse"), py::arg("out"));
+  m.def("scatter_add", [](const Array& g, const Array& i, const Array& o) { scatter(g, i, o, false); },
+        py::arg("grads"), py::arg("inverse"), py::arg("out"));
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));
   m.def("first_nonfinite", &first_nonfinite, py::arg("values"));

@@ -169,9 +169,8 @@ EDL_CLONES bool gather(const float* rows, size_t rows_n, const int64_t* inverse,
   }
 }
 
-EDL_CLONES bool scatter_sum(const float* grads, const int64_t* inverse, size_t n, size_t dim,
+EDL_CLONES bool scatter_add(const float* grads, const int64_t* inverse, size_t n, size_t dim,
                             float* out, size_t rows_n) {
-  std::memset(out, 0, rows_n * dim * sizeof(float));
   switch (dim) {
     case 1: return sum_rows<1>(grads, inverse, n, dim, out, rows_n);
     case 8: return sum_rows<8>(grads, inverse, n, dim, out, rows_n);

@@ -23,8 +23,8 @@ bool has_duplicates(const int64_t* ids, size_t n);
 bool gather(const float* rows, size_t rows_n, const int64_t* inverse, size_t n, size_t dim,
             float* out);
 
-// out[inverse[i]] += grads[i] over a zeroed out of rows_n rows; false as above.
-bool scatter_sum(const float* grads, const int64_t* inverse, size_t n, size_t dim, float* out,
+// out[inverse[i]] += grads[i]; out has rows_n rows; false as above.
+bool scatter_add(const float* grads, const int64_t* inverse, size_t n, size_t dim, float* out,
                  size_t rows_n);
 
 }  // namespace edl

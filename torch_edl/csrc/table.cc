@@ -227,7 +227,7 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
     std::vector<int64_t> inverse(n);
     const Partition one = unique_partition(ids, n, 1, inverse.data());
     std::vector<float> sums(one.unique.size() * dim_);
-    scatter_sum(grads, inverse.data(), n, dim_, sums.data(), one.unique.size());
+    scatter_add(grads, inverse.data(), n, dim_, sums.data(), one.unique.size());
     return push(one.unique.data(), sums.data(), one.unique.size(), lr, step);
   }
   FlushDenormals flush;

@@ -1,0 +1,132 @@
+"""``python -m torch_edl.ps_server``: the process of one shard."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+
+from torch_edl import _core
+from torch_edl.config import ENV_MASTER, ENV_TOKEN, SYNC_MODES
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.launch.child import follow_parent, setup_logging
+from torch_edl.ps_server.service import PserverService
+from torch_edl.ps_server.shard import Shard, UpdateRules
+from torch_edl.ps_server.snapshot import Source
+from torch_edl.wire import master_pb2, pserver_pb2
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.server import serve
+
+log = logging.getLogger(__name__)
+
+# A push that a hold keeps waiting occupies its thread, and the call that ends the hold needs one.
+_THREADS = 256
+_STOP_GRACE_S = 2.0
+_REGISTER_TIMEOUT_S = 30.0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m torch_edl.ps_server", description=__doc__)
+    parser.add_argument("--job", required=True, help="name of the job")
+    parser.add_argument("--shard", type=int, required=True, help="which shard, from 0")
+    parser.add_argument("--shards", type=int, required=True, help="how many there are")
+    parser.add_argument("--incarnation", type=int, required=True, help="life of the servers")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--mode", choices=SYNC_MODES, default="async")
+    parser.add_argument("--grads-to-wait", type=int, default=1, help="sync: pushes per update")
+    parser.add_argument("--staleness", type=int, default=0, help="sync: versions a push may lag")
+    parser.add_argument("--learning-rate-by-staleness", action="store_true")
+    parser.add_argument("--restore", type=Path, help="a checkpoint or an exported model")
+    return parser
+
+
+def main() -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
+    follow_parent()
+    _core.tune_malloc()
+    args = _parser().parse_args()
+    setup_logging("ps", args.shard)
+    try:
+        return _run(args)
+    except (EdlError, OSError) as error:
+        log.error("%s", error)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    token = os.environ.get(ENV_TOKEN, "")
+    if not token:
+        raise UsageError(f"{ENV_TOKEN}: not set; every call must carry the job's token")
+    if not 0 <= args.shard < args.shards:
+        raise UsageError(f"--shard {args.shard}: must be in 0..{args.shards - 1}")
+    if args.grads_to_wait < 1:
+        raise UsageError(f"--grads-to-wait {args.grads_to_wait}: must be 1 or more")
+    stop = threading.Event()
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    rules = UpdateRules(
+        sync=args.mode == "sync",
+        grads_to_wait=args.grads_to_wait,
+        staleness=args.staleness,
+        learning_rate_by_staleness=args.learning_rate_by_staleness,
+    )
+    source = Source(args.restore, args.shard, args.shards) if args.restore else None
+    service = PserverService(
+        Shard(rules, source, fail),
+        job=args.job,
+        incarnation=args.incarnation,
+        shard_index=args.shard,
+        shards=args.shards,
+    )
+    server, port = serve(
+        pserver_pb2.DESCRIPTOR.services_by_name["Pserver"],
+        service.handlers(),
+        address=f"{args.host}:{args.port}",
+        token=token,
+        threads=_THREADS,
+    )
+    address = f"{args.host}:{port}"
+    try:
+        _announce(args, address, token)
+        stop.wait()
+    finally:
+        service.close()
+        server.stop(_STOP_GRACE_S).wait()
+    log.info("stopped")
+    return 1 if failed.is_set() else 0
+
+
+def _announce(args: argparse.Namespace, address: str, token: str) -> None:
+    """Tells the master where this shard is; without one, whoever reads standard output."""
+    master = os.environ.get(ENV_MASTER, "")
+    if not master:
+        sys.stdout.write(f"listening on {address}\n")
+        sys.stdout.flush()
+        return
+    stub = Stub(master_pb2.DESCRIPTOR.services_by_name["Master"], master, token)
+    request = master_pb2.RegisterServerRequest(
+        shard=args.shard, incarnation=args.incarnation, address=address, pid=os.getpid()
+    )
+    try:
+        stub.call("RegisterServer", request, timeout_s=_REGISTER_TIMEOUT_S, wait=True)
+    except grpc.RpcError as error:
+        raise EdlError(f"master {master}: it did not take me: {error.details()}") from None
+    finally:
+        stub.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The optimizer that a worker sent, as compiled kernels: one for each parameter group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_edl import _core
+from torch_edl.errors import UsageError
+from torch_edl.wire import pserver_pb2 as pb
+
+FROZEN = -1
+"""The group of what is never updated."""
+BUFFER = -2
+"""The group of what is assigned rather than trained."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One parameter group: its kernel, and the rate that holds until a push brings another."""
+
+    kernel: _core.Optimizer
+    lr: float
+
+
+@dataclass(frozen=True)
+class Optimizers:
+    """The kernels of all groups."""
+
+    kind: str
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def from_proto(cls, config: pb.OptimizerConfig) -> Optimizers:
+        """The kernels that a worker asked for.
+
+        Raises:
+            UsageError: the kind or a hyperparameter is unknown; the message names it.
+        """
+        try:
+            kernels = [_core.Optimizer(config.kind, dict(g.hyper)) for g in config.groups]
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return cls(config.kind, tuple(Group(k, k.hyper["lr"]) for k in kernels))
+
+    def kernel(self, group: int, what: str) -> _core.Optimizer | None:
+        """The kernel of a group; None if it is frozen or a buffer's.
+
+        Raises:
+            UsageError: there is no such group; the message names ``what`` wanted it.
+        """
+        if group in (FROZEN, BUFFER):
+            return None
+        if not 0 <= group < len(self.groups):
+            raise UsageError(
+                f"{what}: parameter group {group}, but the optimizer has {len(self.groups)}"
+            )
+        return self.groups[group].kernel
+
+    def rates(self, pushed: list[float], divisor: float) -> list[float]:
+        """The learning rate of each group for one push.
+
+        Args:
+            pushed: the rates that the push carries, one per group; empty: those of the groups.
+            divisor: what the rates are divided by (the staleness of the push).
+
+        Raises:
+            UsageError: another number of rates than there are groups.
+        """
+        if pushed and len(pushed) != len(self.groups):
+            raise UsageError(
+                f"{len(pushed)} learning rates: the optimizer has {len(self.groups)} groups"
+            )
+        rates = pushed or [g.lr for g in self.groups]
+        return [r / divisor for r in rates]
+
+    def same(self, other: Optimizers) -> bool:
+        """Whether both update alike, but for the learning rate (a scheduler's affair)."""
+
+        def without_rate(group: Group) -> dict[str, float]:
+            return {k: v for k, v in group.kernel.hyper.items() if k != "lr"}
+
+        return self.kind == other.kind and [without_rate(g) for g in self.groups] == [
+            without_rate(g) for g in other.groups
+        ]

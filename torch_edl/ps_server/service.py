@@ -1,0 +1,194 @@
+"""The RPCs of a parameter server: fence, decode, act, encode."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server import snapshot
+from torch_edl.ps_server.gate import Gate, HoldEndedError
+from torch_edl.ps_server.marks import Marks
+from torch_edl.ps_server.shard import Shard, entry_ids
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+from torch_edl.wire.server import Handler
+
+log = logging.getLogger(__name__)
+
+
+class PserverService:
+    """Answers for one shard.
+
+    Args:
+        job, incarnation: what a caller's fence must say.
+        shard_index, shards: which part of the model this is, for the names of its files.
+    """
+
+    def __init__(
+        self, shard: Shard, *, job: str, incarnation: int, shard_index: int, shards: int
+    ) -> None:
+        self._shard = shard
+        self._job = job
+        self._incarnation = incarnation
+        self._index = shard_index
+        self._shards = shards
+        self._gate = Gate()
+        self._snapshots = threading.Lock()
+        self._pulls = 0
+
+    def handlers(self) -> dict[str, Handler]:
+        """Method name to handler."""
+        return {
+            "PushDenseParameters": self._push_dense_parameters,
+            "PushEmbeddingTableInfos": self._push_embedding_table_infos,
+            "Pull": self._pull,
+            "PushGradients": self._push_gradients,
+            "GetMarks": self._get_marks,
+            "Hold": self._hold,
+            "Snapshot": self._snapshot,
+            "Release": self._release,
+            "Flush": self._flush,
+            "Status": self._status,
+        }
+
+    def close(self) -> None:
+        """Ends pushes that wait, and refuses new ones."""
+        self._gate.close()
+
+    def _check(self, fence: pb.Fence) -> None:
+        if fence.job != self._job or fence.incarnation != self._incarnation:
+            raise StaleIncarnationError(
+                f"call for job {fence.job!r}, incarnation {fence.incarnation}: this server is of "
+                f"{self._job!r}, incarnation {self._incarnation}; ask the master for the servers"
+            )
+
+    def _push_dense_parameters(
+        self, request: pb.PushDenseParametersRequest, _: grpc.ServicerContext
+    ) -> pb.PushDenseParametersResponse:
+        self._check(request.fence)
+        accepted = self._shard.initialize(request)
+        return pb.PushDenseParametersResponse(accepted=accepted, version=self._shard.version)
+
+    def _push_embedding_table_infos(
+        self, request: pb.PushEmbeddingTableInfosRequest, _: grpc.ServicerContext
+    ) -> pb.PushEmbeddingTableInfosResponse:
+        self._check(request.fence)
+        self._shard.add_tables(request.infos)
+        return pb.PushEmbeddingTableInfosResponse()
+
+    def _pull(self, request: pb.PullRequest, _: grpc.ServicerContext) -> pb.PullResponse:
+        self._check(request.fence)
+        self._pulls += 1
+        shard = self._shard
+        if shard.dense is None:
+            return pb.PullResponse(initialized=False)
+        # Read before what it is the version of: a caller may think that it has older parameters
+        # than it has, never newer ones.
+        response = pb.PullResponse(initialized=True, version=shard.version)
+        if request.dense and request.dense_version != response.version:
+            _fill(response.dense, shard.dense.read(), shard.dense.flat.size)
+        ids: list[npt.NDArray[np.int64]] = []
+        for entry in request.tables:
+            table = shard.table(entry.name)
+            mine = entry_ids(entry, ids)
+            ids.append(mine)
+            content = table.pull(mine, request.read_only)
+            _fill(response.vectors.add(), content, len(mine), table.dim)
+        return response
+
+    def _push_gradients(
+        self, request: pb.PushGradientsRequest, _: grpc.ServicerContext
+    ) -> pb.PushGradientsResponse:
+        self._check(request.fence)
+        with self._gate.passing(request.range.task_id, request.range.last):
+            return self._shard.push(request)
+
+    def _get_marks(
+        self, request: pb.GetMarksRequest, _: grpc.ServicerContext
+    ) -> pb.GetMarksResponse:
+        self._check(request.fence)
+        return pb.GetMarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
+
+    def _hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldResponse:
+        self._check(request.fence)
+        if request.timeout_ms <= 0:
+            raise UsageError(f"timeout_ms {request.timeout_ms}: a hold needs an end; give some")
+        if not self._shard.initialized:
+            return pb.HoldResponse(initialized=False)
+        try:
+            self._gate.hold(request.timeout_ms / 1000)
+        except HoldEndedError as error:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        return pb.HoldResponse(initialized=True, marks=self._shard.marks().to_proto())
+
+    def _snapshot(
+        self, request: pb.SnapshotRequest, context: grpc.ServicerContext
+    ) -> pb.SnapshotResponse:
+        self._check(request.fence)
+        targets = Marks.from_proto(request.targets)
+        directory = Path(request.directory)
+        if not directory.is_dir():
+            raise UsageError(f"{directory}: no such folder here; make it before the snapshot")
+        shard = self._shard
+        with self._snapshots:
+            try:
+                with self._gate.cut(targets, lambda: shard.has_received(targets)) as elapsed:
+                    cut = shard.cut(targets)
+                    stall_s = elapsed()
+            except HoldEndedError as error:
+                context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+            sizes = snapshot.write(cut, directory, self._index, self._shards)
+        log.info(
+            "snapshot of version %d: %d files, pushes stalled %.1f ms",
+            cut.version,
+            len(sizes),
+            stall_s * 1000,
+        )
+        return pb.SnapshotResponse(
+            files=list(sizes),
+            sizes=list(sizes.values()),
+            version=cut.version,
+            stall_ms=stall_s * 1000,
+        )
+
+    def _release(self, request: pb.ReleaseRequest, _: grpc.ServicerContext) -> pb.ReleaseResponse:
+        self._check(request.fence)
+        self._gate.release()
+        return pb.ReleaseResponse()
+
+    def _flush(self, request: pb.FlushRequest, _: grpc.ServicerContext) -> pb.FlushResponse:
+        self._check(request.fence)
+        with self._gate.passing_unnamed():
+            return pb.FlushResponse(version=self._shard.flush())
+
+    def _status(
+        self, _request: pb.PserverStatusRequest, _: grpc.ServicerContext
+    ) -> pb.PserverStatusResponse:
+        shard = self._shard
+        tables = list(shard.tables.values())
+        dense = shard.dense.bytes if shard.dense else 0
+        return pb.PserverStatusResponse(
+            job=self._job,
+            incarnation=self._incarnation,
+            initialized=shard.initialized,
+            version=shard.version,
+            pulls=self._pulls,
+            pushes=shard.pushes,
+            repeated_pushes=shard.repeated,
+            rejected_pushes=shard.rejected,
+            rows={t.name: t.core.size for t in tables},
+            bytes=dense + sum(t.core.bytes for t in tables),
+        )
+
+
+def _fill(proto: tensor.TensorProto, content: bytes, *shape: int) -> None:
+    proto.dtype = tensor.DT_FLOAT
+    proto.tensor_content = content
+    for size in shape:
+        proto.tensor_shape.dim.add(size=size)

@@ -1,0 +1,330 @@
+"""The model's part that this server holds, and the one way to change it: a push, applied once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.ps_server.dense import DenseShard, DenseState
+from torch_edl.ps_server.marks import Marks
+from torch_edl.ps_server.optimizers import Optimizers
+from torch_edl.ps_server.snapshot import Source
+from torch_edl.ps_server.sync import Buffer, Gradients, Waiting, mean
+from torch_edl.ps_server.table import EmbeddingTable
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+
+log = logging.getLogger(__name__)
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+_TASK_LOCKS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRules:
+    """How pushes become updates; see ``TrainConfig``."""
+
+    sync: bool = False
+    grads_to_wait: int = 1
+    staleness: int = 0
+    learning_rate_by_staleness: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Everything as of one moment. The tables' rows follow by ``EmbeddingTable.snapshot_rows``."""
+
+    version: int
+    marks: Marks
+    dense: DenseState
+    tables: list[tuple[EmbeddingTable, int]]
+    """Each table with its step."""
+
+
+class Shard:
+    """Dense parameters, tables, version and marks.
+
+    Args:
+        source: what values come from rather than from the worker that initialises; or None.
+        on_fatal: called when an update broke off in the middle. The model then holds a part of a
+            push, which no retry can mend: the process has to end and be restored.
+    """
+
+    def __init__(
+        self, rules: UpdateRules, source: Source | None, on_fatal: Callable[[], None]
+    ) -> None:
+        self._rules = rules
+        self._source = source
+        self._on_fatal = on_fatal
+        self._broken = ""
+        # The lock of a task covers check, update and mark of one push; `_state` covers the fields
+        # below, for moments only.
+        self._task_locks = [threading.Lock() for _ in range(_TASK_LOCKS)]
+        self._state = threading.Lock()
+        self._setup = threading.Lock()
+        self._sync = threading.Lock()
+        self.dense: DenseShard | None = None
+        self.optimizers: Optimizers | None = None
+        self.tables: dict[str, EmbeddingTable] = {}
+        self.version = source.version if source else 0
+        self._applied = source.marks.copy() if source else Marks()
+        self._received = self._applied.copy()  # sync mode: what waits for its quorum, too
+        self._buffer = Buffer()
+        self._seed = 0
+        self.pushes = self.repeated = self.rejected = 0
+
+    # ---- setting up ----
+
+    @property
+    def initialized(self) -> bool:
+        """Whether a worker has said what to hold."""
+        return self.dense is not None
+
+    def initialize(self, request: pb.PushDenseParametersRequest) -> bool:
+        """Takes the dense parameters; False if there were some before, which then must be alike.
+
+        Raises:
+            UsageError: the parameters or the optimizer make no sense, or differ from the first.
+        """
+        with self._setup:
+            optimizers = Optimizers.from_proto(request.optimizer)
+            dense = DenseShard(request.parameters, optimizers)
+            if self.dense is not None and self.optimizers is not None:
+                if dense.layout() != self.dense.layout():
+                    raise UsageError(
+                        "dense parameters: another layout than the first worker's; "
+                        f"{_difference(dense.layout(), self.dense.layout())}"
+                    )
+                if not optimizers.same(self.optimizers):
+                    raise UsageError("optimizer: not the first worker's; use one model file")
+                return False
+            if self._source:
+                values, step = self._source.dense()
+                dense.restore(values, step)
+            self._seed = request.seed
+            self.optimizers = optimizers
+            self.dense = dense
+            return True
+
+    def add_tables(self, infos: Sequence[pb.EmbeddingTableInfo]) -> None:
+        """Makes tables; those that are there must be alike.
+
+        Raises:
+            UsageError: sent before the dense parameters, or a table makes no sense or differs.
+        """
+        with self._setup:
+            if self.optimizers is None:
+                raise UsageError("tables: send PushDenseParameters first, with the optimizer")
+            for info in infos:
+                there = self.tables.get(info.name)
+                if there is None:
+                    self.tables[info.name] = self._make(info, self.optimizers)
+                elif there.declared != info:
+                    raise UsageError(
+                        f"table {info.name}: not the first worker's; that one is "
+                        f"{_line(there.declared)}, this one {_line(info)}"
+                    )
+
+    def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
+        saved = self._source.table(info.name) if self._source else None
+        if saved is None:
+            return EmbeddingTable(info, self._seed, optimizers)
+        table = saved.restore(info, optimizers)
+        log.info("table %s: %d rows restored", info.name, table.core.size)
+        return table
+
+    # ---- reading ----
+
+    def table(self, name: str) -> EmbeddingTable:
+        """The table of that name.
+
+        Raises:
+            UsageError: there is none.
+        """
+        self._require_sound()
+        table = self.tables.get(name)
+        if table is None:
+            known = ", ".join(sorted(self.tables)) or "none"
+            raise UsageError(f"table {name!r}: unknown here; there are: {known}")
+        return table
+
+    def offset(self, task_id: int) -> int:
+        """The first record of the task that no push has brought yet."""
+        with self._state:
+            return (self._received if self._rules.sync else self._applied).offset(task_id)
+
+    def marks(self) -> Marks:
+        """A copy of what is applied."""
+        with self._state:
+            return self._applied.copy()
+
+    # ---- changing ----
+
+    def push(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
+        """Applies a push, or finds that it was applied; in sync mode, keeps it for its quorum.
+
+        Raises:
+            UsageError: its content or range is refused; nothing has changed.
+        """
+        self._require_sound()
+        if self.dense is None:
+            raise UsageError("push: this server was not initialised; send its parameters first")
+        if self._rules.sync:
+            return self._push_sync(request)
+        r = request.range
+        with self._task_locks[r.task_id % _TASK_LOCKS]:
+            with self._state:
+                self._applied.retire(request.retired_before)
+                if self._applied.has(r.task_id, r.first, r.last):
+                    self.repeated += 1
+                    return pb.PushGradientsResponse(
+                        accepted=True, duplicate=True, version=self.version
+                    )
+            self._apply(self._decode(request))
+            with self._state:
+                self._applied.advance(r.task_id, r.last)
+                self.version += 1
+                self.pushes += 1
+                return pb.PushGradientsResponse(accepted=True, version=self.version)
+
+    def _push_sync(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
+        r = request.range
+        with self._sync:
+            for marks in (self._applied, self._received):
+                with self._state:
+                    marks.retire(request.retired_before)
+            if self._received.has(r.task_id, r.first, r.last):
+                self.repeated += 1
+                return pb.PushGradientsResponse(accepted=True, duplicate=True, version=self.version)
+            if self.version - request.version > self._rules.staleness:
+                self.rejected += 1
+                return pb.PushGradientsResponse(accepted=False, version=self.version)
+            self._buffer.add(Waiting(r.task_id, r.last, self._decode(request)))
+            with self._state:
+                self._received.advance(r.task_id, r.last)
+            self.pushes += 1
+            if len(self._buffer) >= self._rules.grads_to_wait:
+                self._apply_mean(self._buffer.take())
+            return pb.PushGradientsResponse(accepted=True, version=self.version)
+
+    def flush(self) -> int:
+        """Sync mode: applies what waits for its quorum; returns the version."""
+        self._require_sound()
+        with self._sync:
+            self._apply_mean(self._buffer.take())
+            return self.version
+
+    def _apply_mean(self, taken: list[Waiting]) -> None:
+        if not taken:
+            return
+        self._apply(mean([w.gradients for w in taken]))
+        with self._state:
+            for waiting in taken:
+                self._applied.advance(waiting.task_id, waiting.last)
+            self.version += 1
+
+    def _decode(self, request: pb.PushGradientsRequest) -> Gradients:
+        """Views of the message's content, all checked: what follows cannot fail half-way."""
+        assert self.dense is not None
+        assert self.optimizers is not None
+        flat: Floats | None = None
+        if request.HasField("dense"):
+            proto = request.dense
+            content = proto.tensor_content
+            if proto.dtype != tensor.DT_FLOAT or len(content) % 4:
+                raise UsageError(f"dense gradient: dtype {proto.dtype}, {len(content)} bytes")
+            flat = np.frombuffer(content, "<f4")
+            self.dense.check(flat)
+        tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
+        for entry in request.tables:
+            table = self.table(entry.name)
+            if any(t is table for t, _, _ in tables):
+                raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
+            ids = entry_ids(entry, [i for _, i, _ in tables])
+            tables.append((table, ids, table.gradient(ids, entry.values)))
+        rates = list(request.learning_rates)
+        self.optimizers.rates(rates, 1.0)  # its number is checked here
+        return Gradients(flat, tables, rates, request.version)
+
+    def _apply(self, gradients: Gradients) -> None:
+        assert self.dense is not None
+        assert self.optimizers is not None
+        behind = 1
+        if self._rules.learning_rate_by_staleness:
+            behind = max(1, self.version - gradients.version)
+        rates = self.optimizers.rates(gradients.rates, behind)
+        try:
+            if gradients.dense is not None:
+                self.dense.apply(gradients.dense, rates)
+            for table, ids, values in gradients.tables:
+                table.apply(ids, values, rates)
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            log.critical("an update broke off in the middle", exc_info=True)
+            self._on_fatal()
+            raise
+
+    def _require_sound(self) -> None:
+        if self._broken:
+            raise EdlError(f"this server ends: an update broke off ({self._broken})")
+
+    # ---- snapshots; the caller keeps pushes out ----
+
+    def has_received(self, targets: Marks) -> bool:
+        """Whether every record of ``targets`` is here, applied or waiting for its quorum."""
+        with self._state:
+            return (self._received if self._rules.sync else self._applied).reached(targets)
+
+    def cut(self, targets: Marks) -> Cut:
+        """Freezes the state in which the records of ``targets`` are applied.
+
+        In sync mode other servers may have applied pushes that wait here, their quorums being
+        made of others: these are applied now.
+        """
+        assert self.dense is not None
+        if self._rules.sync:
+            with self._sync:
+                self._apply_mean(self._buffer.take(lambda w: w.last <= targets.offset(w.task_id)))
+        dense = self.dense.state()
+        tables = [(t, t.step) for t in self.tables.values()]
+        for table, _ in tables:
+            table.core.begin_snapshot()
+        return Cut(self.version, self.marks(), dense, tables)
+
+
+def entry_ids(entry: pb.TableIds | pb.TableGradient, before: Sequence[Ids]) -> Ids:
+    """The ids (n,) of an entry, its own or those of an earlier one.
+
+    Raises:
+        UsageError: ``same_ids_as`` names none of them.
+    """
+    if not entry.same_ids_as:
+        return codec.ids_from_bytes(entry.ids)
+    if not 1 <= entry.same_ids_as <= len(before):
+        raise UsageError(
+            f"table {entry.name}: the ids of entry {entry.same_ids_as}, "
+            f"but {len(before)} come before it"
+        )
+    return before[entry.same_ids_as - 1]
+
+
+def _line(info: pb.EmbeddingTableInfo) -> str:
+    kind = info.initializer.kind
+    return f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, {kind}"
+
+
+def _difference(
+    new: list[tuple[str, tuple[int, ...], int]], old: list[tuple[str, tuple[int, ...], int]]
+) -> str:
+    for ours, theirs in zip(old, new, strict=False):
+        if ours != theirs:
+            return f"here {ours}, there {theirs}"
+    return f"here {len(old)} parameters, there {len(new)}"

@@ -1,0 +1,272 @@
+"""A shard's state on disk: writing it while training goes on, and reading what any number of
+servers wrote into any number of them.
+
+``shard-I-of-N.dense.safetensors`` holds NAME -> value and ``NAME@SLOT`` -> slot, and
+``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows.
+The metadata of a file says which table it is of, and its optimizer's step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core, checkpoint
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.ps_server import files
+from torch_edl.ps_server.marks import Marks
+from torch_edl.ps_server.optimizers import Optimizers
+from torch_edl.ps_server.table import EmbeddingTable, Rows
+from torch_edl.wire import pserver_pb2 as pb
+
+if TYPE_CHECKING:
+    from torch_edl.ps_server.shard import Cut
+
+Floats = npt.NDArray[np.float32]
+
+PART_BYTES = 128 << 20
+"""Rows of a table go to disk in files of this size, which is also the memory that it takes."""
+
+
+# ---- writing ----
+
+
+def write(cut: Cut, directory: Path, shard: int, shards: int) -> dict[str, int]:
+    """Writes a cut to an existing folder; returns file name to size.
+
+    Raises:
+        OSError: the disk refused; no file of this cut is left.
+    """
+    written: dict[str, int] = {}
+    stem = f"shard-{shard}-of-{shards}"
+    rows_of = [(t, step, t.snapshot_rows(_rows_per_part(t))) for t, step in cut.tables]
+    try:
+        name = f"{stem}.dense.safetensors"
+        about = {"step": str(cut.dense.step), "version": str(cut.version)}
+        written[name] = files.write(directory / name, dict(cut.dense.values), about)
+        for index, (table, step, chunks) in enumerate(rows_of):
+            about = _about(table, step)
+            for part, rows in enumerate(_some(chunks, table)):
+                name = f"{stem}.table-{index}.part-{part}.safetensors"
+                written[name] = files.write(directory / name, _tensors(rows), about)
+    except BaseException:
+        for name in written:
+            (directory / name).unlink(missing_ok=True)
+        raise
+    finally:
+        # Writers copy rows for a snapshot as long as it is open.
+        for table, _, chunks in rows_of:
+            chunks.close()
+            table.core.end_snapshot()
+    return written
+
+
+def _rows_per_part(table: EmbeddingTable) -> int:
+    row = 4 * table.dim * (1 + len(table.slot_names)) + 24
+    return max(1, PART_BYTES // row)
+
+
+def _some(chunks: Iterator[Rows], table: EmbeddingTable) -> Iterator[Rows]:
+    """The chunks that hold rows; one without, if none does: the table itself must be known."""
+    empty = True
+    for rows in chunks:
+        if len(rows.ids):
+            empty = False
+            yield rows
+    if empty:
+        none = np.empty(0, np.int64)
+        vectors = np.empty((0, table.dim), np.float32)
+        slots = np.empty((0, len(table.slot_names), table.dim), np.float32)
+        yield Rows(none, vectors, slots, none, none)
+
+
+def _tensors(rows: Rows) -> dict[str, npt.NDArray[Any]]:
+    return {
+        "ids": rows.ids,
+        "last_used": rows.last_used,
+        "count": rows.count,
+        "vectors": rows.vectors,
+        "slots": rows.slots,
+    }
+
+
+def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
+    info = table.info
+    about = {
+        "dim": info.dim,
+        "num_embeddings": info.num_embeddings,
+        "initializer": {"kind": info.initializer.kind, "args": dict(info.initializer.args)},
+        "seed": table.seed,
+    }
+    return {
+        "table": info.name,
+        "step": str(step),
+        "slots": json.dumps(table.slot_names),
+        "info": json.dumps(about),
+    }
+
+
+# ---- reading ----
+
+
+@dataclass
+class SavedTable:
+    """A table on disk, the parts of all servers together."""
+
+    name: str
+    info: dict[str, Any]
+    """dim, num_embeddings, initializer, seed; of an exported model as its metadata has it."""
+    parts: list[Path] = field(default_factory=list)
+    slot_names: list[str] = field(default_factory=list)
+    step: int = 0
+
+    def rows(self) -> Iterator[tuple[Path, Rows]]:
+        """The rows of each part.
+
+        Raises:
+            CheckpointError: a part is damaged.
+        """
+        for path in self.parts:
+            tensors = files.read(path)
+            try:
+                ids, vectors = tensors["ids"], tensors["vectors"]
+            except KeyError as error:
+                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+            none = np.zeros(len(ids), np.int64)
+            slots = tensors.get("slots", np.empty((len(ids), 0, int(self.info["dim"])), np.float32))
+            last_used, count = tensors.get("last_used", none), tensors.get("count", none)
+            yield path, Rows(ids, vectors, slots, last_used, count)
+
+
+class Source:
+    """What values are restored from: a checkpoint of any number of servers, or the folder of an
+    exported model, which has no optimizer state.
+
+    Raises:
+        CheckpointError: the folder is neither, or damaged.
+    """
+
+    def __init__(self, directory: Path, shard: int = 0, shards: int = 1) -> None:
+        self._shard, self._shards = shard, shards
+        self.marks = Marks()
+        self.version = 0
+        self._dense: list[Path] = []
+        self.tables: dict[str, SavedTable] = {}
+        if (directory / checkpoint.MANIFEST).exists():
+            self._open_checkpoint(directory, shard, shards)
+        elif (directory / "model.safetensors").exists():
+            self._open_export(directory)
+        else:
+            raise CheckpointError(
+                f"{directory}: neither a checkpoint ({checkpoint.MANIFEST}) nor an exported model "
+                "(model.safetensors) is there"
+            )
+
+    def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
+        self.manifest = checkpoint.read(directory)
+        if self.manifest.strategy != "ps":
+            raise CheckpointError(
+                f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; "
+                f"go on with --strategy {self.manifest.strategy}, or export it and --load that"
+            )
+        self.marks = Marks(self.manifest.retired_before, dict(self.manifest.marks))
+        versions = self.manifest.versions
+        if versions:
+            self.version = versions[shard] if len(versions) == shards else max(versions)
+        for name in self.manifest.files:
+            path = directory / name
+            if name.endswith(".dense.safetensors"):
+                self._dense.append(path)
+            elif ".table-" in name:
+                self._add_part(path)
+
+    def _add_part(self, path: Path) -> None:
+        about = files.metadata(path)
+        try:
+            name, info = about["table"], json.loads(about["info"])
+            slots, step = json.loads(about["slots"]), int(about["step"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path}: not a part of a table: {error}") from None
+        saved = self.tables.setdefault(name, SavedTable(name, info, slot_names=slots))
+        if (saved.info, saved.slot_names) != (info, slots):
+            raise CheckpointError(f"{path}: describes table {name} otherwise than other parts")
+        saved.parts.append(path)
+        saved.step = max(saved.step, step)
+
+    def _open_export(self, directory: Path) -> None:
+        self._dense.append(directory / "model.safetensors")
+        try:
+            about = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
+            for name, info in about["tables"].items():
+                path = directory / "embeddings" / f"{name}.safetensors"
+                self.tables[name] = SavedTable(name, info, [path])
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{directory}/metadata.json: {error}; export it again") from None
+
+    def dense(self) -> tuple[dict[str, Floats], int]:
+        """All dense parameters and slots by name, of all servers, and the optimizer's step.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        values: dict[str, Floats] = {}
+        step = 0
+        for path in self._dense:
+            values.update(files.read(path))
+            step = max(step, int(files.metadata(path).get("step", 0)))
+        return values, step
+
+    def table(self, name: str) -> RestoringTable | None:
+        """What is needed to restore this shard's part of the table; None if it is not there."""
+        saved = self.tables.get(name)
+        return RestoringTable(saved, self._shard, self._shards) if saved else None
+
+
+@dataclass(frozen=True)
+class RestoringTable:
+    """A saved table, seen by one of the servers that share it out anew."""
+
+    saved: SavedTable
+    shard: int
+    shards: int
+
+    def restore(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
+        """The table that a worker asked for, with the rows that this server owns.
+
+        A row that was never seen goes on starting as it did where the table was trained.
+
+        Raises:
+            UsageError: the saved table has another dimension.
+            CheckpointError: a part is damaged.
+        """
+        saved = self.saved
+        if int(saved.info["dim"]) != info.dim:
+            raise UsageError(
+                f"table {info.name}: dim {info.dim}, but {saved.info['dim']} in what is restored"
+            )
+        trained = pb.EmbeddingTableInfo()
+        trained.CopyFrom(info)
+        begins = saved.info["initializer"]
+        trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
+        table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, declared=info)
+        for path, rows in saved.rows():
+            mine = np.flatnonzero(_core.owner(rows.ids, self.shards) == self.shard)
+            part = Rows(
+                rows.ids[mine],
+                rows.vectors[mine],
+                rows.slots[mine],
+                rows.last_used[mine],
+                rows.count[mine],
+            )
+            try:
+                table.load(part, saved.slot_names)
+            except (ValueError, IndexError) as error:
+                raise CheckpointError(f"{path}: its rows do not fit: {error}") from error
+        table.resume_at(saved.step)
+        return table
