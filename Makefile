@@ -1,0 +1,57 @@
+# Two commands do everything from a bare checkout: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := torch_edl/wire/tensor.proto torch_edl/wire/pserver.proto torch_edl/wire/master.proto
+
+.PHONY: help install quickstart test lint proto proto-check storm bench clean
+
+help:  ## Lists the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(VENV)/.installed  ## Makes a virtual environment with everything in it
+
+$(VENV)/.installed: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard torch_edl/csrc/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python tools/refuse_cuda.py -c constraints.txt torch
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
+	  --editable '.[examples,tensorboard,test,dev]'
+	touch $@
+
+quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, and evaluates
+	$(BIN)/python examples/mnist/prepare.py quickstart/data
+	$(BIN)/torch-edl run examples/mnist/model.py --data 'quickstart/data/train-*.recordio' \
+	  --eval-data quickstart/data/test.recordio --ps 2 --workers 2 --epochs 10 \
+	  --output quickstart/model
+	$(BIN)/torch-edl evaluate examples/mnist/model.py --from quickstart/model \
+	  --data quickstart/data/test.recordio
+
+test: install lint  ## All tests but the storms
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: install proto-check  ## ruff, mypy --strict, the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+storm: install  ## The long fault storms
+	$(BIN)/python -m pytest -m slow
+
+bench: install  ## The benchmarks, each one JSON line a point
+	$(BIN)/python benchmarks/ps_push_pull.py
+	$(BIN)/python benchmarks/deepfm.py
+
+proto: install  ## Generates torch_edl/wire/*_pb2.py from the schemas
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)
+
+proto-check: install
+	@mkdir -p build/proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=build/proto --pyi_out=build/proto $(PROTOS)
+	@for f in build/proto/torch_edl/wire/*; do \
+	  cmp -s $$f torch_edl/wire/$$(basename $$f) || \
+	  { echo "torch_edl/wire/$$(basename $$f) is stale: run 'make proto' and commit it"; exit 1; }; \
+	done
+
+clean:  ## Removes what the other targets made
+	rm -rf $(VENV) build quickstart *.egg-info torch_edl/*.so

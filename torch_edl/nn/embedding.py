@@ -90,6 +90,16 @@ class Table(nn.Module):
         if state and isinstance(self.store, LocalRows):
             self.store.load(state["ids"].numpy(), state["vectors"].numpy())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, and a module in another process, has rows of its own."""
+        return {**self.__dict__, "store": self.get_extra_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rows = state.pop("store")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.store = LocalRows(self)
+        self.set_extra_state(rows)
+
 
 class Embedding(Table):
     """Like :class:`torch.nn.Embedding`, over a table that grows id by id.

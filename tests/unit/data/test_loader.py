@@ -1,0 +1,151 @@
+"""Tasks to windows: the same records in the same windows, whoever asks and from wherever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from torch_edl.config import DataConfig, JobConfig, TrainConfig
+from torch_edl.data.loader import Feeder, FeedError, Window
+from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.wire import master_pb2 as pb
+
+RECORDS = [i.to_bytes(4, "little") for i in range(1000)]
+
+
+def config(batch_size: int = 4, local_steps: int = 1, **data: Any) -> JobConfig:
+    return JobConfig(
+        name="t",
+        model_file="m.py",
+        data=DataConfig(batch_size=batch_size, **data),
+        train=TrainConfig(local_steps=local_steps),
+    )
+
+
+def numbers(records: list[bytes]) -> torch.Tensor:
+    return torch.tensor([int.from_bytes(r, "little") for r in records])
+
+
+def tensors(records: list[bytes], mode: str, metadata: Any) -> Any:
+    values = numbers(records)
+    return values if mode == "prediction" else (values, values.float())
+
+
+class Items(Dataset[Any]):
+    def __init__(self, records: list[bytes]) -> None:
+        self.values = numbers(records)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.values[index], self.values[index].float()
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, records: list[bytes]) -> None:
+        self.values = numbers(records)
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in self.values:
+            yield value, value.float()
+
+
+FEEDS: dict[str, Callable[..., Any]] = {
+    "tuple": tensors,
+    "dict": lambda r, m, _: {"x": numbers(r), "labels": numbers(r).float()},
+    "dataset": lambda r, m, _: Items(r),
+    "iterable": lambda r, m, _: Stream(r),
+}
+
+
+def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> pb.LeaseMessage:
+    return pb.LeaseMessage(lease_id=1, task_id=task_id, shard="s", start=start, end=end, kind=kind)
+
+
+def feeder(job: JobConfig, feed: Callable[..., Any]) -> Feeder:
+    source = IndexedSource(RECORDS, name="s")
+    return Feeder(job, feed, lambda _: source)
+
+
+def values(window: Window) -> list[int]:
+    found = []
+    for batch in window.batches:
+        features = batch.features["x"] if isinstance(batch.features, dict) else batch.features
+        assert batch.size == len(features) == len(batch.labels)
+        found += features.tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", FEEDS)
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_every_record_once_in_windows_of_one_size(kind: str, local_steps: int) -> None:
+    windows = list(feeder(config(4, local_steps), FEEDS[kind]).windows(lease(100, 150), 0))
+    span = 4 * local_steps
+    assert [(w.first, w.last) for w in windows] == [
+        (k, min(k + span, 50)) for k in range(0, 50, span)
+    ]
+    assert sorted(sum((values(w) for w in windows), [])) == list(range(100, 150))
+    assert [w.ends_task for w in windows] == [False] * (len(windows) - 1) + [True]
+
+
+@pytest.mark.parametrize("kind", FEEDS)
+def test_a_task_goes_on_where_another_worker_left_it(kind: str) -> None:
+    job = config(4, 2)
+    whole = list(feeder(job, FEEDS[kind]).windows(lease(0, 100), 0))
+    rest = list(feeder(job, FEEDS[kind]).windows(lease(0, 100), whole[3].last))
+    assert [(w.first, values(w)) for w in rest] == [(w.first, values(w)) for w in whole[4:]]
+
+
+def test_order_is_shuffled_by_seed_and_task() -> None:
+    def order(task_id: int, **data: Any) -> list[int]:
+        windows = feeder(config(64, **data), tensors).windows(lease(0, 64, task_id=task_id), 0)
+        return values(next(windows))
+
+    assert order(1) == order(1) != order(2)
+    assert order(1, shuffle=False) == list(range(64))
+
+
+def test_evaluation_and_prediction_keep_the_order() -> None:
+    for kind in (pb.TASK_EVALUATE, pb.TASK_PREDICT):
+        (window,) = feeder(config(64), tensors).windows(lease(0, 64, kind), 0)
+        assert window.batches[0].features.tolist() == list(range(64))
+        assert (window.batches[0].labels is None) == (kind == pb.TASK_PREDICT)
+
+
+def test_a_feed_may_leave_records_out() -> None:
+    def odd(records: list[bytes], mode: str, metadata: Any) -> Any:
+        kept = numbers(records)
+        kept = kept[kept % 2 == 1]
+        return kept, kept.float()
+
+    windows = list(feeder(config(4), odd).windows(lease(0, 16), 0))
+    assert sum(len(values(w)) for w in windows) == 8
+    assert windows[-1].last == 16
+    assert windows[-1].ends_task
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        (lambda r, m, _: numbers(r), "feed returned Tensor"),
+        (lambda r, m, _: (numbers(r), torch.zeros(1)), "samples with 1 labels"),
+        (lambda r, m, _: ((numbers(r), torch.zeros(3)), numbers(r)), "must have the same"),
+        (lambda r, m, _: {"x": numbers(r)}, "belong under 'labels'"),
+        (lambda r, m, _: 1 / 0, "feed raised ZeroDivisionError"),
+        (lambda r, m, _: Items(r + r), "not add any"),
+    ],
+)
+def test_what_is_wrong_with_a_feed_is_named(feed: Callable[..., Any], message: str) -> None:
+    with pytest.raises(FeedError, match=message):
+        list(feeder(config(4), feed).windows(lease(0, 16), 0))
+
+
+def test_dataloader_processes() -> None:
+    job = config(4, loader_workers=2)
+    windows = list(feeder(job, FEEDS["dataset"]).windows(lease(0, 40), 0))
+    assert sorted(sum((values(w) for w in windows), [])) == list(range(40))

@@ -1,0 +1,173 @@
+"""Embeddings on a laptop: no servers, any torch optimizer, as a normal module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_edl
+from torch_edl import _core
+from torch_edl.errors import UsageError
+
+EXTREMES = [0, -1, -2, 2**63 - 1, -(2**63), 7]
+
+
+def twin(embedding: torch_edl.nn.Embedding, ids: list[int]) -> nn.Embedding:
+    """A torch embedding whose row i is the row of ``ids[i]``."""
+    with torch.no_grad():
+        return nn.Embedding.from_pretrained(
+            embedding(torch.tensor(ids)).clone(), freeze=False, sparse=False
+        )
+
+
+def test_any_int64_is_an_id() -> None:
+    embedding = torch_edl.nn.Embedding(None, 5)
+    out = embedding(torch.tensor(EXTREMES))
+    assert out.shape == (6, 5)
+    assert len({tuple(row) for row in out.tolist()}) == 6
+    assert torch.equal(out, embedding(torch.tensor(EXTREMES)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+        lambda p: torch_edl.optim.Ftrl(p, lr=0.1, l1=0.001),
+    ],
+)
+def test_trains_as_torch_does(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """All rows in every step, so that lazy rows and torch's dense ones agree."""
+    ours = torch_edl.nn.Embedding(None, 4, initializer="normal")
+    theirs = twin(ours, EXTREMES)
+    here, there = make(ours.parameters()), make(theirs.parameters())
+    ids, rows = torch.tensor([*EXTREMES, 7, 0]), torch.tensor([0, 1, 2, 3, 4, 5, 5, 0])
+    for step in range(20):
+        target = torch.full((8, 4), float(step % 3))
+        for module, optimizer, index in ((ours, here, ids), (theirs, there, rows)):
+            optimizer.zero_grad()
+            (module(index) - target).pow(2).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(
+        ours(torch.tensor(EXTREMES)).detach(), theirs.weight.detach(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_gradients_accumulate_until_zero_grad() -> None:
+    embedding = torch_edl.nn.Embedding(None, 2, initializer="zeros")
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0)
+    one = torch.tensor([3])
+    for _ in range(2):
+        embedding(one).sum().backward()
+    optimizer.step()
+    assert embedding(one).tolist() == [[-2.0, -2.0]]
+    optimizer.zero_grad()
+    embedding(one).sum().backward()
+    optimizer.zero_grad()  # thrown away
+    embedding(torch.tensor([4])).sum().backward()
+    optimizer.step()
+    assert embedding(torch.tensor([3, 4])).tolist() == [[-2.0, -2.0], [-1.0, -1.0]]
+
+
+def test_two_lookups_in_one_pass_both_count() -> None:
+    embedding = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0)
+    optimizer.zero_grad()
+    (embedding(torch.tensor([1])) + 2 * embedding(torch.tensor([1, 2]))).sum().backward()
+    optimizer.step()
+    # Broadcast: row 1 is used twice with factor 1, and once each with factor 2.
+    assert embedding(torch.tensor([1, 2])).tolist() == [[-4.0], [-2.0]]
+
+
+def test_padding_is_zero_and_is_not_trained() -> None:
+    embedding = torch_edl.nn.Embedding(10, 2, padding_idx=0, initializer=("constant", {"value": 1}))
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0)
+    embedding(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    assert embedding(torch.tensor([0, 1])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    embedding.padding_idx = None
+    assert embedding(torch.tensor([0])).tolist() == [[1.0, 1.0]]
+
+
+def test_state_dict_carries_the_rows() -> None:
+    first = torch_edl.nn.Embedding(None, 3, name="a", initializer="normal")
+    wanted = first(torch.tensor(EXTREMES)).detach()
+    second = torch_edl.nn.Embedding(None, 3, name="b", initializer="zeros")
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second(torch.tensor(EXTREMES)), wanted)
+
+
+def test_a_copy_has_rows_of_its_own() -> None:
+    first = torch_edl.nn.Embedding(None, 2, initializer="zeros")
+    optimizer = torch.optim.SGD(first.parameters(), lr=1.0)
+    first(torch.tensor([5])).sum().backward()
+    optimizer.step()
+    second = copy.deepcopy(first)
+    first(torch.tensor([5])).sum().backward()
+    optimizer.step()
+    assert second(torch.tensor([5])).tolist() == [[-1.0, -1.0]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: torch_edl.nn.Embedding(0, 4), "num_embeddings 0"),
+        (lambda: torch_edl.nn.Embedding(None, 0), "embedding_dim 0"),
+        (lambda: torch_edl.nn.Embedding(4, 4, initializer="he"), "initializer 'he'"),
+        (lambda: torch_edl.nn.Embedding(4, 4, initializer=("normal", {"sd": 1})), "'sd'"),
+        (lambda: torch_edl.nn.EmbeddingBag(4, 4, mode="max"), "mode 'max'"),
+        (lambda: torch_edl.nn.Embedding(4, 4)(torch.rand(3)), "must be int64"),
+    ],
+)
+def test_what_is_wrong_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_an_id_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="10"):
+        torch_edl.nn.Embedding(10, 2)(torch.tensor([10]))
+
+
+def test_rows_are_a_pure_function_of_seed_table_and_id() -> None:
+    torch.manual_seed(3)
+    embedding = torch_edl.nn.Embedding(None, 4, name="t", initializer=("normal", {"std": 2.0}))
+    got = embedding(torch.tensor(EXTREMES)).detach().numpy()
+    args = {"mean": 0.0, "std": 2.0}
+    wanted = _core.init_rows("t", 3, "normal", args, np.array(EXTREMES), 4)
+    assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_equal_torch(mode: str, last: bool) -> None:
+    ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    ours = torch_edl.nn.EmbeddingBag(10, 4, mode, include_last_offset=last, initializer="normal")
+    with torch.no_grad():
+        weight = ours.rows(torch.arange(10))
+    theirs = nn.EmbeddingBag.from_pretrained(weight, mode=mode, include_last_offset=last)
+    offsets = torch.tensor([0, 2, 2, 5, 8] if last else [0, 2, 2, 5])
+    torch.testing.assert_close(ours(ids, offsets), theirs(ids, offsets))
+    torch.testing.assert_close(ours(ids.view(2, 4)), theirs(ids.view(2, 4)) if not last else
+                               nn.functional.embedding_bag(ids.view(2, 4), weight, mode=mode))  # fmt: skip
+
+
+def test_weighted_bags() -> None:
+    bag = torch_edl.nn.EmbeddingBag(None, 2, "sum", initializer=("constant", {"value": 1.0}))
+    ids, weights = torch.tensor([[1, 2], [3, 3]]), torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    assert bag(ids, per_sample_weights=weights).tolist() == [[7.0, 7.0], [1.0, 1.0]]
+    bag.mode = "mean"
+    assert bag(ids, per_sample_weights=weights).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    bag.mode = "sqrtn"
+    torch.testing.assert_close(
+        bag(ids, per_sample_weights=weights), torch.tensor([[1.4, 1.4], [1.0, 1.0]])
+    )

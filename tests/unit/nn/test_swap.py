@@ -1,0 +1,66 @@
+"""Large torch embeddings become tables that start alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from torch_edl.nn import Embedding, EmbeddingBag
+from torch_edl.nn.swap import distribution, swap_large
+
+
+@pytest.mark.parametrize(
+    ("fill", "kind", "std"),
+    [
+        (lambda w: nn.init.normal_(w, std=0.01), "normal", 0.01),
+        (lambda w: nn.init.normal_(w, mean=1.0), "normal", 1.0),
+        (lambda w: nn.init.uniform_(w, -0.2, 0.1), "uniform", 0.3 / 12**0.5),
+        (lambda w: nn.init.xavier_uniform_(w), "uniform", (2 / 20_016) ** 0.5),
+        (lambda w: nn.init.zeros_(w), "zeros", 0.0),
+        (lambda w: nn.init.constant_(w, 0.5), "constant", 0.0),
+    ],
+)
+def test_the_distribution_is_kept(
+    fill: Callable[[torch.Tensor], object], kind: str, std: float
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.empty(20_000, 16)
+    fill(weight)
+    found = distribution(weight)
+    assert found.kind == kind
+    if kind == "normal":
+        assert found.args["std"] == pytest.approx(std, rel=0.02)
+        assert found.args["mean"] == pytest.approx(float(weight.mean()), abs=0.02 * std)
+    elif kind == "uniform":
+        assert found.args["high"] - found.args["low"] == pytest.approx(std * 12**0.5, rel=0.02)
+    elif kind == "constant":
+        assert found.args["value"] == 0.5
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Embedding(10, 4)
+        self.large = nn.Embedding(1000, 4, padding_idx=0)
+        self.bag = nn.EmbeddingBag(1000, 4, mode="sum")
+        self.normed = nn.Embedding(1000, 4, max_norm=1.0)
+        self.tied = nn.Embedding(1000, 4)
+        self.out = nn.Linear(4, 1000)
+        self.out.weight = self.tied.weight
+        self.deep = nn.ModuleDict({"a": nn.ModuleList([nn.Embedding(2000, 2)])})
+
+
+def test_only_what_is_large_and_plain_is_swapped() -> None:
+    model = Model()
+    swapped = swap_large(model, threshold=1000)
+    assert set(swapped) == {"large", "bag", "deep.a.0"}
+    assert isinstance(model.large, Embedding)
+    assert model.large.padding_idx == 0
+    assert isinstance(model.bag, EmbeddingBag)
+    assert model.bag.mode == "sum"
+    assert isinstance(model.small, nn.Embedding)
+    assert isinstance(model.tied, nn.Embedding)
+    assert model.deep["a"][0].num_embeddings == 2000

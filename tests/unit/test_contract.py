@@ -1,0 +1,116 @@
+"""Model files: what is accepted, and how each way of breaking the contract is told."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_edl.contract import load_contract, report_model, user_traceback
+from torch_edl.errors import ContractError
+
+GOOD = """
+import torch
+def model(): return torch.nn.Linear(2, 1)
+def loss(labels, predictions): return (labels - predictions).pow(2).mean()
+def optimizer(params): return torch.optim.SGD(params, lr=0.1)
+def feed(records, mode, metadata): return torch.zeros(len(records), 2), torch.zeros(len(records), 1)
+"""
+
+
+def write(folder: Path, text: str, name: str = "mymodel.py") -> str:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def without(name: str) -> str:
+    return "\n".join(line for line in GOOD.splitlines() if not line.startswith(f"def {name}("))
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    contract = load_contract(write(tmp_path, GOOD))
+    model = contract.make_model()
+    report = report_model(model, contract.make_optimizer(model), 3)
+    assert (report.worker_id, report.dense_elements, report.optimizer) == (3, 3, "SGD")
+    assert not report.optimizer_error
+    assert not report.embeddings
+    assert contract.make_metrics() == {}
+    assert contract.make_callbacks() == []
+
+
+@pytest.mark.parametrize("other", ["forward", "custom_model"])
+def test_other_names_of_the_model(tmp_path: Path, other: str) -> None:
+    text = GOOD.replace("def model(", f"def {other}(").replace("def feed(", "def dataset_fn(")
+    assert isinstance(load_contract(write(tmp_path, text)).make_model(), torch.nn.Linear)
+
+
+@pytest.mark.parametrize("name", ["model", "loss", "optimizer", "feed"])
+def test_a_missing_function_is_named_with_an_example(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ContractError, match=rf"no function '{name}'[\s\S]*def {name}\("):
+        load_contract(write(tmp_path, without(name)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("torch.nn.Linear(2, 1)", "3", "model returned int, expected a torch.nn.Module"),
+        ("torch.optim.SGD(params, lr=0.1)", "None", "optimizer returned NoneType"),
+        ("torch.nn.Linear(2, 1)", "1 / 0", "model.. raised ZeroDivisionError"),
+    ],
+)
+def test_wrong_returns(tmp_path: Path, old: str, new: str, message: str) -> None:
+    contract = load_contract(write(tmp_path, GOOD.replace(old, new)))
+    with pytest.raises(ContractError, match=message):
+        contract.make_optimizer(contract.make_model())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace("feed(records, mode, metadata)", "feed(records)"), "does not take 3"),
+        (GOOD.replace("loss(labels, predictions)", "loss(labels)"), "does not take 2"),
+        ("import nothing_like_this\n" + GOOD, "nothing_like_this"),
+        ("import sys; sys.exit(3)\n" + GOOD, "ended with exit code 3"),
+    ],
+)
+def test_files_that_cannot_be_loaded(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        load_contract(write(tmp_path, text))
+
+
+def test_arguments_reach_the_file(tmp_path: Path) -> None:
+    text = "import sys\nassert sys.argv[1:] == ['--dim', '4'], sys.argv\n" + GOOD
+    load_contract(write(tmp_path, text), ["--dim", "4"])
+
+
+def test_the_file_may_import_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path, "WIDTH = 2", "neighbour.py")
+    load_contract(write(tmp_path, "from neighbour import WIDTH\n" + GOOD))
+
+
+def test_a_traceback_begins_in_the_users_file(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace("torch.nn.Linear(2, 1)", "broken()"))
+    contract = load_contract(path)
+    with pytest.raises(ContractError) as caught:
+        contract.make_model()
+    text = user_traceback(caught.value, path)
+    assert text.splitlines()[1].strip().startswith(f'File "{path}"')
+    assert "NameError: name 'broken' is not defined" in text
+
+
+def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> None:
+    contract = load_contract(write(tmp_path, GOOD.replace("SGD", "LBFGS")))
+    model = contract.make_model()
+    error = report_model(model, contract.make_optimizer(model), 0).optimizer_error
+    assert "LBFGS" in error
+    assert "torch.optim.Adagrad" in error
+    assert "--strategy local" in error
+
+
+def test_metrics_must_be_a_dict_of_metrics(tmp_path: Path) -> None:
+    contract = load_contract(write(tmp_path, GOOD + "\ndef eval_metrics_fn(): return {'a': 3}"))
+    with pytest.raises(ContractError, match=r"\['a'\] returned int"):
+        contract.make_metrics()
