@@ -26,14 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done; 1 the job failed; 2 something that the user mends; 130 Ctrl-C; 143 SIGTERM.
     """
     try:
-        args = parse(list(sys.argv[1:] if argv is None else argv))
-        # Imported by name, so that `status` does not pay for pyarrow nor `--help` for gRPC.
-        verb = importlib.import_module(f"torch_edl.cli.{args.verb}")
-        code: int = verb.main(args)
-        sys.stdout.flush()
-        return code
-    except SystemExit as stop:  # --help and --version
-        return stop.code if isinstance(stop.code, int) else EXIT_FAILED
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except UsageError as error:
         complain(str(error))
         return EXIT_USAGE
@@ -49,6 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        args = parse(argv)
+        # Imported by name, so that `status` does not pay for pyarrow nor `--help` for gRPC.
+        verb = importlib.import_module(f"torch_edl.cli.{args.verb}")
+        code: int = verb.main(args)
+    except SystemExit as end:  # --help and --version
+        code = end.code if isinstance(end.code, int) else EXIT_FAILED
+    sys.stdout.flush()  # here, where a reader that went away can still be told from an error
+    return code
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,21 +111,24 @@ def _fill(weight: torch.Tensor, ids: torch.Tensor, name: str, table: dict[str, A
     start = table["initializer"]
     args = {key: float(value) for key, value in start["args"].items()}
     dim = int(table["dim"])
-    for block in ids.split(max(1, _BLOCK_ELEMENTS // dim)):
+    for block in torch.split(ids, max(1, _BLOCK_ELEMENTS // dim)):
         rows = init_rows(name, int(table["seed"]), start["kind"], args, block.numpy(), dim)
         weight[block] = torch.from_numpy(rows)
 
 
 def _write(state: dict[str, torch.Tensor], file: Path) -> None:
-    from torch_edl.data.sources.files import replacing
-
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as output:
+    # safetensors wants a path, so the file that is renamed at the end is made by hand.
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
         if file.suffix == ".pt":
             import torch
 
-            torch.save(state, output)
+            torch.save(state, temporary)
         else:
             from safetensors.torch import save_file
 
-            save_file({k: v.contiguous() for k, v in state.items()}, output.name)
+            save_file(state, temporary)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)

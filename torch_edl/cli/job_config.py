@@ -26,7 +26,7 @@ def train_job(args: argparse.Namespace) -> JobConfig:
     """
     waits = args.grads_to_wait
     if waits is None:
-        # A group that waits for more pushes than there are workers would wait for the fastest twice.
+        # A group of more pushes than workers would hold two of the fastest worker's.
         waits = max(1, args.workers[0]) if args.mode == "sync" else 1
     return JobConfig(
         name=args.job_name or default_name(args.model_file),

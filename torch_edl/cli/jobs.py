@@ -83,7 +83,7 @@ class Job:
 
     def hold(self) -> BinaryIO:
         """Marks the job as watched until the file is closed, or this process is gone."""
-        file = open(self.dir / LOCK, "wb")
+        file = open(self.dir / LOCK, "wb")  # noqa: SIM115 - the caller closes it
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
 

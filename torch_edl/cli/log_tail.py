@@ -9,7 +9,7 @@ _OURS = re.compile(
     r"\d\d:\d\d:\d\d\.\d{3} [a-z]+-\d+ (?P<level>[A-Z]+) (?P<logger>[\w.]+): (?P<text>.*)"
 )
 # Of gRPC's C++ core, informative lines and the remark that precedes its first one.
-_CORE = re.compile(r"I\d{4} \d\d:\d\d:\d\d\.\d+|WARNING: All log messages before absl::")
+_CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
 _LAYERS = "torch_edl.layers"
 _CHUNK_BYTES = 256 * 1024
 

@@ -207,7 +207,9 @@ def _unknown(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
     choices = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     known = list(choices.choices[verb]._option_string_actions)
     flag = word.split("=")[0]
-    close = difflib.get_close_matches(flag, known, n=1) or [k for k in known if k.startswith(flag)]
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75) or [
+        k for k in known if k.startswith(flag)
+    ]
     if close:
         return f"{flag}: no such option of torch-edl {verb}; did you mean {close[0]}?"
     return (

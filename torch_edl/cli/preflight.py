@@ -76,12 +76,11 @@ def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
 def check_output_dir(directory: str) -> None:
     """Raises UsageError unless ``directory`` is free, empty or an earlier output of ours."""
     path = Path(directory)
-    if path.is_dir():
-        if any(path.iterdir()) and not saved_model.is_output(path):
-            raise UsageError(
-                f"--output {directory}: holds files that are no output of torch-edl; "
-                "choose another folder, or empty it"
-            )
+    if path.is_dir() and any(path.iterdir()) and not saved_model.is_output(path):
+        raise UsageError(
+            f"--output {directory}: holds files that are no output of torch-edl; "
+            "choose another folder, or empty it"
+        )
     _check_writable(path, "--output", is_file=False)
 
 

@@ -92,10 +92,11 @@ def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The closing words of a job that finished."""
     steps = f" in {summary['steps']:,} steps" if summary["kind"] == "train" else ""
-    lines = [
+    first = (
         f"{summary['job']}: {_DONE[summary['kind']]} {summary['records']:,} records{steps}, "
         f"{duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
-    ]
+    )
+    lines = [first]
     if summary["metrics"] and summary["kind"] == "train":
         values = (f"{k} {_shown(v)}" for k, v in summary["metrics"].items())
         lines.append("metrics: " + ", ".join(values))

@@ -1,0 +1,103 @@
+"""What a user who made a mistake sees: one line, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = """
+def model(): ...
+def loss(labels, predictions): ...
+def optimizer(params): ...
+def feed(records, mode, metadata): ...
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a model file and data; jobs would go to ``home`` in it."""
+    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "broken.py").write_text("def model(:\n")
+    (tmp_path / "half.py").write_text(MODEL.replace("def loss", "def lss"))
+    (tmp_path / "train.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    return tmp_path
+
+
+def torch_edl(
+    place: Path, *words: str, stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, "-m", "torch_edl.cli", *words],
+        cwd=place,
+        env={**os.environ, "TORCH_EDL_HOME": str(place / "home"), "PYTHONPATH": path},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run", "MODEL.py: missing; the model file comes first, before the options"),
+        ("run none.py --data train.csv", "none.py: no such file; the model file comes first"),
+        ("run broken.py --data train.csv", "broken.py:1: "),
+        ("run half.py --data train.csv", "half.py: no function 'loss': add for example:"),
+        ("run net.py", "--data: missing; name files, folders or globs: --data train.parquet"),
+        ("run net.py --data no.csv", "--data no.csv: no such file"),
+        ("run net.py --data train.csv --epochs 0", "--epochs 0: must be 1 or more"),
+        ("run net.py --data train.csv --workers 8:2", "--workers 8:2: the minimum is above the"),
+        ("run net.py --data train.csv --output mine", "--output "),
+        ("run net.py --data train.csv --wrokers 2", "--wrokers: no such option of torch-edl run;"),
+        ("run net.py --data train.csv --resume", "--checkpoint-every and --resume need"),
+        ("predict net.py --from mine --data train.csv --output p.txt", "--output p.txt: the name"),
+        ("predict net.py --from mine --data train.csv --output p.csv", "--from "),
+        ("export mine out.pt", "mine: no output of torch-edl run there; name its --output"),
+        ("status nobody", "no job on this machine"),
+        ("stop nobody", "no job on this machine"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    place: Path, words: str, message: str
+) -> None:
+    before = sorted(place.rglob("*"))
+    done = torch_edl(place, *words.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert sorted(place.rglob("*")) == before
+
+
+def test_no_words_show_the_help(place: Path) -> None:
+    done = torch_edl(place)
+    assert done.returncode == 2
+    assert "torch-edl run model.py --data" in done.stdout
+
+
+def test_version(place: Path) -> None:
+    from torch_edl import __version__
+
+    done = torch_edl(place, "--version")
+    assert (done.returncode, done.stdout) == (0, f"torch-edl {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [["run", "--help"], ["status", "--all"]])
+def test_a_reader_that_goes_away_is_no_traceback(place: Path, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = torch_edl(place, *words, stdout=writer)
+    finally:
+        os.close(writer)
+    assert done.stderr == ""

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from torch_edl._core import init_rows
+from torch_edl.cli.__main__ import main
+from torch_edl.cli.export import state_dict
+from torch_edl.errors import CheckpointError
+
+START = {"kind": "uniform", "args": {"low": -0.5, "high": 0.5}}
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """An output folder: a linear layer, a bounded table with two trained rows, an unbounded one."""
+    folder = tmp_path / "trained"
+    (folder / "embeddings").mkdir(parents=True)
+    save_file(
+        {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}, folder / "model.safetensors"
+    )
+    rows = torch.arange(8.0).reshape(2, 4)
+    save_file(
+        {"ids": torch.tensor([1, 6]), "vectors": rows}, folder / "embeddings/deep.rows.safetensors"
+    )
+    wild = torch.tensor([-(2**63), 2**63 - 1])
+    save_file({"ids": wild, "vectors": rows}, folder / "embeddings/users.safetensors")
+    tables = {
+        "deep.rows": {"dim": 4, "num_embeddings": 7, "initializer": START, "seed": 5},
+        "users": {"dim": 4, "num_embeddings": 0, "initializer": START, "seed": 5},
+    }
+    metadata = {"format": 1, "job": "j", "steps": 3, "tables": tables}
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    return folder
+
+
+def edit(output: Path, **fields: object) -> None:
+    path = output / "metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+def test_export(output: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "new" / name
+    assert main(["export", str(output), str(file)]) == 0
+    got = torch.load(file, weights_only=True) if name.endswith(".pt") else load_file(file)
+    assert sorted(got) == ["deep.rows.weight", "fc.bias", "fc.weight", "users.ids", "users.vectors"]
+    weight = got["deep.rows.weight"]
+    expected = init_rows("deep.rows", 5, "uniform", START["args"], np.arange(7), 4)
+    expected[[1, 6]] = np.arange(8.0).reshape(2, 4)
+    np.testing.assert_array_equal(weight.numpy(), expected)
+    assert got["users.ids"].tolist() == [-(2**63), 2**63 - 1]
+    assert [p.name for p in file.parent.iterdir()] == [name]
+
+
+def test_blocks_make_no_difference(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = state_dict(output)["deep.rows.weight"]
+    monkeypatch.setattr("torch_edl.cli.export._BLOCK_ELEMENTS", 8)
+    assert torch.equal(state_dict(output)["deep.rows.weight"], whole)
+
+
+def test_the_export_loads_into_the_plain_module(output: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = torch.nn.ModuleDict({"rows": torch.nn.Embedding(7, 4)})
+            self.fc = torch.nn.Linear(3, 2)
+
+    state = state_dict(output)
+    plain = {k: v for k, v in state.items() if not k.startswith("users")}
+    Net().load_state_dict(plain, strict=True)
+
+
+def test_a_folder_that_is_no_output_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path), str(tmp_path / "m.pt")]) == 2
+    assert "no output of torch-edl run there" in capsys.readouterr().err
+
+
+def test_the_suffix_says_the_kind(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(output), "m.onnx"]) == 2
+    assert "m.onnx: the name must end in .pt or .safetensors" in capsys.readouterr().err
+
+
+def test_a_newer_format_is_refused(output: Path) -> None:
+    edit(output, format=2)
+    with pytest.raises(CheckpointError, match="format 2, this torch-edl reads 1"):
+        state_dict(output)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "ids", "shape", "tables"])
+def test_damage_is_an_error(output: Path, tmp_path: Path, damage: str) -> None:
+    items = output / "embeddings/deep.rows.safetensors"
+    rows = torch.zeros(2, 4)
+    if damage == "cut":
+        items.write_bytes(items.read_bytes()[:-8])
+    elif damage == "missing":
+        items.unlink()
+    elif damage == "ids":
+        save_file({"ids": torch.tensor([1, 7]), "vectors": rows}, items)
+    elif damage == "shape":
+        save_file({"ids": torch.tensor([1]), "vectors": rows}, items)
+    else:
+        edit(output, tables=[1])
+    with pytest.raises(CheckpointError):
+        state_dict(output)
+    assert main(["export", str(output), str(tmp_path / "m.pt")]) == 1
+    assert not (tmp_path / "m.pt").exists()

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torch_edl.cli.job_config import default_name, inference_job, train_job
+from torch_edl.cli.parser import parse
+from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.errors import UsageError
+
+
+def test_no_options_give_the_defaults() -> None:
+    config = train_job(parse(["run", "/m/net.py", "--job-name", "j"]))
+    assert config == JobConfig(name="j", model_file="/m/net.py")
+
+
+def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "run m.py --data a b --eval-data c --format csv --batch-size 5 --records-per-task 50 "
+        "--epochs 7 --no-shuffle --skip-damaged --loader-workers 2 --pin-memory --workers 2:8 "
+        "--ps 3 --worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 --max-task-failures 9 "
+        "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
+        "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
+        "--log-layers deep.* --large-embedding 12 --checkpoint-dir ck --checkpoint-every 20 "
+        "--keep-checkpoints 6 --resume --load start --output out --job-name j --tensorboard tb "
+        "-- --hidden 3"
+    )
+    assert train_job(parse(words.split())) == JobConfig(
+        name="j",
+        model_file=str(tmp_path / "m.py"),
+        model_args=("--hidden", "3"),
+        data=DataConfig(
+            train=("a", "b"),
+            eval=("c",),
+            format="csv",
+            batch_size=5,
+            records_per_task=50,
+            epochs=7,
+            shuffle=False,
+            skip_damaged=True,
+            loader_workers=2,
+            pin_memory=True,
+        ),
+        train=TrainConfig(
+            strategy="ps",
+            mode="sync",
+            grads_to_wait=4,
+            staleness=2,
+            local_steps=8,
+            learning_rate_by_staleness=True,
+            max_steps=100,
+            eval_every=10,
+            seed=11,
+            on_nan="skip",
+            log_layers="deep.*",
+            large_embedding=12,
+        ),
+        cluster=ClusterConfig(
+            min_workers=2,
+            max_workers=8,
+            servers=3,
+            worker_threads=1,
+            heartbeat_timeout_s=5.0,
+            task_timeout_s=60.0,
+            max_task_failures=9,
+        ),
+        checkpoint=CheckpointConfig(
+            dir=str(tmp_path / "ck"),
+            every=20,
+            keep=6,
+            resume=True,
+            load=str(tmp_path / "start"),
+            output=str(tmp_path / "out"),
+        ),
+        tensorboard=str(tmp_path / "tb"),
+    )
+
+
+def test_predictions_keep_the_order_of_the_data() -> None:
+    words = "predict m.py --from d --data a --output o.csv --job-name j --workers 3"
+    config = inference_job(parse(words.split()), "predict")
+    assert (config.kind, config.data.predict, config.data.shuffle) == ("predict", ("a",), False)
+    assert config.cluster.max_workers == 3
+    assert config.checkpoint.load.endswith("/d")
+
+
+def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
+    config = train_job(parse(["run", "m.py", "--mode", "sync", "--workers", "2:8"]))
+    assert config.train.grads_to_wait == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--workers 8:2", "--workers 8:2: the minimum is above the maximum; write 2:8"),
+        ("--workers 0", "--workers 0: at least one is needed"),
+        ("--ps 0", "--ps 0: "),
+        ("--resume", "--checkpoint-every and --resume need --checkpoint-dir DIR"),
+        ("--grads-to-wait 2", "--grads-to-wait 2: only --mode sync waits"),
+        ("--job-name a/b", "--job-name a/b: use letters"),
+        ("--strategy mpi", "--strategy mpi: choose one of auto, ps, local"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(words: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        train_job(parse(["run", "m.py", *words.split()]))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "stem"),
+    [
+        ("/a/deepfm.py", "deepfm"),
+        ("/a/mnist/model.py", "mnist"),
+        ("/a/my model (2).py", "my-model-2"),
+        ("/model.py", "job"),
+    ],
+)
+def test_default_names(path: str, stem: str) -> None:
+    name, other = default_name(path), default_name(path)
+    assert name.rpartition("-")[0] == stem
+    assert name != other
+    JobConfig(name=name, model_file=path)

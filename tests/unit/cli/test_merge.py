@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from torch_edl.cli.merge import merge
+from torch_edl.errors import JobFailedError
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """Three tasks of 4, 1 and 3 records; the score is the number of the record."""
+    folder = tmp_path / "predictions"
+    folder.mkdir()
+    first = 0
+    for task, size in ((0, 4), (9, 1), (10, 3)):
+        score = np.arange(first, first + size, dtype=np.float32)
+        save(folder, task, score=score, probs=np.stack([score, -score], 1))
+        first += size
+    # A worker died in the middle of writing this one.
+    (folder / ".part-000000000010.npz.77").write_bytes(b"PK")
+    return folder
+
+
+def save(folder: Path, task: int, **arrays: np.ndarray) -> None:
+    np.savez(folder / f"part-{task:012d}.npz", **arrays)
+
+
+def test_npz(parts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.npz"
+    assert merge(parts, output, records=8) == 8
+    with np.load(output) as got:
+        assert sorted(got) == ["probs", "score"]
+        np.testing.assert_array_equal(got["score"], np.arange(8, dtype=np.float32))
+        np.testing.assert_array_equal(got["probs"][:, 1], -np.arange(8, dtype=np.float32))
+        assert got["probs"].dtype == np.float32
+
+
+def test_parquet_has_lists_of_fixed_length(parts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.parquet"
+    merge(parts, output, records=8)
+    table = pyarrow.parquet.read_table(output)
+    assert table.column_names == ["score", "probs"]
+    assert table["score"].to_pylist() == [float(i) for i in range(8)]
+    assert table["probs"].to_pylist() == [[float(i), float(-i)] for i in range(8)]
+
+
+def test_csv_has_a_column_per_element(parts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.csv"
+    merge(parts, output, records=8)
+    lines = output.read_text().splitlines()
+    assert lines[0] == '"score","probs_0","probs_1"'
+    assert pyarrow.csv.read_csv(output)["probs_1"].to_pylist() == [-i for i in range(8)]
+    assert len(lines) == 9
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".csv"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], np.int64),
+        np.array([True, False]),
+        np.array(["a", 'longer, "quoted"']),
+        np.array([np.nan, np.inf], np.float64),
+        np.array([1.5, 2.5], np.float16),
+        np.zeros((2, 3), np.float32, order="F"),
+        np.array([2**63 - 1, -(2**63)], np.int64),
+    ],
+    ids=["matrix", "bool", "text", "nan", "half", "fortran", "extreme"],
+)
+def test_kinds_of_output(tmp_path: Path, suffix: str, values: np.ndarray) -> None:
+    save(tmp_path, 0, y=values[:1])
+    save(tmp_path, 1, y=values[1:])
+    output = tmp_path / f"out{suffix}"
+    merge(tmp_path, output, records=2)
+    if suffix == ".npz":
+        with np.load(output) as got:
+            np.testing.assert_array_equal(got["y"], values)
+    elif suffix == ".parquet":
+        got = pyarrow.parquet.read_table(output)["y"].to_pylist()
+        np.testing.assert_array_equal(np.array(got, values.dtype), values)
+    else:
+        table = pyarrow.csv.read_csv(output)
+        flat = [np.array(c.to_pylist(), values.dtype) for c in table.columns]
+        np.testing.assert_array_equal(np.stack(flat, 1), values.reshape(2, -1))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".csv"])
+@pytest.mark.parametrize(
+    ("name", "second", "message"),
+    [
+        ("rows", {"y": np.zeros(3)}, "5 predictions for 4 records"),
+        ("names", {"z": np.zeros(2)}, r"has the outputs \['z'\], an earlier part \['y'\]"),
+        ("shape", {"y": np.zeros((2, 1))}, r"shape \(1,\), earlier ones \(\)"),
+        ("lengths", {"y": np.zeros(2), "x": np.zeros(1)}, "has the outputs"),
+        ("scalar", {"y": np.float32(1)}, "do not have one row per record"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_and_nothing_is_written(
+    tmp_path: Path, suffix: str, name: str, second: dict[str, np.ndarray], message: str
+) -> None:
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    save(parts, 0, y=np.zeros(2))
+    save(parts, 1, **second)
+    output = tmp_path / f"out{suffix}"
+    output.write_text("before")
+    with pytest.raises(JobFailedError, match=message):
+        merge(parts, output, records=4)
+    assert output.read_text() == "before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [output.name, "parts"]
+
+
+def test_a_damaged_part_is_named(parts: Path, tmp_path: Path) -> None:
+    part = parts / "part-000000000009.npz"
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(JobFailedError, match=r"part-000000000009\.npz: damaged"):
+        merge(parts, tmp_path / "out.npz", records=8)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torch_edl import checkpoint
+from torch_edl.cli import preflight
+from torch_edl.cli.job_config import inference_job, train_job
+from torch_edl.cli.parser import parse
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+
+Check = Callable[..., JobConfig]
+
+
+@pytest.fixture
+def check(model_file: Path, csv_file: Path) -> Check:
+    """Checks a run with the options given, and data unless told otherwise."""
+
+    def run(*words: object, data: str = str(csv_file), summary: str = "") -> JobConfig:
+        given = ["--data", data] if data else []
+        args = parse(["run", str(model_file), *given, *map(str, words)])
+        return preflight.check(train_job(args), model_file="net.py", summary=summary)
+
+    return run
+
+
+def refused(check: Check, *words: object, **more: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        check(*words, **more)
+    return str(caught.value)
+
+
+def make_output(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "metadata.json").write_text(json.dumps({"format": 1}))
+
+
+def make_checkpoint(root: Path, steps: int) -> Path:
+    folder = checkpoint.step_dir(root, steps)
+    folder.mkdir(parents=True)
+    manifest = checkpoint.Manifest(job="j", strategy="ps", steps=steps, shards=1, retired_before=0)
+    checkpoint.commit(folder, manifest)
+    return folder
+
+
+def test_globs_become_files(check: Check, tmp_path: Path, csv_file: Path) -> None:
+    (tmp_path / "train2.csv").write_text("x,y\n1,2\n")
+    config = check(data=str(tmp_path / "train*.csv"))
+    assert config.data.train == (str(csv_file), str(tmp_path / "train2.csv"))
+
+
+def test_missing_data(check: Check, tmp_path: Path, model_file: Path) -> None:
+    assert refused(check, data="").startswith("--data: missing")
+    assert refused(check, data="no.csv").startswith("--data no.csv: no such file")
+    model_file.write_text(model_file.read_text() + "def eval_metrics_fn(): ...\n")
+    assert refused(check, "--eval-data", "no*.csv").startswith("--eval-data no*.csv: no file")
+    assert refused(check, "--format", "xml").startswith("--format xml: choose one of auto, rec")
+
+
+def test_a_source_of_the_users_needs_no_files(check: Check, model_file: Path) -> None:
+    model_file.write_text(model_file.read_text() + "def data_source(): ...\n")
+    assert check(data="").data.train == ()
+    assert check(data="table://x").data.train == ("table://x",)
+
+
+def test_evaluation_data_needs_metrics(check: Check, csv_file: Path) -> None:
+    assert "no function 'eval_metrics_fn'" in refused(check, "--eval-data", csv_file)
+
+
+def test_output_must_be_free_empty_or_ours(check: Check, tmp_path: Path) -> None:
+    check("--output", tmp_path / "a" / "b")
+    (tmp_path / "empty").mkdir()
+    check("--output", tmp_path / "empty")
+    make_output(tmp_path / "ours")
+    check("--output", tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.tex").touch()
+    assert "holds files that are no output" in refused(check, "--output", tmp_path / "theirs")
+    (tmp_path / "file").touch()
+    assert ": a file; name a folder" in refused(check, "--output", tmp_path / "file")
+    assert f"{tmp_path}/file is a file" in refused(check, "--output", tmp_path / "file" / "x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_place_that_is_not_writable(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert "is not writable" in refused(check, "--output", tmp_path / "locked" / "x")
+
+
+def test_summary_is_a_file(check: Check, tmp_path: Path) -> None:
+    check(summary=str(tmp_path / "new" / "s.json"))
+    assert ": a folder; name a file" in refused(check, summary=str(tmp_path))
+
+
+def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(
+    check: Check, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ckpt"
+    check("--checkpoint-dir", folder)
+    check("--checkpoint-dir", folder, "--resume")
+    make_checkpoint(folder, 40)
+    message = refused(check, "--checkpoint-dir", folder)
+    assert "holds step-0000000040 of an earlier job; add --resume" in message
+    check("--checkpoint-dir", folder, "--resume")
+
+
+def test_what_a_trained_model_is(check: Check, tmp_path: Path) -> None:
+    make_output(tmp_path / "out")
+    make_checkpoint(tmp_path / "ckpt", 10)
+    newest = make_checkpoint(tmp_path / "ckpt", 20)
+    checkpoint.step_dir(tmp_path / "ckpt", 30).mkdir()  # left by a crash
+    for given, found in [("out", tmp_path / "out"), ("ckpt", newest), (newest, newest)]:
+        assert check("--load", tmp_path / given).checkpoint.load == str(found)
+    (tmp_path / "other").mkdir()
+    assert "other: no trained model there" in refused(check, "--load", tmp_path / "other")
+    assert "none: no such folder" in refused(check, "--load", tmp_path / "none")
+    resume = ("--checkpoint-dir", tmp_path / "ckpt", "--resume", "--load", tmp_path / "out")
+    assert refused(check, *resume).startswith("--load and --resume")
+
+
+def test_a_damaged_checkpoint_is_refused(check: Check, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "ckpt", 10)
+    manifest = checkpoint.read(folder)
+    raw = json.dumps({**dataclasses.asdict(manifest), "files": {"shard-0.safetensors": 7}})
+    (folder / "manifest.json").write_text(raw)
+    assert "shard-0.safetensors: None bytes" in refused(check, "--load", tmp_path / "ckpt")
+
+
+def test_evaluate_names_its_own_options(tmp_path: Path, model_file: Path) -> None:
+    model_file.write_text(model_file.read_text() + "def eval_metrics_fn(): ...\n")
+    words = ["evaluate", str(model_file), "--from", str(tmp_path), "--data", "no.csv"]
+    config = inference_job(parse(words), "evaluate")
+    with pytest.raises(UsageError, match=r"^--data no\.csv: no such file"):
+        preflight.check(config, model_file="net.py")
+    words[-1] = str(model_file)
+    config = inference_job(parse(words), "evaluate")
+    with pytest.raises(UsageError, match=r"^--from .*: no trained model there"):
+        preflight.check(config, model_file="net.py")
+
+
+def test_output_file(tmp_path: Path) -> None:
+    preflight.check_output_file(str(tmp_path / "x.csv"), (".csv",))
+    with pytest.raises(UsageError, match=r"x\.txt: the name must end in \.csv or \.npz"):
+        preflight.check_output_file("x.txt", (".csv", ".npz"))

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torch_edl.cli import jobs
+from torch_edl.cli.__main__ import main
+from torch_edl.cli.snapshot import as_dict
+from torch_edl.wire import master_pb2 as pb
+
+Make = Callable[..., pb.GetStatusResponse]
+Serve = Callable[[pb.GetStatusResponse], int]
+
+# A process with the name of the job among its words, which answers as a master does.
+_MASTER = """
+import json, sys
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.server import serve
+status = pb.GetStatusResponse.FromString(bytes.fromhex(sys.argv[3]))
+service = pb.DESCRIPTOR.services_by_name["Master"]
+handlers = {m.name: lambda request, context: None for m in service.methods}
+handlers["GetStatus"] = lambda request, context: status
+handlers["Scale"] = lambda request, context: pb.ScaleResponse(
+    text=f"{request.min_workers} to {request.max_workers} workers")
+def stop(request, context):
+    print("stop", flush=True)
+    return pb.StopResponse()
+handlers["Stop"] = stop
+server, port = serve(service, handlers, address="127.0.0.1:0", token="t", threads=2)
+print(port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def job(home: Path) -> jobs.Job:
+    """A job whose client and master are gone, and that nobody saw end."""
+    return make_job("net-abc")
+
+
+def make_job(name: str) -> jobs.Job:
+    job = jobs.Job(name)
+    job.dir.mkdir(parents=True)
+    (job.dir / jobs.CONFIG).write_text("{}")
+    return job
+
+
+@pytest.fixture
+def master(job: jobs.Job) -> Iterator[Callable[[pb.GetStatusResponse], subprocess.Popen[str]]]:
+    """Starts a process that answers for the job."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(status: pb.GetStatusResponse) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", _MASTER, "--job", job.name]
+        words.append(status.SerializeToString().hex())
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        address = f"127.0.0.1:{int(process.stdout.readline())}"
+        raw = {"address": address, "pid": process.pid, "token": "t"}
+        (job.dir / jobs.MASTER).write_text(json.dumps(raw))
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_status_of_a_running_job(
+    job: jobs.Job,
+    master: Callable[..., object],
+    make_status: Make,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    master(make_status())
+    assert main(["status", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got == as_dict(make_status())
+    for key in ("job", "strategy", "state", "epoch"):
+        assert got[key] == getattr(make_status(), key)
+    assert got["records"] == {"done": 12_345, "total": 30_000}
+    assert got["tasks"] == {"todo": 8, "doing": 2, "done": 7}
+    assert got["processes"][1].items() >= {
+        "role": "ps", "id": 0, "pid": 11, "state": "running", "address": "h:2"
+    }.items()  # fmt: skip
+    assert main(["status", job.name]) == 0
+    text = capsys.readouterr().out
+    for part in ("net-abc  running", "12,345 of 30,000", "worker-0", "exited (signal 9)", "2 of 3"):
+        assert part in text
+
+
+def test_json_has_no_nan(make_status: Make) -> None:
+    status = make_status(loss=float("nan"), rates={"records_per_s": float("inf")})
+    status.evaluations.add(steps=1, metrics={"auc": float("nan")})
+    text = json.dumps(as_dict(status))
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [(None, "dead"), ("running", "dead"), ("finished", "finished"), ("failed", "failed")],
+)
+def test_status_of_a_job_whose_master_is_gone(
+    job: jobs.Job,
+    make_status: Make,
+    capsys: pytest.CaptureFixture[str],
+    seen: str | None,
+    state: str,
+) -> None:
+    (job.dir / jobs.MASTER).write_text('{"address": "127.0.0.1:1", "pid": 1, "token": "t"}')
+    if seen:
+        text = json.dumps(as_dict(make_status(state=seen)))
+        jobs.write_text(job.dir / jobs.LAST_STATUS, text)
+    assert main(["status", "net-abc", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["state"] == state
+    assert all(p["state"] == "exited" for p in got["processes"])
+    assert {"strategy", "epoch", "records", "tasks", "rates"} <= got.keys()
+    assert main(["status"]) == 0
+    assert f"net-abc  {state}" in capsys.readouterr().out
+
+
+def test_a_job_whose_client_lives_is_starting(
+    job: jobs.Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "from torch_edl.cli.jobs import Job\n"
+        f"with Job({job.name!r}).hold():\n    print(1, flush=True)\n    input()"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "1\n"
+        assert job.is_watched()
+        assert main(["status", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == "starting"
+    finally:
+        client.kill()
+        client.communicate()
+    assert not job.is_watched()
+
+
+def test_all_lists_every_job_newest_first(
+    job: jobs.Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = make_job("zzz")
+    assert [j.name for j in jobs.all_jobs()] == [newer.name, job.name]
+    assert main(["status", "--all"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("zzz") < text.index("net-abc")
+    assert main(["status", "--all", "--json"]) == 0
+    assert [r["job"] for r in json.loads(capsys.readouterr().out)] == ["zzz", "net-abc"]
+
+
+def test_scale_and_stop_reach_the_master(
+    job: jobs.Job, master: Callable[..., subprocess.Popen[str]], make_status: Make,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    process = master(make_status())
+    assert main(["scale", job.name, "--workers", "2:8"]) == 0
+    assert capsys.readouterr().out == "2 to 8 workers\n"
+    assert main(["scale", job.name, "--workers", "8:2"]) == 2
+    assert "write 2:8" in capsys.readouterr().err
+    monkeypatch.setattr("torch_edl.cli.stop._PATIENCE_S", 0.3)
+    assert main(["stop", job.name]) == 1  # this master hears it, and stays
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stop\n"
+    assert "still there after" in capsys.readouterr().err
+
+
+def test_a_wrong_token_is_told(
+    job: jobs.Job,
+    master: Callable[..., object],
+    make_status: Make,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    master(make_status())
+    raw = json.loads((job.dir / jobs.MASTER).read_text())
+    (job.dir / jobs.MASTER).write_text(json.dumps({**raw, "token": "other"}))
+    assert main(["scale", job.name, "--workers", "2"]) == 2
+    assert "unauthenticated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["stop"], ["scale", "--workers", "2"]])
+def test_jobs_that_are_over_cannot_be_asked(
+    job: jobs.Job, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main([*words, job.name]) == 2
+    assert "net-abc: not running any more, it is dead" in capsys.readouterr().err
+    assert main([*words, "other"]) == 2
+    assert "other: no such job; the newest is net-abc" in capsys.readouterr().err
+
+
+def test_no_jobs_at_all(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 2
+    assert "start one with torch-edl run" in capsys.readouterr().err
+    assert main(["status", "--all"]) == 0
+    assert capsys.readouterr().out == "no jobs on this machine\n"

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from torch_edl.cli import summary
+from torch_edl.cli.submit import Outcome
+from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.wire import master_pb2 as pb
+
+CONFIG = JobConfig(
+    name="net-abc", model_file="/m/net.py", checkpoint=CheckpointConfig(output="/out/trained")
+)
+KEYS = (
+    *("job", "kind", "strategy", "reason", "state", "records", "tasks", "steps", "wall_s"),
+    *("samples_per_s", "metrics", "evaluations", "processes", "damaged", "nan_steps", "error"),
+    *("checkpoint", "output"),
+)
+
+Make = Callable[..., pb.GetStatusResponse]
+
+
+@pytest.fixture
+def finished(make_status: Make) -> Outcome:
+    """A job that did all it should."""
+    status = make_status(state="finished", records_done=30_000, wall_s=20.0)
+    status.evaluations.add(steps=100, metrics={"auc": 0.5})
+    status.evaluations.add(steps=469, metrics={"auc": 0.75, "loss": float("nan")})
+    return Outcome(
+        state="finished", status=status, master_pid=77, master_exit="exit code 0", logs="/logs"
+    )
+
+
+def conclude(outcome: Outcome) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=80)
+    code = summary.conclude(CONFIG, outcome, console)
+    assert isinstance(console.file, io.StringIO)
+    return code, console.file.getvalue()
+
+
+def test_summary_of_a_finished_job(finished: Outcome) -> None:
+    built = summary.build(CONFIG, finished)
+    assert tuple(built) == KEYS
+    assert built["records"] == 30_000
+    assert built["samples_per_s"] == 1500.0
+    assert built["metrics"] == {"auc": 0.75, "loss": None}
+    assert [e["steps"] for e in built["evaluations"]] == [100, 469]
+    assert built["output"] == "/out/trained"
+    assert built["processes"][0] == {"role": "master", "id": 0, "pid": 77, "exit": "exit code 0"}
+    assert built["processes"][2] == {"role": "worker", "id": 0, "pid": 12, "exit": "signal 9"}
+    assert len(built["processes"]) == 5
+
+
+@pytest.mark.parametrize("status", [True, False])
+def test_every_key_is_there_when_it_failed(finished: Outcome, status: bool) -> None:
+    failed = dataclasses.replace(finished, state="failed", error="no", usage_error=True)
+    failed = failed if status else dataclasses.replace(failed, status=None)
+    built = summary.build(CONFIG, failed)
+    assert tuple(built) == KEYS
+    assert (built["state"], built["error"], built["output"]) == ("failed", "no", "")
+    assert built["processes"][0]["pid"] == 77
+
+
+def test_the_file_is_json_and_replaced_whole(finished: Outcome, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "s.json"
+    summary.write(str(file), CONFIG, finished)
+    summary.write(str(file), CONFIG, finished)
+    assert json.loads(file.read_text())["job"] == "net-abc"
+    assert [p.name for p in file.parent.iterdir()] == ["s.json"]
+    summary.forget(str(file))
+    summary.forget(str(file))
+    assert not file.exists()
+
+
+def test_closing_words(finished: Outcome) -> None:
+    code, text = conclude(finished)
+    assert code == 0
+    assert text.splitlines() == [
+        "net-abc: trained on 30,000 records in 193 steps, 0:20, 1,500 records/s",
+        "metrics: auc 0.7500, loss nan",
+        "output: /out/trained",
+    ]
+
+
+def test_a_failure_is_one_line_with_what_the_user_did_below(
+    finished: Outcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = 'Traceback\n  File "net.py", line 3\nValueError: [b]oom[/b]\n'
+    failed = dataclasses.replace(
+        finished, state="failed", error="net.py raised at records 3 to 9", traceback=trace
+    )
+    code, _ = conclude(failed)
+    assert code == 1
+    assert (
+        capsys.readouterr().err == trace + "error: net.py raised at records 3 to 9\nlogs: /logs\n"
+    )
+
+
+def test_what_the_user_mends_has_its_own_exit_code(
+    finished: Outcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = conclude(
+        dataclasses.replace(finished, state="failed", error="a: bad; b", usage_error=True)
+    )
+    assert code == 2
+    assert capsys.readouterr().err == "error: a: bad; b\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 1)]
+)
+def test_a_stopped_job_says_what_is_kept(
+    finished: Outcome, make_status: Make, number: int | None, code: int
+) -> None:
+    status = make_status(state="stopped", checkpoint="/ckpt/step-9")
+    outcome = dataclasses.replace(finished, state="stopped", status=status, signal=number)
+    got, text = conclude(outcome)
+    assert got == code
+    assert text == (
+        "net-abc: stopped after 12,345 of 30,000 records; newest checkpoint: /ckpt/step-9 "
+        "(go on with --resume)\n"
+    )
+
+
+def test_a_job_that_finished_in_spite_of_ctrl_c_is_a_success(finished: Outcome) -> None:
+    assert dataclasses.replace(finished, signal=signal.SIGINT).exit_code == 0
