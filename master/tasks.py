@@ -5,10 +5,11 @@ task that is neither in flight nor left over.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from master.task_space import Task, TaskSpace
+from master.task_space import Shard, Task, TaskSpace
+from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class TaskQueue:
     """
 
     def __init__(
-        self, space: TaskSpace, *, lease_ids: Iterable[int], timeout_s: float = 600.0
+        self, space: TaskSpace, *, lease_ids: Iterator[int], timeout_s: float = 600.0
     ) -> None:
         self.space = space
         self.timeout_s = timeout_s
-        self._lease_ids = iter(lease_ids)
+        self._lease_ids = lease_ids
         self._failures: dict[int, int] = {}
         self._clear(Progress())
 
@@ -210,9 +211,9 @@ class TaskQueue:
         self._return(lease.task.id, lease.id)
         return lease
 
-    def fail(self, lease_id: int, now: float) -> tuple[Lease, int] | None:
+    def fail(self, lease_id: int, now: float, *, committed: int = 0) -> tuple[Lease, int] | None:
         """The user's code raised: the task comes back; also how often that happened to it."""
-        lease = self.release(lease_id, now)
+        lease = self.release(lease_id, now, committed=committed)
         if lease is None:
             return None
         count = self._failures.get(lease.task.id, 0) + 1
@@ -288,3 +289,50 @@ class TaskQueue:
         while self._retired in self._ahead:
             self._ahead.remove(self._retired)
             self._retired += 1
+
+
+@dataclass
+class Pass:
+    """A queue and what its leases are for."""
+
+    kind: pb.TaskKind
+    queue: TaskQueue
+    evaluation: int = 0
+    """Which evaluation it is part of."""
+    states: Sequence[pb.MetricState] = ()
+    """TASK_SUMMARIZE: the merged states to compute values from."""
+    directory: str = ""
+    """TASK_SNAPSHOT: where to write."""
+
+    def message(self, lease: Lease) -> pb.LeaseMessage:
+        """The lease as a worker hears of it."""
+        task = lease.task
+        return pb.LeaseMessage(
+            lease_id=lease.id,
+            kind=self.kind,
+            task_id=task.id,
+            shard=task.shard,
+            start=task.start,
+            end=task.end,
+            epoch=task.epoch,
+            offset=lease.offset,
+            retried=lease.retried,
+            evaluation=self.evaluation,
+            states=self.states,
+            directory=self.directory,
+        )
+
+
+def errand(
+    kind: pb.TaskKind,
+    name: str,
+    *,
+    lease_ids: Iterator[int],
+    timeout_s: float,
+    evaluation: int = 0,
+    states: Sequence[pb.MetricState] = (),
+    directory: str = "",
+) -> Pass:
+    """A pass of one task without data: something that any one worker is to do once."""
+    queue = TaskQueue(TaskSpace([Shard(name, 1)], 1), lease_ids=lease_ids, timeout_s=timeout_s)
+    return Pass(kind, queue, evaluation, states, directory)

@@ -1,0 +1,241 @@
+"""The master process: ``python -m master --job NAME``, with the token in TORCH_EDL_TOKEN.
+
+Reads ``job.json`` in the folder of the job, says where it listens in ``master.json``, and runs
+the job to its end. Exit code: 0 finished, 1 failed, 2 for what the user mends, 128 + signal when
+it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from master import checkpoints, persistence
+from master.effects import Effects, remove_temporary
+from master.fleet import Fleet, Start, Stop
+from master.job import Job
+from master.saves import Saved
+from master.service import Service
+from master.store.sqlite import SqliteStore
+from master.task_space import Shard
+from torch_edl import checkpoint
+from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig, job_dir
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.launch.base import Launcher
+from torch_edl.launch.child import follow_parent, setup_logging
+from torch_edl.launch.local import LocalLauncher
+
+log = logging.getLogger(__name__)
+
+# How soon an exit of a process is noticed.
+_POLL_S = 0.1
+_LINGER_S = 10.0
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    worker_module: str = "torch_edl.worker",
+    server_module: str = "torch_edl.ps_server",
+) -> int:
+    """Runs one job to its end; see the module for the exit code."""
+    parser = argparse.ArgumentParser(prog="master")
+    parser.add_argument("--job", required=True)
+    name = parser.parse_args(argv).job
+    parent = os.getppid()
+    stop = _StopSignals()
+    follow_parent(signal.SIGTERM)
+    setup_logging("master", 0)
+    folder = job_dir(name)
+    try:
+        config = _read_config(folder)
+        token = os.environ.get(ENV_TOKEN, "")
+        if not token:
+            raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
+        store = SqliteStore(folder / "state.sqlite")
+        owner, fence = persistence.acquire(store, name)
+        resumed = _prepare_checkpoints(config)
+    except (EdlError, OSError) as error:
+        log.error("%s", error)
+        return 2
+    launcher = LocalLauncher(folder / "logs")
+    fleet = Fleet(
+        name,
+        workers=config.cluster.max_workers,
+        servers=config.cluster.servers,
+        worker_module=worker_module,
+        server_module=server_module,
+    )
+    job = Job(
+        config,
+        fleet,
+        folder=folder,
+        cores=_cores(),
+        resumed=resumed,
+        wall_offset_s=time.time() - time.monotonic(),
+    )
+    service = Service(job, clock=time.monotonic, log_path=launcher.log_path)
+    address = service.listen(token)
+    fleet.env.update({ENV_MASTER: address, ENV_TOKEN: token})
+    _write_private(folder / "master.json", {"address": address, "pid": os.getpid(), "token": token})
+    keeper = persistence.Persistence(service, store, owner, fence, time.monotonic)
+    effects = Effects(service, token=token, clock=time.monotonic)
+    try:
+        job.start(time.monotonic())
+        threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
+        _run(service, launcher, effects, stop)
+        # Whoever started us may be gone; nobody else waits for the end.
+        if os.getppid() == parent:
+            service.end_seen.wait(_LINGER_S)
+    finally:
+        launcher.stop_all(grace_s=0)
+        service.close()
+        keeper.close()
+        remove_temporary(folder / "final")
+    assert job.outcome is not None
+    stopped = job.outcome.state == "stopped"
+    return stop.exit_code if stopped and stop.exit_code else job.outcome.exit_code
+
+
+def _run(service: Service, launcher: Launcher, effects: Effects, stop: _StopSignals) -> None:
+    """Polls, decides and acts until every process has ended."""
+    job = service.job
+    while True:
+        exits = launcher.poll()
+        with service.changed:
+            now = time.monotonic()
+            if stop.reason:
+                job.stop(stop.reason, now)
+            for exit in exits:
+                job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
+            actions = job.tick(now)
+            if exits or actions or job.outcome is not None:
+                service.changed.notify_all()
+            over = job.over
+        for action in actions:
+            if isinstance(action, Start):
+                _start(service, launcher, action)
+            elif isinstance(action, Stop):
+                launcher.stop(action.role, action.id, grace_s=action.grace_s)
+            else:
+                effects.submit(action)
+        if over:
+            return
+        with service.changed:
+            service.changed.wait(_POLL_S)
+
+
+def _start(service: Service, launcher: Launcher, action: Start) -> None:
+    job = service.job
+    try:
+        pid = launcher.start(action.spec)
+    except OSError as error:
+        with service.changed:
+            now = time.monotonic()
+            job.fleet.not_started(action.spec.role, action.spec.id, str(error))
+            job.fail(f"{action.spec.name} cannot be started: {error}", now)
+        return
+    with service.changed:
+        job.fleet.started(action.spec.role, action.spec.id, pid)
+
+
+def _scan(service: Service) -> None:
+    """Counts the records of all data, while the first worker starts."""
+    # Imported when needed, in this thread: it may bring pyarrow.
+    from torch_edl.data.sources import expand, open_source
+
+    config = service.job.config
+    wanted = {
+        "train": {"train": config.data.train, "eval": config.data.eval},
+        "evaluate": {"eval": config.data.eval},
+        "predict": {"predict": config.data.predict},
+    }[config.kind]
+    found: dict[str, Sequence[Shard]] = {}
+    damaged, problem = 0, ""
+    try:
+        for key, paths in wanted.items():
+            if paths:
+                sources = [
+                    open_source(
+                        path, format=config.data.format, skip_damaged=config.data.skip_damaged
+                    )
+                    for path in expand(paths)
+                ]
+                found[key] = [Shard(source.name, source.count) for source in sources]
+                damaged += sum(source.damaged for source in sources)
+    except (EdlError, OSError) as error:
+        problem = str(error)
+    except Exception as error:
+        log.exception("the data cannot be scanned")
+        problem = f"the data cannot be scanned: {type(error).__name__}: {error}"
+    with service.changed:
+        service.job.scanned(found, time.monotonic(), damaged=damaged, error=problem)
+        service.changed.notify_all()
+
+
+def _read_config(folder: Path) -> JobConfig:
+    path = folder / "job.json"
+    try:
+        return JobConfig.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such job; start one with torch-edl run") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _prepare_checkpoints(config: JobConfig) -> Saved | None:
+    """Makes the folder of checkpoints, and finds the one to go on from."""
+    if not config.checkpoint.dir or config.kind != "train":
+        return None
+    root = Path(config.checkpoint.dir)
+    checkpoints.remove_leftovers(root)
+    newest = checkpoint.newest(root)
+    if newest is None:
+        return None
+    if not config.checkpoint.resume:
+        raise UsageError(
+            f"--checkpoint-dir {root}: holds checkpoints of another run, the newest is "
+            f"{newest.name}; add --resume to go on from there, or name an empty directory"
+        )
+    return Saved(newest, checkpoint.read(newest))
+
+
+def _write_private(path: Path, content: dict[str, object]) -> None:
+    temporary = path.with_suffix(".part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    os.replace(temporary, path)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT end the job instead of the process."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.exit_code = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.reason = signal.Signals(number).name
+        self.exit_code = 128 + number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Does what takes long, one thing after the other in a thread of its own: checkpoints, output."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from master import checkpoints
+from master.job import CommitLocal, Effect, Flush, MakeFolder, SaveServers, WriteOutput
+from master.saves import Saved, identity
+from master.service import Clock, Service
+from torch_edl import checkpoint
+from torch_edl.errors import EdlError
+
+log = logging.getLogger(__name__)
+
+_Result = Callable[[float], None]
+
+
+class Effects:
+    """A thread that runs effects and tells the job what came of them."""
+
+    def __init__(self, service: Service, *, token: str, clock: Clock) -> None:
+        self._service = service
+        self._job = service.job
+        self._token = token
+        self._clock = clock
+        self._queue: queue.SimpleQueue[Effect] = queue.SimpleQueue()
+        # A daemon: a job that failed does not wait for a disk.
+        threading.Thread(target=self._run, name="effects", daemon=True).start()
+
+    def submit(self, effect: Effect) -> None:
+        """Appends one to what is to be done."""
+        self._queue.put(effect)
+
+    def _run(self) -> None:
+        while True:
+            effect = self._queue.get()
+            try:
+                result = self._do(effect)
+            except (EdlError, OSError) as error:
+                result = self._failed(effect, str(error))
+            except Exception as error:
+                log.exception("%s failed", type(effect).__name__)
+                result = self._failed(effect, f"{type(error).__name__}: {error}")
+            with self._service.changed:
+                result(self._clock())
+                self._service.changed.notify_all()
+
+    def _do(self, effect: Effect) -> _Result:
+        job = self._job
+        if isinstance(effect, SaveServers):
+            saved = checkpoints.save_servers(
+                effect.addresses,
+                token=self._token,
+                incarnation=effect.incarnation,
+                root=job.saves.root,
+                known=effect.progress,
+                contents=self._contents(),
+                # A cut of sync mode may lack what waited for its quorum and was flushed since.
+                replace=job.saves.running == "final" and job.config.train.mode == "sync",
+            )
+            return self._saved(saved, effect.incarnation)
+        if isinstance(effect, CommitLocal):
+            saved = checkpoints.commit_local(
+                effect.directory,
+                effect.files,
+                version=effect.version,
+                progress=effect.progress,
+                contents=self._contents(),
+                root=job.saves.root,
+            )
+            return self._saved(saved, effect.incarnation)
+        if isinstance(effect, MakeFolder):
+            shutil.rmtree(effect.directory, ignore_errors=True)
+            effect.directory.mkdir(parents=True)
+            return lambda now: job.folder_made(effect.directory, effect.incarnation)
+        if isinstance(effect, Flush):
+            checkpoints.flush(
+                effect.addresses,
+                token=self._token,
+                job=job.config.name,
+                incarnation=effect.incarnation,
+            )
+            return lambda now: job.flushed(effect.incarnation)
+        # Imported when needed: it brings the formats of files with it.
+        from torch_edl.ps_server.export import write_output
+
+        write_output(effect.checkpoint, effect.output)
+        return lambda now: job.written("", now)
+
+    def _saved(self, saved: Saved, incarnation: int) -> _Result:
+        if self._job.config.checkpoint.dir:
+            checkpoint.prune(self._job.saves.root, self._job.saves.keep)
+        return lambda now: self._job.saved(saved, incarnation, now)
+
+    def _failed(self, effect: Effect, error: str) -> _Result:
+        job = self._job
+        if isinstance(effect, Flush):
+            log.warning("flush: %s", error)
+            return lambda now: job.flush_failed(effect.incarnation)
+        if isinstance(effect, WriteOutput):
+            return lambda now: job.written(error, now)
+        return lambda now: job.save_failed(error, effect.incarnation, now)
+
+    def _contents(self) -> checkpoints.Contents:
+        job = self._job
+        assert job.main is not None
+        return checkpoints.Contents(
+            job=job.config.name,
+            strategy=job.fleet.strategy,
+            data=identity(job.config, job.train_shards),
+            space=job.main.queue.space,
+        )
+
+
+def remove_temporary(root: Path) -> None:
+    """Removes the final state of a job that keeps no checkpoints."""
+    shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,113 @@
+"""Which workers there are, and which of them still live. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Member:
+    """One worker as it last told of itself."""
+
+    id: int
+    pid: int
+    host: str
+    registered_at: float
+    last_heartbeat: float
+    last_progress: float
+    """When its phase, steps or records last changed."""
+    phase: str = "importing"
+    steps: int = 0
+    """Minibatches since it started."""
+    records: int = 0
+    loss: float = math.nan
+    """Mean of its last interval that had one."""
+    reported_steps: int = 0
+    """Of ``steps``, those in reports of tasks."""
+    reported_records: int = 0
+    draining: bool = False
+    """It has been asked to finish what it does and leave."""
+
+
+class Membership:
+    """The workers that registered and have neither left nor been given up.
+
+    Ids are never used again, so a message of a worker that is gone cannot be taken for another's.
+    """
+
+    def __init__(self, *, heartbeat_timeout_s: float) -> None:
+        self._timeout_s = heartbeat_timeout_s
+        self._members: dict[int, Member] = {}
+        self._gone: set[int] = set()
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, id: int) -> Member | None:
+        """The worker, if it is one of the living."""
+        return self._members.get(id)
+
+    def register(self, id: int, pid: int, host: str, now: float) -> Member | None:
+        """Takes a worker in, again if its first answer was lost; None if it was given up before."""
+        if id in self._gone:
+            return None
+        member = self._members.get(id)
+        if member is None:
+            member = Member(id, pid, host, now, now, now)
+            self._members[id] = member
+        member.last_heartbeat = now
+        return member
+
+    def heartbeat(
+        self, id: int, now: float, *, phase: str, steps: int, records: int, loss: float
+    ) -> bool:
+        """The worker lives. Returns whether it made progress; False also if it is not known."""
+        member = self._members.get(id)
+        if member is None:
+            return False
+        moved = (phase, steps, records) != (member.phase, member.steps, member.records)
+        member.last_heartbeat = now
+        member.phase, member.steps, member.records = phase, steps, records
+        if not math.isnan(loss):
+            member.loss = loss
+        if moved:
+            member.last_progress = now
+        return moved
+
+    def reported(self, id: int, now: float, *, steps: int, records: int) -> None:
+        """The worker reported a task with so many of its minibatches and records."""
+        member = self._members.get(id)
+        if member is not None:
+            member.reported_steps += steps
+            member.reported_records += records
+            member.last_heartbeat = member.last_progress = now
+
+    def drain(self, id: int) -> None:
+        """Marks a worker as one that is to leave."""
+        member = self._members.get(id)
+        if member is not None:
+            member.draining = True
+
+    def remove(self, id: int) -> Member | None:
+        """The worker is gone; it will not be heard again."""
+        self._gone.add(id)
+        return self._members.pop(id, None)
+
+    def silent(self, now: float) -> Sequence[Member]:
+        """Workers whose last heartbeat is a timeout ago or more."""
+        return [m for m in self._members.values() if now - m.last_heartbeat >= self._timeout_s]
+
+    def forget_open_work(self) -> None:
+        """What workers did and did not report yet is void."""
+        for member in self._members.values():
+            member.reported_steps, member.reported_records = member.steps, member.records
+
+    def loss(self) -> float:
+        """Mean over the workers that told of a loss; NaN if none did."""
+        losses = [m.loss for m in self._members.values() if not math.isnan(m.loss)]
+        return sum(losses) / len(losses) if losses else math.nan

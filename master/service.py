@@ -1,0 +1,166 @@
+"""The job behind gRPC: one lock, one clock, and calls that wait for something to change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from master.job import Job
+from master.status import LogPath, describe
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.server import serve
+
+log = logging.getLogger(__name__)
+
+_LEASE_WAIT_S = 2.0
+_MODEL_WAIT_S = 5.0
+_ENDED = ("finished", "failed", "stopped")
+
+Clock = Callable[[], float]
+
+
+class Service:
+    """Answers the RPCs of the Master service.
+
+    ``changed`` is the lock of the job; whoever changes the job under it notifies.
+    """
+
+    def __init__(self, job: Job, *, clock: Clock, log_path: LogPath) -> None:
+        self.job = job
+        self.changed = threading.Condition()
+        self.end_seen = threading.Event()
+        """Somebody has fetched the final state."""
+        self.address = ""
+        self._clock = clock
+        self._log_path = log_path
+        self._server: grpc.Server | None = None
+
+    def listen(self, token: str) -> str:
+        """Starts to answer on a free loopback port, and returns the address.
+
+        Raises:
+            UsageError: there is no port.
+        """
+        # Calls that wait hold a thread each.
+        threads = max(64, 4 * self.job.config.cluster.max_workers)
+        self._server, port = serve(
+            pb.DESCRIPTOR.services_by_name["Master"],
+            {
+                "Register": self._changing(self.job.register),
+                "RegisterServer": self._register_server,
+                "ReportModel": self._report_model,
+                "Lease": self._lease,
+                "ReportTask": self._changing(self.job.report_task),
+                "Heartbeat": self._heartbeat,
+                "GetStatus": self._status,
+                "Scale": self._scale,
+                "Stop": self._stop,
+            },
+            address="127.0.0.1:0",
+            token=token,
+            threads=threads,
+        )
+        self.address = f"127.0.0.1:{port}"
+        return self.address
+
+    def close(self) -> None:
+        """Lets calls in flight end, and stops."""
+        if self._server is not None:
+            self._server.stop(grace=1.0).wait()
+
+    def status(self, events_after: int = 0) -> pb.GetStatusResponse:
+        """The state of the job now; the caller holds ``changed``."""
+        me = pb.ProcessStatus(
+            role="master",
+            id=0,
+            pid=os.getpid(),
+            state="running",
+            address=self.address,
+            log=self._log_path("master", 0),
+        )
+        return describe(
+            self.job,
+            events_after=events_after,
+            now=self._clock(),
+            master=me,
+            log_path=self._log_path,
+        )
+
+    def _changing(self, event: Callable[[Any, float], Any]) -> Callable[[Any, Any], Any]:
+        def handle(request: Any, _: grpc.ServicerContext) -> Any:
+            with self.changed:
+                answer = event(request, self._clock())
+                self.changed.notify_all()
+            return answer
+
+        return handle
+
+    def _register_server(self, request: Any, _: grpc.ServicerContext) -> pb.RegisterServerResponse:
+        with self.changed:
+            self.job.register_server(request, self._clock())
+            self.changed.notify_all()
+        return pb.RegisterServerResponse()
+
+    def _heartbeat(self, request: Any, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
+        with self.changed:
+            return self.job.heartbeat(request, self._clock())
+
+    def _report_model(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = self._wait(self.job.report_model, request, context, _MODEL_WAIT_S, notify=True)
+        return answer if answer is not None else pb.ReportModelResponse(ready=False)
+
+    def _lease(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = self._wait(self.job.lease, request, context, _LEASE_WAIT_S, notify=False)
+        if answer is not None:
+            return answer
+        with self.changed:
+            return self.job.waiting()
+
+    def _wait(
+        self,
+        event: Callable[[Any, float], Any],
+        request: Any,
+        context: grpc.ServicerContext,
+        wait_s: float,
+        *,
+        notify: bool,
+    ) -> Any:
+        """Asks again on each change until there is an answer, or ``wait_s`` is over (None)."""
+        deadline = self._clock() + wait_s
+        with self.changed:
+            while True:
+                # Nothing may be leased to a call that is not there any more.
+                if not context.is_active():
+                    return None
+                answer = event(request, self._clock())
+                if notify:
+                    notify = False
+                    self.changed.notify_all()
+                remaining = deadline - self._clock()
+                if answer is not None or remaining <= 0:
+                    return answer
+                self.changed.wait(remaining)
+
+    def _status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> Any:
+        with self.changed:
+            answer = self.status(request.events_after)
+        if answer.state in _ENDED:
+            self.end_seen.set()
+        return answer
+
+    def _scale(self, request: pb.ScaleRequest, _: grpc.ServicerContext) -> pb.ScaleResponse:
+        with self.changed:
+            text = self.job.scale(request, self._clock())
+            self.changed.notify_all()
+        return pb.ScaleResponse(text=text)
+
+    def _stop(self, request: pb.StopRequest, _: grpc.ServicerContext) -> pb.StopResponse:
+        with self.changed:
+            self.job.stop(request.reason or "asked to stop", self._clock())
+            self.changed.notify_all()
+        return pb.StopResponse()
