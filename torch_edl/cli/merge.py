@@ -33,14 +33,15 @@ class _Column:
     """Of one row."""
 
 
-def merge(parts: Path, output: Path, *, records: int) -> int:
+def merge(parts: Path, output: Path, *, tasks: int, records: int | None) -> int:
     """Writes ``output`` from the parts in a folder, whole or not at all.
 
     Args:
         parts: folder of ``part-*.npz``; the names sort as the tasks do.
         output: ``.parquet``, ``.csv`` (an output of vectors becomes ``name_0``, ``name_1``, ...) or
             ``.npz``.
-        records: how many rows there must be.
+        tasks: how many parts there must be.
+        records: how many rows there must be; None: as many as there are.
 
     Returns:
         The rows written.
@@ -50,8 +51,10 @@ def merge(parts: Path, output: Path, *, records: int) -> int:
         OSError: the disk refused.
     """
     files = sorted(parts.glob("part-*.npz"))
+    if len(files) != tasks:
+        raise JobFailedError(f"{parts}: {len(files):,} parts of {tasks:,} tasks")
     columns, rows = _survey(files)
-    if rows != records:
+    if records is not None and rows != records:
         raise JobFailedError(
             f"{rows:,} predictions for {records:,} records: feed and the model must give one row "
             f"for each record; the parts are in {parts}"

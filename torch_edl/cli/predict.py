@@ -7,11 +7,14 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from torch_edl.cli import jobs, merge, preflight, submit, summary
+from torch_edl.cli import jobs, merge, preflight, static_check, submit, summary
 from torch_edl.cli.job_config import inference_job
 from torch_edl.cli.progress import make_display
 from torch_edl.cli.terminal import stderr
+from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
+
+_PROCESSORS = {"prediction_outputs_processor", "PredictionOutputsProcessor"}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -35,18 +38,23 @@ def main(args: argparse.Namespace) -> int:
     keep = dataclasses.replace(keep, output=output)
     config = dataclasses.replace(config, checkpoint=keep)
     if outcome.state == "finished":
-        outcome = _collect(outcome, parts, Path(output))
+        outcome = _collect(config, outcome, parts, Path(output))
     if args.summary:
         summary.write(args.summary, config, outcome)
     return summary.conclude(config, outcome, console)
 
 
-def _collect(outcome: submit.Outcome, parts: Path, output: Path) -> submit.Outcome:
+def _collect(
+    config: JobConfig, outcome: submit.Outcome, parts: Path, output: Path
+) -> submit.Outcome:
     """Merges the parts; a failure to do so is a failure of the job."""
-    records = outcome.status.records_done if outcome.status is not None else 0
+    assert outcome.status is not None
+    # A processor of the user's may leave rows out, or make several of one.
+    bound = static_check.check(config.model_file, evaluates=False)
+    records = None if bound & _PROCESSORS else outcome.status.records_done
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        merge.merge(parts, output, records=records)
+        merge.merge(parts, output, tasks=outcome.status.tasks_done, records=records)
     except JobFailedError as error:
         return dataclasses.replace(outcome, state="failed", error=str(error))
     except OSError as error:

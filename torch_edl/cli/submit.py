@@ -236,7 +236,9 @@ class _Watch:
         self._status = status
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)
-            self._display.event(event)
+            # The cause of a failure is told once, at the end.
+            if not (event.level == "error" and event.text == status.error):
+                self._display.event(event)
         self._display.update(status)
         for observer in self._observers:
             observer.update(status)
