@@ -177,6 +177,26 @@ def test_headers_that_cannot_be_used(tmp_path: Path, text: bytes, message: str) 
         opened(tmp_path / "t.csv", text)
 
 
+def without_open_row(text: bytes) -> bytes:
+    """The text without its last row if a quote is still open in it; one byte after the other."""
+    end, state, place = 0, "start", 0
+    while place < len(text):
+        byte = text[place : place + 1]
+        place += 1
+        if state == "quoted":
+            if byte == b'"' and text[place : place + 1] == b'"':
+                place += 1
+            elif byte == b'"':
+                state = "field"
+        elif byte in (b"\r", b"\n"):
+            end, state = place, "start"
+        elif byte == b",":
+            state = "start"
+        else:
+            state = "quoted" if byte == b'"' and state == "start" else "field"
+    return text[:end] if state == "quoted" else text
+
+
 def whole(text: bytes, types: dict[str, Any], skip: bool) -> pa.Table:
     def on_ragged(row: Any) -> str:
         return "skip" if skip else "error"
@@ -204,24 +224,22 @@ def test_rows_are_those_that_pyarrow_sees(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.csv"
     text = b"x,y\n" + text
+    closed = without_open_row(text)
     try:
         source = opened(path, text, block=block, skip_damaged=skip)
     except DataError as error:
-        if "not closed" not in error.reason:
-            with pytest.raises(pa.ArrowInvalid):
-                whole(text, {}, skip)
+        assert not skip
+        if closed != text and "not closed" in error.reason:
+            return
+        with pytest.raises(pa.ArrowInvalid):
+            whole(closed, {}, skip)
         return
-    expected = whole(text, {}, skip)
-    types = dict(zip(source.metadata.column_names, expected.schema.types, strict=True))
-    if source.damaged and source.count < len(expected):
-        assert text.count(b'"') % 2  # The tail after an open quote was left out.
-        expected = expected.slice(0, source.count)
+    assert skip or closed == text
+    expected = whole(closed, {}, skip)
     got = source.read(0, source.count)
-    for name, kind in types.items():
-        # Blocks that disagree make a string where the whole file might make a boolean.
-        column = got[name]
-        if column.type != kind:
-            assert str(column.type) == "string"
-            continue
-        assert column.to_pylist() == expected[name].to_pylist()
     assert len(got) == len(expected)
+    for name in ("x", "y"):
+        # Blocks that disagree make a string where the whole file might make a boolean.
+        assert got[name].type in (expected[name].type, pa.string())
+        if got[name].type == expected[name].type:
+            assert got[name].to_pylist() == expected[name].to_pylist()

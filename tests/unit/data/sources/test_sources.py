@@ -1,0 +1,173 @@
+"""Finding data: files, globs and folders, and the format of each file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from torch_edl.data.sources import FORMATS, expand, open_source
+from torch_edl.data.sources.recordio import RecordIOWriter
+from torch_edl.data.sources.tfrecord import TFRecordWriter
+from torch_edl.errors import DataError, UsageError
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in (
+        "b.csv", "a.csv", "notes.txt", "day=1/x.csv", "day=1/_SUCCESS", "day=2/y.csv",
+        "day=2/.y.csv.csv.edl-index", "_temporary/z.csv", "odd[1].csv", "_only/_x.csv",
+    ):  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("c\n1\n")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["b.csv", "a.csv"], ["b.csv", "a.csv"]),
+        (["*.csv"], ["a.csv", "b.csv", "odd[1].csv"]),
+        (["b.csv", "?.csv", "./a.csv"], ["b.csv", "a.csv"]),
+        (["odd[1].csv"], ["odd[1].csv"]),
+        (["day=2", "day=1"], ["day=2/y.csv", "day=1/x.csv"]),
+        (["day=*"], ["day=1/x.csv", "day=2/y.csv"]),
+        (["day=1/*"], ["day=1/x.csv"]),
+        (["day=1/_*"], ["day=1/_SUCCESS"]),
+        (["**/[xy].csv"], ["day=1/x.csv", "day=2/y.csv"]),
+        (["day=1/**"], ["day=1/x.csv"]),
+        (
+            ["."],
+            ["a.csv", "b.csv", "notes.txt", "odd[1].csv", "day=1/x.csv", "day=2/y.csv"],
+        ),
+    ],
+)
+def test_what_names_which_files(tree: Path, paths: list[str], expected: list[str]) -> None:
+    assert expand(paths) == [str(tree / name) for name in expected]
+    assert expand([str(tree / path) for path in paths]) == [str(tree / name) for name in expected]
+
+
+def test_the_home_folder_is_known(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tree))
+    assert expand(["~/a.csv"]) == expand(["~/[a].csv"]) == [str(tree / "a.csv")]
+    assert open_source("~/a.csv").name == str(tree / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("none.csv", "none.csv: no such file"),
+        ("none-*.csv", r"none-\*.csv: no file matches; check the pattern"),
+        ("empty", "empty: the folder holds no data files"),
+        ("_only", "_only: the folder holds no data files"),
+    ],
+)
+def test_a_pattern_without_files_is_named(tree: Path, path: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        expand(["a.csv", path])
+
+
+def test_no_pattern_at_all() -> None:
+    with pytest.raises(UsageError, match="name files, globs or folders"):
+        expand([])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_named(tree: Path) -> None:
+    (tree / "a.csv").chmod(0)
+    with pytest.raises(UsageError, match=r"a.csv: cannot be read \(Permission denied\)"):
+        expand(["*.csv"])
+
+
+def test_a_link_to_nothing_is_named(tree: Path) -> None:
+    (tree / "link.csv").symlink_to(tree / "gone.csv")
+    with pytest.raises(UsageError, match=r"link.csv: cannot be read \(No such file"):
+        expand(["l*.csv"])
+
+
+# ---- formats ----
+
+
+def write_all(folder: Path) -> dict[str, Path]:
+    """One file of one record per format, without a suffix that tells it."""
+    paths = {name: folder / f"{name}_data" for name in FORMATS}
+    with RecordIOWriter(paths["recordio"]) as recordio:
+        recordio.write(b"1")
+    with TFRecordWriter(paths["tfrecord"]) as tfrecord:
+        tfrecord.write(b"1")
+    parquet.write_table(pa.table({"c": [1]}), paths["parquet"])
+    paths["csv"].write_text("c\n1\n")
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("recordio", "a.recordio"),
+        ("recordio", "a.rio"),
+        ("tfrecord", "a.TFRecord"),
+        ("tfrecord", "train.tfrecord-00000-of-00010"),
+        ("csv", "a.csv"),
+        ("csv", "a.csv.1"),
+        ("csv", "a.parquet.csv"),
+        ("csv", "a.tsv"),
+        ("parquet", "part-0.snappy.parquet"),
+        ("parquet", "a.pq"),
+    ],
+)
+def test_the_suffix_tells_the_format(tmp_path: Path, kind: str, name: str) -> None:
+    path = write_all(tmp_path)[kind].rename(tmp_path / name)
+    source = open_source(str(path))
+    assert type(source).__name__.lower() == f"{kind}source"
+    assert source.count == 1
+
+
+@pytest.mark.parametrize("kind", ["recordio", "tfrecord", "parquet"])
+def test_else_the_first_bytes_do(tmp_path: Path, kind: str) -> None:
+    source = open_source(str(write_all(tmp_path)[kind]))
+    assert type(source).__name__.lower() == f"{kind}source"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_named_format_is_taken_at_its_word(tmp_path: Path, kind: str) -> None:
+    path = write_all(tmp_path)[kind].rename(tmp_path / "a.txt")
+    assert open_source(str(path), format=kind).count == 1
+
+
+def test_formats_that_nothing_tells(tmp_path: Path) -> None:
+    path = write_all(tmp_path)["csv"]
+    with pytest.raises(DataError, match=r"neither its suffix nor .* give it a suffix \(.recordio"):
+        open_source(str(path))
+    with pytest.raises(UsageError, match="data format 'xml': choose one of auto, recordio"):
+        open_source(str(path), format="xml")
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        open_source(str(tmp_path / "none"))
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        open_source(str(tmp_path / "none.csv"))
+
+
+def test_relative_paths_become_absolute_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("c\n1\n")
+    assert open_source("a.csv").name == str(tmp_path / "a.csv")
+
+
+def test_recordio_is_read_without_torch_and_without_pyarrow(tmp_path: Path) -> None:
+    path = write_all(tmp_path)["recordio"]
+    code = (
+        "import sys; from torch_edl.data.sources import open_source;"
+        f"assert open_source({str(path)!r}).read(0, 1) == [b'1'];"
+        "print([name for name in ('torch', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
