@@ -46,7 +46,7 @@ Bits = npt.NDArray[np.uint64]
 class Truth:
     """How ids are drawn and what they mean."""
 
-    ids: int = 100_000
+    ids: int = 1_000
     """Size of the id space; ids are 0 to ids - 1."""
     zipf: float = 1.2
     """Exponent of Zipf's law over the ranks 1 to ids."""
@@ -54,7 +54,7 @@ class Truth:
     bias: float = -1.0
     weight_std: float = 0.2
     """Standard deviation of an id's weight; the 26 add up to 5.1 times that."""
-    factor_std: float = 0.1
+    factor_std: float = 0.14
     """Standard deviation of a number of a factor; the 325 pairs add up to 36 times its square."""
     dense_std: float = 0.2
     """Standard deviation of the weight of a dense column."""

@@ -66,10 +66,10 @@ class DeepFM(nn.Module):
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="deepfm")
-    parser.add_argument("--dim", type=int, default=16, help="numbers per id")
-    parser.add_argument("--hidden", type=int, nargs="*", default=[400, 400], help="layer sizes")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
-    parser.add_argument("--init-std", type=float, default=0.01, help="of a new row")
+    parser.add_argument("--dim", type=int, default=8, help="numbers per id")
+    parser.add_argument("--hidden", type=int, nargs="*", default=[64], help="layer sizes")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate of Adagrad")
+    parser.add_argument("--init-std", type=float, default=0.03, help="of a new row")
     return parser.parse_args(sys.argv[1:])
 
 

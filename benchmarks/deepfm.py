@@ -1,0 +1,390 @@
+"""DeepFM: `torch-edl run` with 2 servers and 4 workers against one plain PyTorch process.
+
+    python benchmarks/deepfm.py                    # everything, three times, some minutes
+    python benchmarks/deepfm.py --quick            # a look, in about a minute
+    python benchmarks/deepfm.py --only plain,bound
+
+Prints one JSON line and appends it to benchmarks/results/deepfm.jsonl; README.md explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from torch_edl import matmul
+from torch_edl.metrics import AUC
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "deepfm"
+RESULTS = ROOT / "benchmarks" / "results" / "deepfm.jsonl"
+
+IDS, DIM, INIT_STD, BATCH = 1_000_000, 16, 0.01, 512
+SERVERS, WORKERS = 2, 4
+WARM_UP = 20
+PARTS = ("plain", "plain-onednn", "bound", "bound-onednn", "ours-1", "ours-8")
+
+Batch = tuple[tuple[Tensor, Tensor], Tensor]
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"deepfm_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- what runs in a process of its own -----------------------------------------------------------
+
+
+def _read(data: Path, split: str) -> Batch:
+    """All records of a split as tensors."""
+    files = sorted(data.glob(f"{split}-*.parquet"))
+    made: Batch = _module(EXAMPLE / "model.py").feed(
+        pa.concat_tables([pq.read_table(f) for f in files]), "training", {}
+    )
+    return made
+
+
+def _plain_model() -> Any:
+    """DeepFM over torch's own embeddings, as a user writes it: two tables, sparse gradients."""
+
+    def embedding(dim: int) -> nn.Module:
+        table = nn.Embedding(IDS, dim, sparse=True)
+        nn.init.normal_(table.weight, 0, INIT_STD)
+        return table
+
+    return _module(EXAMPLE / "model.py").DeepFM(embedding, DIM)
+
+
+def _timed(step: Callable[[int], None], steps: int) -> dict[str, float]:
+    """Runs step(0), step(1), ...; samples and CPU seconds per sample after the warm-up."""
+    for k in range(min(WARM_UP, steps)):
+        step(k)
+    used, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    for k in range(WARM_UP, steps):
+        step(k)
+    wall_s = time.perf_counter() - start
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    samples = (steps - WARM_UP) * BATCH
+    return {"samples_per_s": samples / wall_s, "cpu_us_per_sample": cpu_s / samples * 1e6}
+
+
+def _held_out(model: Any, data: Path) -> dict[str, float]:
+    """Loss (nats) and AUC on the held-out part."""
+    (ids, dense), labels = _read(data, "eval")
+    auc, loss = AUC(), 0.0
+    with torch.no_grad():
+        for start in range(0, len(labels), 8192):
+            part = slice(start, start + 8192)
+            logits = model((ids[part], dense[part]))
+            auc.update(labels[part], logits)
+            loss += float(nn.functional.binary_cross_entropy_with_logits(
+                logits, labels[part], reduction="sum"))  # fmt: skip
+    return {"loss": loss / len(labels), "auc": auc.compute()}
+
+
+def part_plain(args: argparse.Namespace) -> dict[str, float]:
+    """One process: its data decoded before the clock starts, torch's threads on all cores."""
+    (ids, dense), labels = _read(args.data, "train")
+    torch.manual_seed(0)
+    model = _plain_model()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=args.lr)
+    loss = nn.BCEWithLogitsLoss()
+
+    def step(k: int) -> None:
+        part = slice(k * BATCH, (k + 1) * BATCH)
+        optimizer.zero_grad()
+        loss(model((ids[part], dense[part])), labels[part]).backward()
+        optimizer.step()
+
+    return {**_timed(step, len(labels) // BATCH), **_held_out(model, args.data)}
+
+
+def part_bound(args: argparse.Namespace) -> dict[str, float]:
+    """The dense computation alone: forward and backward of given rows, Adagrad on the net.
+
+    The rows do not change, but there are 64 batches of them: a net that has learnt its only
+    batch by heart has gradients so small that they are denormal, and slow.
+    """
+    torch.manual_seed(0)
+    model = _module(EXAMPLE / "model.py").DeepFM(lambda _: nn.Identity(), DIM)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=args.lr)
+    loss = nn.BCEWithLogitsLoss()
+    batches = [
+        (
+            (torch.randn(BATCH, 26, DIM) * 0.1).requires_grad_(),
+            (torch.randn(BATCH, 26, 1) * 0.1).requires_grad_(),
+            torch.randn(BATCH, 13),
+            (torch.rand(BATCH) < 0.3).float(),
+        )
+        for _ in range(64)
+    ]
+
+    def step(k: int) -> None:
+        factors, weights, dense, labels = batches[k % len(batches)]
+        factors.grad = weights.grad = None
+        optimizer.zero_grad()
+        loss(model.head(factors, weights, dense), labels).backward()
+        optimizer.step()
+
+    _timed(step, 2 * WARM_UP)
+    # Two of these run at once: both are ready before either is timed.
+    print("ready", flush=True)
+    sys.stdin.readline()
+    return _timed(step, args.steps)
+
+
+def part_evaluate(args: argparse.Namespace) -> dict[str, float]:
+    """The held-out figures of an output folder, by the same torch model as the plain part's."""
+    torch.manual_seed(0)
+    model = _plain_model()
+    model.load_state_dict(load_file(args.output / "model.safetensors"), strict=False)
+    with torch.no_grad():
+        for name in ("factors", "weights"):
+            rows = load_file(args.output / "embeddings" / f"{name}.safetensors")
+            # An id that was never trained keeps its initial row, in both.
+            getattr(model, name).weight[rows["ids"]] = rows["vectors"]
+    return _held_out(model, args.data)
+
+
+# --- what starts them ----------------------------------------------------------------------------
+
+
+def _start(part: str, args: argparse.Namespace, threads: int, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", __file__, "--part", part, "--data", str(args.data)]
+    command += ["--lr", str(args.lr), "--threads", str(threads), *more]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def _result(process: subprocess.Popen[str]) -> dict[str, float]:
+    out, _ = process.communicate()
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, process.args))}: exit {process.returncode}")  # type: ignore[arg-type]
+    found: dict[str, float] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def run_bound(args: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """The better of one process with a thread per core and a process with one thread per core."""
+    cores = os.cpu_count() or 1
+    tried = {}
+    for processes, threads in ((1, cores), (cores, 1)):
+        started = [
+            _start("bound", args, threads, "--steps", str(args.steps // processes), *more)
+            for _ in range(processes)
+        ]
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        results = [_result(process) for process in started]
+        tried[f"{processes} x {threads} threads"] = {
+            "samples_per_s": sum(r["samples_per_s"] for r in results),
+            "cpu_us_per_sample": statistics.mean(r["cpu_us_per_sample"] for r in results),
+        }
+    how = max(tried, key=lambda name: tried[name]["samples_per_s"])
+    return {**tried[how], "how": how}
+
+
+def run_ours(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
+    """``torch-edl run``: rate of the summary, CPU of all its processes while it was under way."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, summary = Path(folder) / "model", Path(folder) / "summary.json"
+        command = [sys.executable, "-m", "torch_edl.cli", "run", str(EXAMPLE / "model.py")]
+        command += ["--data", *map(str, sorted(args.data.glob("train-*.parquet")))]
+        command += ["--ps", str(SERVERS), "--workers", str(WORKERS), "--strategy", "ps"]
+        command += ["--batch-size", str(BATCH), "--local-steps", str(local_steps)]
+        command += ["--output", str(output), "--summary", str(summary), *args.run_args.split()]
+        command += ["--", "--dim", str(DIM), "--lr", str(args.lr), "--init-std", str(INIT_STD)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+        cpu = list(_watch(process))
+        if process.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
+        told = json.loads(summary.read_text())
+        figures = _result(_start("evaluate", args, os.cpu_count() or 1, "--output", str(output)))
+    rate = told["samples_per_s"]
+    # The steady part: the middle half of the training, which ends a little before the job does.
+    train_s = told["records"] / rate
+    begin, end = cpu[-1][0] - train_s * 0.85, cpu[-1][0] - train_s * 0.35
+    inside = [c for c in cpu if begin <= c[0] <= end] or cpu
+    cores_used = (inside[-1][1] - inside[0][1]) / max(inside[-1][0] - inside[0][0], 1e-9)
+    return {
+        "samples_per_s": rate,
+        "cpu_us_per_sample": cores_used / rate * 1e6,
+        "wall_s": told["wall_s"],
+        **figures,
+    }
+
+
+def _watch(process: subprocess.Popen[Any]) -> Iterator[tuple[float, float]]:
+    """(time, CPU seconds of the processes below) until the process ends."""
+    seen: dict[int, float] = {}
+    root = psutil.Process(process.pid)
+    while process.poll() is None:
+        try:
+            for child in root.children(recursive=True):
+                times = child.cpu_times()
+                seen[child.pid] = times.user + times.system
+        except psutil.NoSuchProcess:
+            pass
+        yield time.perf_counter(), sum(seen.values())
+        time.sleep(0.25)
+
+
+def bytes_per_step(args: argparse.Namespace, local_steps: int) -> int:
+    """What a worker sends and gets per minibatch, from the data: gradients and parameters of the
+    net, ids and rows of each id of a window once; messages and their headers not counted."""
+    (ids, _), _ = _read(args.data, "eval")
+    window = BATCH * local_steps
+    unique = statistics.mean(
+        len(np.unique(ids[start : start + window].numpy()))
+        for start in range(0, len(ids) - window + 1, window)
+    )
+    net = _module(EXAMPLE / "model.py").DeepFM(lambda _: nn.Identity(), DIM)
+    dense = sum(p.numel() for p in net.parameters()) * 4
+    return int(2 * (dense + unique * sum(8 + 4 * dim for dim in (DIM, 1))) / local_steps)
+
+
+def _machine() -> dict[str, Any]:
+    names = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    return {
+        "cpu": names[0].split(":")[1].strip() if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip(),
+    }
+
+
+def _ratios(rate: dict[str, float]) -> dict[str, float]:
+    pairs = [(ours, to) for ours in PARTS if ours.startswith("ours") for to in PARTS[:4]]
+    return {f"{a} / {b}": round(rate[a] / rate[b], 3) for a, b in pairs if a in rate and b in rate}
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All wanted parts, interleaved, so that a slow minute of the machine hits each alike."""
+    if not (args.data / "metadata.json").exists():
+        generate = _module(EXAMPLE / "generate.py")
+        truth = generate.Truth(ids=IDS, zipf=1.2)
+        generate.generate(args.data, truth, args.records, max(args.records // 10, 51_200))
+    machine = _machine()
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(args.repeat):
+        for part in args.only.split(","):
+            kind, _, how = part.partition("-")
+            if kind == "ours":
+                made = run_ours(args, int(how))
+            else:
+                more = ["--onednn"] if how else []
+                if kind == "bound":
+                    made = run_bound(args, *more)
+                else:
+                    made = _result(_start("plain", args, os.cpu_count() or 1, *more))
+            runs.setdefault(part, []).append(made)
+            print(part, json.dumps(made), file=sys.stderr, flush=True)
+    medians = {
+        part: {
+            key: round(statistics.median(r[key] for r in made), 5)
+            for key, value in made[0].items()
+            if isinstance(value, int | float)
+        }
+        for part, made in runs.items()
+    }
+    return {
+        "benchmark": "deepfm",
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine,
+        "records": args.records,
+        "lr": args.lr,
+        "best_possible": json.loads((args.data / "metadata.json").read_text())["eval"],
+        "medians": medians,
+        "ratios": _ratios({part: m["samples_per_s"] for part, m in medians.items()}),
+        "bytes_per_step": {f"ours-{k}": bytes_per_step(args, k) for k in (1, 8)},
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--records", type=int, default=1_024_000, help="training records")
+    parser.add_argument("--data", type=Path, help="folder of the data; made where it is missing")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each part; medians count")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="few records, one run")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
+    parser.add_argument("--run-args", default="", help="further arguments of torch-edl run")
+    hidden = [parser.add_argument(name, help=argparse.SUPPRESS)
+              for name in ("--part", "--output", "--threads", "--steps")]  # fmt: skip
+    for action in hidden[1:]:
+        action.type = Path if action.dest == "output" else int
+    parser.add_argument("--onednn", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    unknown = set(args.only.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"--only {','.join(unknown)}: choose from {','.join(PARTS)}")
+    if args.quick:
+        args.records, args.repeat = 102_400, 1
+    if args.data is None:
+        args.data = ROOT / "build" / "benchmarks" / f"deepfm-{args.records}"
+    if args.part:
+        torch.set_num_threads(args.threads)
+        if args.onednn:
+            matmul.install()
+        made = {"plain": part_plain, "bound": part_bound, "evaluate": part_evaluate}[args.part](
+            args
+        )
+        print(json.dumps(made), flush=True)
+        return
+    args.steps = args.steps or max(args.records // BATCH, 4 * WARM_UP)
+    line = json.dumps(compare(args))
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with RESULTS.open("a") as results:
+        results.write(line + "\n")
+    print(line)
+
+
+if __name__ == "__main__":
+    main()
