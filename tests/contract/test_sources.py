@@ -98,10 +98,9 @@ every_source = pytest.mark.parametrize("case", FILES + MEMORY, ids=lambda case: 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Forty records are several blocks, and small files are cached too."""
+    """Forty records are several blocks."""
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)
     monkeypatch.setattr(tfrecord_module, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(index_module, "MIN_CACHED_BYTES", 0)
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
 
 
@@ -215,6 +214,15 @@ def test_threads_share_a_source(case: Case, tmp_path: Path) -> None:
 # ---- the cached index ----
 
 
+@pytest.fixture
+def caching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are cached too."""
+    monkeypatch.setattr(index_module, "MIN_CACHED_BYTES", 0)
+
+
+cached = pytest.mark.usefixtures("caching")
+
+
 def spoil_unseen(path: Path, status: os.stat_result) -> None:
     """Makes the content useless in a way that size, time and inode do not show."""
     with open(path, "r+b") as file:
@@ -230,6 +238,7 @@ CACHED = [case for case in FILES if case.name != "parquet"]
 every_cached = pytest.mark.parametrize("case", CACHED, ids=lambda case: case.name)
 
 
+@cached
 @every_cached
 def test_the_index_is_cached_beside_the_data(case: Case, tmp_path: Path) -> None:
     path = written(case, tmp_path, case.make(COUNT, 0))
@@ -245,6 +254,7 @@ def test_the_index_is_cached_beside_the_data(case: Case, tmp_path: Path) -> None
         open_source(str(path))
 
 
+@cached
 @every_cached
 def test_without_a_writable_folder_it_is_cached_at_home(case: Case, tmp_path: Path) -> None:
     path = written(case, tmp_path, case.make(COUNT, 0))
@@ -259,6 +269,7 @@ def test_without_a_writable_folder_it_is_cached_at_home(case: Case, tmp_path: Pa
     assert open_source(str(path)).count == COUNT
 
 
+@cached
 @every_file
 def test_another_content_is_scanned_again(case: Case, tmp_path: Path) -> None:
     path = written(case, tmp_path, case.make(COUNT, 0))
@@ -271,6 +282,7 @@ def test_another_content_is_scanned_again(case: Case, tmp_path: Path) -> None:
         old.read(0, 1)
 
 
+@cached
 @every_cached
 def test_a_damaged_cache_is_made_anew(case: Case, tmp_path: Path) -> None:
     path = written(case, tmp_path, case.make(COUNT, 0))
@@ -286,6 +298,7 @@ def test_a_damaged_cache_is_made_anew(case: Case, tmp_path: Path) -> None:
     assert place.read_bytes() == good
 
 
+@cached
 @every_cached
 def test_the_index_that_skips_damage_is_another_one(case: Case, tmp_path: Path) -> None:
     path = written(case, tmp_path, case.make(COUNT, 0))
@@ -293,6 +306,12 @@ def test_the_index_that_skips_damage_is_another_one(case: Case, tmp_path: Path) 
         assert open_source(str(path)).count == COUNT
         assert open_source(str(path), skip_damaged=True).count == COUNT
     assert len(caches(tmp_path)) == 2
+
+
+def test_small_files_leave_no_cache_behind(tmp_path: Path) -> None:
+    for case in FILES:
+        open_source(str(written(case, tmp_path, case.make(COUNT, 0))), skip_damaged=True)
+    assert caches(tmp_path) == []
 
 
 # ---- damage ----
