@@ -72,6 +72,7 @@ def main(
         name,
         workers=config.cluster.max_workers,
         servers=config.cluster.servers,
+        server_args=_server_args(config),
         worker_module=worker_module,
         server_module=server_module,
     )
@@ -207,6 +208,13 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
             f"{newest.name}; add --resume to go on from there, or name an empty directory"
         )
     return Saved(newest, checkpoint.read(newest))
+
+
+def _server_args(config: JobConfig) -> list[str]:
+    train = config.train
+    args = ["--mode", train.mode, "--staleness", str(train.staleness)]
+    args += ["--grads-to-wait", str(train.grads_to_wait)]
+    return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
 
 
 def _write_private(path: Path, content: dict[str, object]) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import grpc
 
 from master.saves import Saved
 from master.task_space import TaskSpace
-from master.tasks import Progress, TaskQueue
+from master.tasks import Progress, TaskQueue, union
 from torch_edl import checkpoint
 from torch_edl.checkpoint import Manifest
 from torch_edl.errors import CheckpointError
@@ -156,19 +156,6 @@ def flush(addresses: Sequence[str], *, token: str, job: str, incarnation: int) -
     request = ps.FlushRequest(fence=ps.Fence(job=job, incarnation=incarnation))
     with _stubs(addresses, token) as stubs:
         _all(stubs, "Flush", request, _CALL_S)
-
-
-def union(parts: Iterable[Progress]) -> Progress:
-    """What is done by any of the parts."""
-    retired_before = 0
-    marks: dict[int, int] = {}
-    for part in parts:
-        retired_before = max(retired_before, part.retired_before)
-        for id, mark in part.marks.items():
-            marks[id] = max(mark, marks.get(id, 0))
-    return Progress(
-        retired_before, {id: m for id, m in sorted(marks.items()) if id >= retired_before and m}
-    )
 
 
 def steps_of(space: TaskSpace, progress: Progress) -> int:

@@ -64,6 +64,8 @@ class Process:
     """When a worker that drains is stopped."""
     trained: bool = False
     """A worker that has finished a task or a minibatch."""
+    ready: bool = False
+    """A worker that has its model and may lease."""
     lost: bool = False
     """Given up by us; its end is no crash of its own."""
     shard: int = 0
@@ -110,6 +112,7 @@ class Fleet:
         job: name of the job.
         workers: how many workers to keep alive.
         servers: parameter servers of the strategy ``ps``.
+        server_args: arguments that all of them get.
         env: environment of every process: where the master is.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
@@ -121,6 +124,7 @@ class Fleet:
         *,
         workers: int,
         servers: int,
+        server_args: Sequence[str] = (),
         worker_module: str = "torch_edl.worker",
         server_module: str = "torch_edl.ps_server",
     ) -> None:
@@ -129,6 +133,7 @@ class Fleet:
         self.strategy = ""
         self._job = job
         self._shards = servers
+        self._server_args = tuple(server_args)
         self._worker_module = worker_module
         self._server_module = server_module
         self._processes: dict[tuple[str, int], Process] = {}
@@ -230,6 +235,12 @@ class Fleet:
                 return True
         return False
 
+    def ready(self, worker: int) -> None:
+        """A worker has its model and may lease."""
+        process = self._processes.get(("worker", worker))
+        if process is not None:
+            process.ready = True
+
     def trained(self, worker: int) -> None:
         """A worker made progress: whatever crashed before did not keep the job from training."""
         process = self._processes.get(("worker", worker))
@@ -298,7 +309,8 @@ class Fleet:
             # Workers first: they have no use for servers that are gone.
             roles = ["worker"] if self.alive("worker") and not self._hurry else ["worker", "ps"]
             for process in self.alive():
-                due = process.role == "ps" or now >= self._ending
+                # One that still builds its model would not hear for seconds that it is over.
+                due = process.role == "ps" or now >= self._ending or not process.ready
                 if due and process.role in roles and process.state != STOPPING:
                     actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
             return actions
@@ -334,6 +346,7 @@ class Fleet:
                 *("--shard", str(shard)),
                 *("--shards", str(self._shards)),
                 *("--incarnation", str(self._servers.incarnation)),
+                *self._server_args,
             ]
             if self._servers.restore:
                 args += ["--restore", self._servers.restore]

@@ -18,7 +18,7 @@ from master.membership import Membership
 from master.saves import Saved, Saves, check_resume, identity
 from master.status import Events, Rates
 from master.task_space import Shard, TaskSpace
-from master.tasks import Lease, Pass, Progress, TaskQueue, errand
+from master.tasks import Lease, Pass, Progress, TaskQueue, errand, union
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.launch.base import ProcessExit
@@ -311,6 +311,7 @@ class Job:
         cluster = self.cluster()
         if cluster is None or not self.ready:
             return None
+        self.fleet.ready(request.worker_id)
         return pb.ReportModelResponse(
             ready=True,
             strategy=self.fleet.strategy,
@@ -398,7 +399,9 @@ class Job:
             if request.steps:
                 self.fleet.trained(request.worker_id)
         return pb.HeartbeatResponse(
-            known=True, drain=member.draining, incarnation=self.fleet.incarnation
+            known=True,
+            drain=member.draining or self.outcome is not None,
+            incarnation=self.fleet.incarnation,
         )
 
     def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
@@ -696,15 +699,12 @@ class Job:
 
     def _snapshot_written(self, each: Pass, request: pb.ReportTaskRequest) -> None:
         self._snapshot = None
-        base = self._snapshot_base
-        marks = dict(base.marks)
-        for mark in request.marks.tasks:
-            marks[mark.task_id] = max(mark.offset, marks.get(mark.task_id, 0))
+        told = {mark.task_id: mark.offset for mark in request.marks.tasks}
         self._effects.append(
             CommitLocal(
                 Path(each.directory),
                 dict(zip(request.files, request.sizes, strict=True)),
-                Progress(max(base.retired_before, request.marks.retired_before), marks),
+                union([self._snapshot_base, Progress(request.marks.retired_before, told)]),
                 request.version,
                 self.fleet.incarnation,
             )

@@ -34,6 +34,19 @@ class Progress:
     """Task id to the offset of the first record that is not done."""
 
 
+def union(parts: Iterable[Progress]) -> Progress:
+    """What is done by any of the parts."""
+    retired_before = 0
+    marks: dict[int, int] = {}
+    for part in parts:
+        retired_before = max(retired_before, part.retired_before)
+        for id, mark in part.marks.items():
+            marks[id] = max(mark, marks.get(id, 0))
+    return Progress(
+        retired_before, {id: m for id, m in sorted(marks.items()) if id >= retired_before and m}
+    )
+
+
 class TaskQueue:
     """Todo, doing and done of one pass.
 

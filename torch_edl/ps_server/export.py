@@ -22,10 +22,10 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
     ``metadata.json``. The folder appears whole, in place of what was there.
 
     Raises:
-        CheckpointError: ``checkpoint_dir`` is no checkpoint of parameter servers, or damaged.
+        CheckpointError: ``checkpoint_dir`` is no checkpoint, or damaged.
         OSError: the disk refused; nothing half-written is left.
     """
-    source = Source(Path(checkpoint_dir))
+    source = Source(Path(checkpoint_dir), any_strategy=True)
     output = Path(output_dir)
     temporary = output.with_name(f".{output.name}.part-{os.getpid()}")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -148,12 +148,19 @@ class Source:
     """What values are restored from: a checkpoint of any number of servers, or the folder of an
     exported model, which has no optimizer state.
 
+    Args:
+        any_strategy: also a checkpoint of another strategy, of which only the values count: to
+            export it. Servers cannot go on from one, its optimizer state is of another kind.
+
     Raises:
         CheckpointError: the folder is neither, or damaged.
     """
 
-    def __init__(self, directory: Path, shard: int = 0, shards: int = 1) -> None:
+    def __init__(
+        self, directory: Path, shard: int = 0, shards: int = 1, *, any_strategy: bool = False
+    ) -> None:
         self._shard, self._shards = shard, shards
+        self._any_strategy = any_strategy
         self.marks = Marks()
         self.version = 0
         self._dense: list[Path] = []
@@ -170,7 +177,7 @@ class Source:
 
     def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
         self.manifest = checkpoint.read(directory)
-        if self.manifest.strategy != "ps":
+        if self.manifest.strategy != "ps" and not self._any_strategy:
             raise CheckpointError(
                 f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; "
                 f"go on with --strategy {self.manifest.strategy}, or export it and --load that"
