@@ -7,6 +7,7 @@ import importlib.util
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,15 @@ def records_of(*paths: str) -> list[bytes]:
         source = open_source(path)
         found += source.read(0, source.count)
     return found
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of such a small model only wait for each other, for minutes on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def accuracy_after(folder: Path, epochs: int) -> float:
