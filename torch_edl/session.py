@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_edl import matmul
 from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
@@ -57,7 +56,6 @@ class Session:
             torch.set_num_threads(ready.torch_threads)
         # Rows that decay towards zero become denormal numbers, which are many times slower.
         torch.set_flush_denormal(True)
-        matmul.install()
         log.info("strategy %s: %s", ready.strategy, ready.reason)
         if ready.strategy == "local":
             scheduler = self.contract.make_scheduler(self.optimizer)

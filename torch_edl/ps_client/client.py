@@ -70,6 +70,16 @@ class Segment:
     group: int
 
 
+@dataclass(frozen=True)
+class DenseGradient:
+    """The gradient of the dense parameters of one server."""
+
+    flat: Floats
+    """(n,) laid out as the segments of the server; at buffers their values."""
+    untouched: list[int]
+    """Places of segments that the loss did not reach."""
+
+
 @dataclass
 class PullResult:
     """What the servers hold, all of one moment per server."""
@@ -268,7 +278,7 @@ class PsClient:
 
     def push(
         self,
-        dense: Sequence[Floats] | None,
+        dense: Sequence[DenseGradient] | None,
         tables: Sequence[tuple[TableIds, Floats]],
         *,
         records: pb.RecordRange,
@@ -279,7 +289,7 @@ class PsClient:
         """Starts a push of gradients.
 
         Args:
-            dense: flat gradient of each server, laid out as in :attr:`layout`; None: no update.
+            dense: gradient of each server's parameters; None: no update.
             tables: for each table its ids and their summed gradients (u, dim).
             records: where the gradient comes from; a server applies each range once.
             version: of the parameters that it was computed with.
@@ -294,7 +304,8 @@ class PsClient:
                 learning_rates=learning_rates,
             )
             if self.layout[server] and dense is not None:
-                _fill(call.dense, dense[server])
+                _fill(call.dense, dense[server].flat)
+                call.without_gradient.extend(dense[server].untouched)
             seen: dict[int, int] = {}
             for table, gradients in tables:
                 entry = call.tables.add(name=table.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -109,11 +109,19 @@ class DenseShard:
                     "it must be finite"
                 )
 
-    def apply(self, gradient: Floats, rates: Sequence[float]) -> None:
-        """One update with ``gradient`` (n,), checked before; at buffers it holds values."""
+    def apply(
+        self, gradient: Floats, rates: Sequence[float], untouched: Set[int] = frozenset()
+    ) -> None:
+        """One update with ``gradient`` (n,), checked before; at buffers it holds values.
+
+        Args:
+            untouched: places of parameters that keep their values and slots, as torch leaves a
+                parameter alone whose ``grad`` is None.
+        """
         with self._lock:
             self._step += 1
-            for group, start, stop in self._runs:
+            runs = self._runs if not untouched else self._touched(untouched)
+            for group, start, stop in runs:
                 if group == BUFFER:
                     self.flat[start:stop] = gradient[start:stop]
                 elif group >= 0:
@@ -126,6 +134,13 @@ class DenseShard:
                         rates[group],
                         self._step,
                     )
+
+    def _touched(self, untouched: Set[int]) -> list[tuple[int, int, int]]:
+        return [
+            (p.group, p.start, p.stop)
+            for place, p in enumerate(self.parameters)
+            if place not in untouched
+        ]
 
     def state(self) -> DenseState:
         """A copy of values and slots."""

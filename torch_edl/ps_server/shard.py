@@ -252,7 +252,8 @@ class Shard:
             tables.append((table, ids, table.gradient(ids, entry.values)))
         rates = list(request.learning_rates)
         self.optimizers.rates(rates, 1.0)  # its number is checked here
-        return Gradients(flat, tables, rates, request.version)
+        untouched = frozenset(request.without_gradient)
+        return Gradients(flat, tables, rates, request.version, untouched)
 
     def _apply(self, gradients: Gradients) -> None:
         assert self.dense is not None
@@ -263,7 +264,7 @@ class Shard:
         rates = self.optimizers.rates(gradients.rates, behind)
         try:
             if gradients.dense is not None:
-                self.dense.apply(gradients.dense, rates)
+                self.dense.apply(gradients.dense, rates, gradients.untouched)
             for table, ids, values in gradients.tables:
                 table.apply(ids, values, rates)
         except BaseException as error:

@@ -27,6 +27,8 @@ class Gradients:
     """One per parameter group; empty: the groups' own."""
     version: int
     """Of the parameters that it was computed with."""
+    untouched: frozenset[int] = frozenset()
+    """Places of dense parameters that the loss did not reach."""
 
 
 @dataclass(frozen=True)
@@ -88,4 +90,5 @@ def mean(pushes: list[Gradients]) -> Gradients:
         tables=tables,
         rates=pushes[-1].rates,
         version=min(p.version for p in pushes),
+        untouched=frozenset.intersection(*(p.untouched for p in pushes)),
     )

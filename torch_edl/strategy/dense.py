@@ -11,7 +11,7 @@ from torch import nn
 
 from torch_edl.kernels import group_of
 from torch_edl.nn.embedding import Table
-from torch_edl.ps_client.client import BUFFER_GROUP, Segment
+from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, Segment
 
 Floats = npt.NDArray[np.float32]
 
@@ -80,19 +80,21 @@ class FlatParameters:
             for tensor, view in self._copied:
                 tensor.copy_(view)
 
-    def gradients(self) -> list[Floats]:
-        """The flat gradient of each server: buffers' values in their places, zeros for frozen
-        and unused parameters. The arrays are valid until the next call."""
+    def gradients(self) -> list[DenseGradient]:
+        """The gradient of each server's parameters. Its arrays are valid until the next call."""
+        made = []
         with torch.no_grad():
-            for parts in self._parts:
-                for tensor, place, group in parts:
+            for flat, parts in zip(self._gradient, self._parts, strict=True):
+                untouched = []
+                for index, (tensor, place, group) in enumerate(parts):
                     if group == BUFFER_GROUP:
                         place.copy_(tensor.reshape(-1))
                     elif tensor.grad is None:
-                        place.zero_()
+                        untouched.append(index)
                     else:
                         place.copy_(tensor.grad.reshape(-1))
-        return [g.numpy() for g in self._gradient]
+                made.append(DenseGradient(flat.numpy(), untouched))
+        return made
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of all parameters."""

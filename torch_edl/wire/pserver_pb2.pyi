@@ -172,7 +172,7 @@ class TableGradient(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
-    __slots__ = ("fence", "range", "version", "dense", "tables", "learning_rates", "retired_before")
+    __slots__ = ("fence", "range", "version", "dense", "tables", "learning_rates", "retired_before", "without_gradient")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class PushGradientsRequest(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_GRADIENT_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     range: RecordRange
     version: int
@@ -187,7 +188,8 @@ class PushGradientsRequest(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[TableGradient]
     learning_rates: _containers.RepeatedScalarFieldContainer[float]
     retired_before: int
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., range: _Optional[_Union[RecordRange, _Mapping]] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableGradient, _Mapping]]] = ..., learning_rates: _Optional[_Iterable[float]] = ..., retired_before: _Optional[int] = ...) -> None: ...
+    without_gradient: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., range: _Optional[_Union[RecordRange, _Mapping]] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableGradient, _Mapping]]] = ..., learning_rates: _Optional[_Iterable[float]] = ..., retired_before: _Optional[int] = ..., without_gradient: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PushGradientsResponse(_message.Message):
     __slots__ = ("accepted", "duplicate", "version")
