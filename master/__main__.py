@@ -119,7 +119,7 @@ def _run(service: Service, launcher: Launcher, effects: Effects, stop: _StopSign
             for exit in exits:
                 job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
             actions = job.tick(now)
-            if exits or actions or job.outcome is not None:
+            if exits or actions or job.outcome is not None or job.work.available:
                 service.changed.notify_all()
             over = job.over
         for action in actions:

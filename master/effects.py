@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from master import checkpoints
-from master.job import CommitLocal, Effect, Flush, MakeFolder, SaveServers, WriteOutput
+from master.actions import CommitLocal, Effect, Flush, MakeFolder, SaveServers, WriteOutput
 from master.saves import Saved, identity
 from master.service import Clock, Service
 from torch_edl import checkpoint
@@ -58,11 +58,11 @@ class Effects:
                 effect.addresses,
                 token=self._token,
                 incarnation=effect.incarnation,
-                root=job.saves.root,
+                root=job.keeper.saves.root,
                 known=effect.progress,
                 contents=self._contents(),
                 # A cut of sync mode may lack what waited for its quorum and was flushed since.
-                replace=job.saves.running == "final" and job.config.train.mode == "sync",
+                replace=job.keeper.saves.running == "final" and job.config.train.mode == "sync",
             )
             return self._saved(saved, effect.incarnation)
         if isinstance(effect, CommitLocal):
@@ -72,7 +72,7 @@ class Effects:
                 version=effect.version,
                 progress=effect.progress,
                 contents=self._contents(),
-                root=job.saves.root,
+                root=job.keeper.saves.root,
             )
             return self._saved(saved, effect.incarnation)
         if isinstance(effect, MakeFolder):
@@ -86,35 +86,35 @@ class Effects:
                 job=job.config.name,
                 incarnation=effect.incarnation,
             )
-            return lambda now: job.flushed(effect.incarnation)
+            return lambda now: job.keeper.flushed(effect.incarnation, success=True)
         # Imported when needed: it brings the formats of files with it.
         from torch_edl.ps_server.export import write_output
 
         write_output(effect.checkpoint, effect.output)
-        return lambda now: job.written("", now)
+        return lambda now: job.keeper.written("", now)
 
     def _saved(self, saved: Saved, incarnation: int) -> _Result:
         if self._job.config.checkpoint.dir:
-            checkpoint.prune(self._job.saves.root, self._job.saves.keep)
-        return lambda now: self._job.saved(saved, incarnation, now)
+            checkpoint.prune(self._job.keeper.saves.root, self._job.keeper.saves.keep)
+        return lambda now: self._job.keeper.saved(saved, incarnation, now)
 
     def _failed(self, effect: Effect, error: str) -> _Result:
         job = self._job
         if isinstance(effect, Flush):
             log.warning("flush: %s", error)
-            return lambda now: job.flush_failed(effect.incarnation)
+            return lambda now: job.keeper.flushed(effect.incarnation, success=False)
         if isinstance(effect, WriteOutput):
-            return lambda now: job.written(error, now)
-        return lambda now: job.save_failed(error, effect.incarnation, now)
+            return lambda now: job.keeper.written(error, now)
+        return lambda now: job.keeper.save_failed(error, effect.incarnation, now)
 
     def _contents(self) -> checkpoints.Contents:
         job = self._job
-        assert job.main is not None
+        assert job.work.main is not None
         return checkpoints.Contents(
             job=job.config.name,
             strategy=job.fleet.strategy,
-            data=identity(job.config, job.train_shards),
-            space=job.main.queue.space,
+            data=identity(job.config, job.work.shards),
+            space=job.work.main.queue.space,
         )
 
 

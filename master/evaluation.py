@@ -208,6 +208,11 @@ class Evaluations:
         return [running.tasks] if running.summary is None else [running.summary]
 
     @property
+    def queue(self) -> TaskQueue | None:
+        """The tasks of the evaluation that runs."""
+        return self._running.tasks.queue if self._running is not None else None
+
+    @property
     def records_done(self) -> int:
         """Records of the running evaluation that are done; all of them once the last is over."""
         if self._running is not None:

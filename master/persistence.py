@@ -101,14 +101,14 @@ def state_of(job: Job) -> dict[str, Any]:
             {"role": p.role, "id": p.id, "pid": p.pid, "address": p.address}
             for p in job.fleet.alive()
         ],
-        "checkpoint": str(job.saves.newest.path) if job.saves.newest is not None else "",
+        "checkpoint": str(job.keeper.newest.path) if job.keeper.newest is not None else "",
     }
-    if job.main is not None:
-        progress = job.main.queue.progress()
+    if job.work.main is not None:
+        progress = job.work.main.queue.progress()
         state["retired_before"] = progress.retired_before
         state["marks"] = {str(id): mark for id, mark in progress.marks.items()}
-    if job.evaluations is not None:
+    if job.work.evaluations is not None:
         state["evaluations"] = [
-            {"steps": r.steps, "metrics": dict(r.metrics)} for r in job.evaluations.results
+            {"steps": r.steps, "metrics": dict(r.metrics)} for r in job.work.evaluations.results
         ]
     return state

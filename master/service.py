@@ -12,6 +12,7 @@ import grpc
 
 from master.job import Job
 from master.status import LogPath, describe
+from master.workers import Workers
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.server import serve
 
@@ -32,6 +33,7 @@ class Service:
 
     def __init__(self, job: Job, *, clock: Clock, log_path: LogPath) -> None:
         self.job = job
+        self._workers = Workers(job)
         self.changed = threading.Condition()
         self.end_seen = threading.Event()
         """Somebody has fetched the final state."""
@@ -51,11 +53,11 @@ class Service:
         self._server, port = serve(
             pb.DESCRIPTOR.services_by_name["Master"],
             {
-                "Register": self._changing(self.job.register),
+                "Register": self._changing(self._workers.register),
                 "RegisterServer": self._register_server,
                 "ReportModel": self._report_model,
                 "Lease": self._lease,
-                "ReportTask": self._changing(self.job.report_task),
+                "ReportTask": self._changing(self._workers.report_task),
                 "Heartbeat": self._heartbeat,
                 "GetStatus": self._status,
                 "Scale": self._scale,
@@ -108,18 +110,18 @@ class Service:
 
     def _heartbeat(self, request: Any, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
         with self.changed:
-            return self.job.heartbeat(request, self._clock())
+            return self._workers.heartbeat(request, self._clock())
 
     def _report_model(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(self.job.report_model, request, context, _MODEL_WAIT_S, notify=True)
         return answer if answer is not None else pb.ReportModelResponse(ready=False)
 
     def _lease(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(self.job.lease, request, context, _LEASE_WAIT_S, notify=False)
+        answer = self._wait(self._workers.lease, request, context, _LEASE_WAIT_S, notify=False)
         if answer is not None:
             return answer
         with self.changed:
-            return self.job.waiting()
+            return self._workers.waiting()
 
     def _wait(
         self,

@@ -71,7 +71,7 @@ def describe(
     Args:
         log_path: role and id to the log of a process.
     """
-    queue = job.main.queue if job.main is not None else None
+    queue, evaluations = job.work.queue, job.work.evaluations
     records, steps = job.done()
     wall_s = job.wall_s(now)
     loss = job.members.loss()
@@ -95,30 +95,27 @@ def describe(
         status.error = job.outcome.error
         status.traceback = job.outcome.traceback
         status.usage_error = job.outcome.usage_error
-    if queue is None and job.evaluations is not None:
-        status.records_total = job.evaluations.space.total_records
-        running = job.evaluations.passes()
-        queue = running[0].queue if running else None
-        status.tasks_done = job.evaluations.space.total if job.evaluations.complete else 0
-    elif queue is not None:
+    if queue is not None:
         status.records_total = queue.space.total_records
         status.epoch = queue.epoch
-    if queue is not None:
-        status.tasks_todo, status.tasks_doing, status.tasks_done = (
-            queue.todo,
-            queue.doing,
-            queue.done,
-        )
+        status.tasks_todo, status.tasks_doing = queue.todo, queue.doing
+        status.tasks_done = queue.done
+    elif evaluations is not None:  # an evaluation job before its one evaluation, or after it
+        status.records_total = evaluations.space.total_records
+        over = evaluations.complete
+        status.epoch = int(over)
+        status.tasks_done = evaluations.space.total if over else 0
+        status.tasks_todo = 0 if over else evaluations.space.total
     records_per_s, steps_per_s = job.rates.per_second()
     status.rates["records_per_s"] = records_per_s
     status.rates["steps_per_s"] = steps_per_s
     status.rates["mean_records_per_s"] = (
         (records - job.records_before) / wall_s if wall_s > 0 else 0.0
     )
-    if job.saves.newest is not None and job.config.checkpoint.dir:
-        status.checkpoint = str(job.saves.newest.path)
-    if job.evaluations is not None:
-        for result in job.evaluations.results:
+    if job.keeper.newest is not None and job.config.checkpoint.dir:
+        status.checkpoint = str(job.keeper.newest.path)
+    if evaluations is not None:
+        for result in evaluations.results:
             status.evaluations.add(steps=result.steps, metrics=dict(result.metrics))
     status.processes.append(master)
     for process in job.fleet:

@@ -1,0 +1,59 @@
+"""What the job wants done in the world and takes long; :mod:`master.effects` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from master.fleet import Start, Stop
+from master.tasks import Progress
+
+
+@dataclass(frozen=True)
+class SaveServers:
+    """Take a checkpoint of all servers."""
+
+    addresses: Sequence[str]
+    incarnation: int
+    progress: Progress
+    """What was done before it began."""
+
+
+@dataclass(frozen=True)
+class MakeFolder:
+    """Make the folder into which the worker of the strategy ``local`` writes."""
+
+    directory: Path
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class CommitLocal:
+    """Make a checkpoint of what the worker of the strategy ``local`` wrote."""
+
+    directory: Path
+    files: dict[str, int]
+    progress: Progress
+    version: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Have the servers apply what waits for its quorum."""
+
+    addresses: Sequence[str]
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class WriteOutput:
+    """Write the trained model."""
+
+    checkpoint: Path
+    output: Path
+
+
+Effect = SaveServers | MakeFolder | CommitLocal | Flush | WriteOutput
+Action = Start | Stop | Effect

@@ -1,0 +1,152 @@
+"""What workers tell the job, and what it answers them. Pure."""
+
+from __future__ import annotations
+
+from master.job import Job
+from master.tasks import Lease, Pass
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+class Workers:
+    """The RPCs of workers, as events of the job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def register(self, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
+        """A worker is there.
+
+        Raises:
+            UsageError: it is none of this job's, or was given up.
+        """
+        known = self._job.fleet.registered(request.worker_id, now)
+        if not known or not self._job.members.register(
+            request.worker_id, request.pid, request.host, now
+        ):
+            raise UsageError(f"worker {request.worker_id}: not one that this job waits for")
+        return pb.RegisterResponse(config_json=self._job.config.to_json())
+
+    def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+        """A worker lives."""
+        member = self._job.members.get(request.worker_id)
+        if member is None:
+            return pb.HeartbeatResponse(known=False, drain=True)
+        steps_before = member.steps
+        moved = self._job.members.heartbeat(
+            request.worker_id,
+            now,
+            phase=request.phase,
+            steps=request.steps,
+            records=request.records,
+            loss=request.loss,
+        )
+        if moved:
+            self._job.work.touch(request.worker_id, now)
+            if request.steps > steps_before:
+                self._job.fleet.trained(request.worker_id)
+        return pb.HeartbeatResponse(
+            known=True,
+            drain=member.draining or self._job.outcome is not None,
+            incarnation=self._job.fleet.incarnation,
+        )
+
+    def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+        """Tasks for a worker; None if there are none now but may be later."""
+        member = self._job.members.get(request.worker_id)
+        if member is None:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if self._job.outcome is not None:
+            return self._answer(pb.LeaseResponse.FINISHED)
+        cluster = self._job.cluster()
+        if cluster is None or not self._job.work.ready:
+            return None
+        if request.incarnation != cluster.incarnation:
+            answer = self._answer(pb.LeaseResponse.CLUSTER_CHANGED)
+            answer.cluster.CopyFrom(cluster)
+            return answer
+        leases = self._job.work.lease(
+            request.worker_id, request.want, request.held, now, draining=member.draining
+        )
+        if member.draining:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if not leases:
+            return None
+        self._job.leased(now)
+        answer = self._answer(pb.LeaseResponse.LEASED)
+        answer.leases.extend(leases)
+        return answer
+
+    def waiting(self) -> pb.LeaseResponse:
+        """The answer when there was nothing to lease for a while."""
+        return self._answer(pb.LeaseResponse.WAIT)
+
+    def _answer(self, next: pb.LeaseResponse.Next) -> pb.LeaseResponse:
+        return pb.LeaseResponse(next=next, retired_before=self._job.work.retired_before)
+
+    def report_task(self, request: pb.ReportTaskRequest, now: float) -> pb.ReportTaskResponse:
+        """A worker tells what became of a task."""
+        if self._job.outcome is not None:
+            return pb.ReportTaskResponse(known=False)
+        for each in self._job.work.passes():
+            if request.outcome == pb.ReportTaskRequest.DONE:
+                lease = each.queue.complete_lease(request.lease_id, now)
+                if lease is not None:
+                    self._task_done(each, lease, request, now)
+            elif request.outcome == pb.ReportTaskRequest.RELEASED:
+                lease = each.queue.release(request.lease_id, now, committed=request.records)
+            else:
+                lease = self._task_failed(each, request, now)
+            if lease is not None:
+                self._count(each, request, now)
+                return pb.ReportTaskResponse(known=True)
+        return pb.ReportTaskResponse(known=False)
+
+    def _count(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> None:
+        self._job.damaged += request.damaged
+        self._job.nan_steps += request.nan_steps
+        own = each is self._job.work.main
+        self._job.members.reported(
+            request.worker_id,
+            now,
+            steps=request.steps if own else 0,
+            records=request.records if own else 0,
+        )
+        if request.outcome == pb.ReportTaskRequest.DONE:
+            self._job.fleet.trained(request.worker_id)
+
+    def _task_done(
+        self, each: Pass, lease: Lease, request: pb.ReportTaskRequest, now: float
+    ) -> None:
+        try:
+            evaluations = self._job.work.evaluations
+            if each.kind == pb.TASK_EVALUATE and evaluations is not None:
+                evaluations.evaluated(lease.task.id, request.metrics)
+            elif each.kind == pb.TASK_SUMMARIZE and evaluations is not None:
+                self._job.evaluated(evaluations.summarized(request.values), now)
+            elif each.kind == pb.TASK_SNAPSHOT:
+                base = self._job.work.end_snapshot()
+                self._job.want(self._job.keeper.snapshot_written(base, request, each.directory))
+        except UsageError as error:
+            self._job.fail(str(error), now, usage=True)
+
+    def _task_failed(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> Lease | None:
+        failed = each.queue.fail(request.lease_id, now, committed=request.records)
+        if failed is None:
+            return None
+        lease, count = failed
+        if each.kind == pb.TASK_SNAPSHOT and not request.fatal:
+            self._job.work.end_snapshot()
+            self._job.keeper.save_failed(request.error, self._job.fleet.incarnation, now)
+            return lease
+        limit = self._job.config.cluster.max_task_failures
+        if request.fatal or count >= limit:
+            self._job.fail(request.error, now, traceback=request.traceback)
+        else:
+            self._job.tell(
+                "warning",
+                f"worker-{request.worker_id}: {request.error}; failure "
+                f" {count} of {limit} of this task, trying it again",
+                now,
+            )
+        return lease
