@@ -163,7 +163,7 @@ OPTIMIZERS: dict[str, tuple[Make, bool]] = {
         lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True, weight_decay=0.01),
         False,
     ),
-    "ftrl": (lambda p: torch_edl.optim.Ftrl(p, lr=0.1, l1=0.001, l2=0.001), True),
+    "ftrl": (lambda p: torch_edl.optim.Ftrl(p, lr=0.1, l2=0.001), False),
 }
 
 
