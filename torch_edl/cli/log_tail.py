@@ -11,24 +11,26 @@ _OURS = re.compile(
 # Of gRPC's C++ core, informative lines and the remark that precedes its first one.
 _CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
 _LAYERS = "torch_edl.layers"
+# A task that failed is told by the master, with the count of its failures.
+_TOLD_BY_MASTER = ("torch_edl.training_loop", "ERROR")
 _CHUNK_BYTES = 256 * 1024
 
 
-def shown(line: str) -> str | None:
+def shown(line: str, *, own: bool = True) -> str | None:
     """The line as the terminal shows it; None if it stays in the file.
 
     What the user's code prints is shown as it is. Of our own log lines, warnings, errors and the
-    statistics of ``--log-layers`` are.
+    statistics of ``--log-layers`` are, unless ``own`` is false.
     """
     ours = _OURS.match(line)
     if ours is None:
         return None if _CORE.match(line) or not line.strip() else line
     level, logger, text = ours["level"], ours["logger"], ours["text"]
+    is_own = logger.split(".")[0] in ("torch_edl", "master", "__main__", "root")
+    if (is_own and not own) or (logger, level) == _TOLD_BY_MASTER:
+        return None
     if level in ("INFO", "DEBUG"):
-        if logger == _LAYERS:
-            return text
-        is_own = logger.split(".")[0] in ("torch_edl", "master", "__main__", "root")
-        return None if is_own else text
+        return text if logger == _LAYERS or not is_own else None
     return f"{level.lower()}: {text}"
 
 
@@ -40,10 +42,11 @@ class LogTail:
         self._position = 0
         self._rest = b""
 
-    def read(self, *, final: bool = False) -> list[str]:
+    def read(self, *, final: bool = False, own: bool = True) -> list[str]:
         """New whole lines that are to be shown; with ``final`` all that is left, unfinished too.
 
-        A log that is not there yet, or no more, has no lines.
+        Without ``own``, only what the user's code printed or logged. A log that is not there yet,
+        or no more, has no lines.
         """
         lines: list[str] = []
         try:
@@ -51,25 +54,34 @@ class LogTail:
                 file.seek(self._position)
                 while chunk := file.read(_CHUNK_BYTES):
                     self._position += len(chunk)
-                    lines += self._take(chunk)
+                    lines += self._take(chunk, own)
                     if not final:
                         break
         except OSError:
             pass
         if final and self._rest:
-            lines += self._take(b"\n")
+            lines += self._take(b"\n", own)
         return lines
 
-    def _take(self, chunk: bytes) -> list[str]:
+    def _take(self, chunk: bytes, own: bool) -> list[str]:
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         lines = []
         for raw in whole:
             # A bar that redraws itself ends each state with a return; the last state counts.
             text = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
-            visible = shown(text)
+            visible = shown(text, own=own)
             if visible is not None:
                 lines.append(visible)
         return lines
+
+
+def last_error(path: str | Path) -> str:
+    """The text of the last error that one of our processes logged; empty if there is none."""
+    for line in reversed(last_lines(path, 50).split("\n")):
+        ours = _OURS.match(line)
+        if ours is not None and ours["level"] == "ERROR":
+            return ours["text"]
+    return ""
 
 
 def last_lines(path: str | Path, count: int) -> str:

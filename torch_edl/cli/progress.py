@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch_edl.wire import master_pb2 as pb
 
-_ALIVE = ("starting", "running", "draining")
+_ALIVE = ("starting", "running", "draining", "stopping")
 _VERBS = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}
 _PLAIN_EVERY_S = 5.0
 _PLAIN_LATER_S = 30.0
@@ -92,7 +92,8 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     if status.kind == "train" and status.steps and math.isfinite(status.loss):
         found.append(f"loss {number(status.loss)}")
     workers = alive(status, "worker")
-    wanted = f" of {status.workers_wanted}" if status.workers_wanted > workers else ""
+    short = status.workers_wanted > workers and status.state in ("starting", "running")
+    wanted = f" of {status.workers_wanted}" if short else ""
     found.append(f"{workers}{wanted} worker{'s' * (workers != 1 or bool(wanted))}")
     servers = alive(status, "ps")
     if servers:
@@ -122,17 +123,17 @@ def percent(status: pb.GetStatusResponse) -> float:
 
 
 def epoch_of(status: pb.GetStatusResponse) -> str:
-    """``epoch 2 of 3``; empty where there is only one."""
+    """``epoch 2/3``; empty where there is only one."""
     if status.epochs <= 1:
         return ""
-    return f"epoch {min(status.epoch + 1, status.epochs)} of {status.epochs}"
+    return f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}"
 
 
 def plain_line(status: pb.GetStatusResponse) -> str:
     """One line of log with everything that the live display shows."""
     parts = [
         epoch_of(status),
-        f"{status.records_done:,} of {status.records_total:,} records ({percent(status):.0f}%)",
+        f"{status.records_done:,} of {status.records_total:,} records ({int(percent(status))}%)",
         *facts(status),
         newest_metrics(status),
     ]
@@ -158,7 +159,7 @@ def live_frame(
     label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
     done = status.records_done if status is not None else 0
     total = status.records_total if status is not None else 0
-    counts = f"{percent(status):3.0f}%" if status is not None and running else ""
+    counts = f"{int(percent(status)):3}%" if status is not None and running else ""
     if width >= 60 and total:
         counts += f"  {done:,} / {total:,} records"
     head = Table.grid(padding=(0, 1), expand=True)
@@ -169,6 +170,9 @@ def live_frame(
         total=float(max(total, 1)),
         completed=float(done),
         pulse=not running,
+        complete_style="cyan",
+        finished_style="green",
+        pulse_style="cyan",
         animation_time=seconds,
     )
     head.add_row(Text(label, style="bold"), bar, Text(counts))
@@ -232,7 +236,7 @@ class PlainDisplay(_Lines):
         now = self._clock()
         settled = now - self._began >= _PLAIN_SETTLED_S
         due = now - self._last >= (_PLAIN_LATER_S if settled else _PLAIN_EVERY_S)
-        if not due or status.state == "starting" or not status.records_total:
+        if not due or status.state != "running" or not status.records_total:
             return
         self._last = now
         line = plain_line(status)

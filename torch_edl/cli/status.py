@@ -112,13 +112,13 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(
         ("tasks", f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done")
     )
-    rates = ", ".join(
-        f"{number(rate)} {name.replace('_per_s', '/s').replace('_', ' ')}"
-        for name, rate in found["rates"].items()
-        if rate is not None
-    )
-    if rates:
-        rows.append(("rates", rates))
+    rates = found["rates"]
+    if rates.get("records_per_s"):
+        mean = rates.get("mean_records_per_s")
+        now = f"{number(rates['records_per_s'])} records/s"
+        now += f" ({number(mean)} on average)" if mean else ""
+        steps = f", {number(rates['steps_per_s'])} steps/s" if rates.get("steps_per_s") else ""
+        rows.append(("rates", now + steps))
     if found.get("loss") is not None and found.get("kind") == "train":
         rows.append(("loss", number(found["loss"])))
     if found.get("evaluations"):

@@ -8,12 +8,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_edl.cli import jobs
-from torch_edl.cli.log_tail import LogTail, last_lines
+from torch_edl.cli.log_tail import LogTail, last_error, last_lines
 from torch_edl.cli.progress import Display
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.config import ENV_TOKEN, JobConfig
@@ -35,6 +35,10 @@ _KILL_AFTER_S = 8.0
 _LEAVE_GRACE_S = 10.0
 _SILENT_S = 30.0
 _TAIL_LINES = 15
+# What the master exits with where the user can mend it, and where it was stopped.
+_USAGE_CODE = 2
+_STOPPED_CODES = (130, 143)
+_STOPPING = "stopping: "  # how its event begins
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -169,6 +173,11 @@ class _Watch:
         self._silence_told = False
         self._stopping_since: float | None = None
         self._terminated = False
+        # By whomever: then nobody need be told that its processes lose each other.
+        self._is_stopped = False
+        self._stop_reason = ""
+        self._stop_call: object = None
+        self._held: list[pb.Event] = []
 
     def start_master(self) -> None:
         spec = ProcessSpec(
@@ -191,7 +200,11 @@ class _Watch:
             time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
         self._let_leave()
         self._show_output(final=True)
-        return self._outcome()
+        outcome = self._outcome()
+        for event in self._held:
+            if event.text != outcome.error:
+                self._display.event(event)
+        return outcome
 
     def close(self) -> None:
         self._display.close()
@@ -236,8 +249,12 @@ class _Watch:
         self._status = status
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)
-            # The cause of a failure is told once, at the end.
-            if not (event.level == "error" and event.text == status.error):
+            if event.level == "error" and status.state in ("finishing", *jobs.ENDED):
+                self._held.append(event)  # the cause of the end is told once, in the last line
+                continue
+            if event.text.startswith(_STOPPING):
+                self._is_stopped = True
+            if event.text != _STOPPING + self._stop_reason:
                 self._display.event(event)
         self._display.update(status)
         for observer in self._observers:
@@ -257,7 +274,7 @@ class _Watch:
                 continue
             name = f"{process.role}-{process.id}"
             tail = self._tails.setdefault(name, LogTail(process.log))
-            for line in tail.read(final=final):
+            for line in tail.read(final=final, own=not self._is_stopped):
                 self._display.output(name, line)
 
     def _heed_signals(self) -> None:
@@ -269,23 +286,25 @@ class _Watch:
             name = signal.Signals(self._signals.first or signal.SIGINT).name
             again = "; Ctrl-C again ends it at once" if name == "SIGINT" else ""
             self._display.note(f"{name}: stopping the job{again}")
-            self._ask_to_stop(name)
+            self._stop_reason = name
+            self._ask_to_stop()
         elif self._signals.count > 1 or now - self._stopping_since > _KILL_AFTER_S:
             self._launcher.stop("master", 0, grace_s=0)
         elif now - self._stopping_since > _TERM_AFTER_S and not self._terminated:
             self._terminated = True
             self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
 
-    def _ask_to_stop(self, reason: str) -> None:
+    def _ask_to_stop(self) -> None:
         from torch_edl.wire import master_pb2 as pb
 
         if self._stub is None:  # it does not listen yet
             self._terminated = True
             self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
             return
-        # Not waited for: the next status tells whether it was heard.
-        request = pb.StopRequest(reason=reason)
-        self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
+        # Not waited for: the next status tells whether it was heard. Kept, since gRPC cancels a
+        # call when nobody refers to it any more.
+        request = pb.StopRequest(reason=self._stop_reason)
+        self._stop_call = self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
 
     def _let_leave(self) -> None:
         """The master goes by itself once the job is over; it is given some time for it."""
@@ -299,35 +318,34 @@ class _Watch:
             time.sleep(_STARTING_POLL_S)
 
     def _outcome(self) -> Outcome:
-        status = self._status
-        logs = str(self._job.dir / jobs.LOGS)
-        exit_text = "" if self._exit is None else str(self._exit)
+        status, ended = self._status, self._exit
+        seen = Outcome(
+            state="failed",
+            status=status,
+            signal=self._signals.first,
+            master_pid=self._pid,
+            master_exit="" if ended is None else str(ended),
+            logs=str(self._job.dir / jobs.LOGS),
+        )
         if status is not None and self._ended():
-            return Outcome(
+            return replace(
+                seen,
                 state=status.state,
-                status=status,
                 error=status.error,
                 traceback=status.traceback,
                 usage_error=status.usage_error,
-                signal=self._signals.first,
-                master_pid=self._pid,
-                master_exit=exit_text,
-                logs=logs,
             )
+        # The master went without telling us how it ended; perhaps another who asked was told.
+        code = None if ended is None else ended.code
+        if code == 0:
+            return replace(seen, state="finished")
+        if self._signals.first is not None or code in _STOPPED_CODES:
+            return replace(seen, state="stopped")
         log = self._launcher.log_path("master", 0)
-        if self._signals.first is not None:
-            state, error, tail = "stopped", "", ""
-        else:
-            state = "failed"
-            error = f"the master of the job ended unexpectedly ({exit_text}); its log is {log}"
-            tail = last_lines(log, _TAIL_LINES)
-        return Outcome(
-            state=state,
-            status=status,
-            error=error,
-            traceback=tail,
-            signal=self._signals.first,
-            master_pid=self._pid,
-            master_exit=exit_text,
-            logs=logs,
-        )
+        cause = self._held[-1].text if self._held else ""
+        if code == _USAGE_CODE and not cause:  # it could not even begin
+            cause = last_error(log)
+        if cause:
+            return replace(seen, error=cause, usage_error=code == _USAGE_CODE)
+        error = f"the master of the job ended unexpectedly ({seen.master_exit})"
+        return replace(seen, error=error, traceback=last_lines(log, _TAIL_LINES))

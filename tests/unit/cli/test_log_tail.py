@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.log_tail import LogTail, last_lines, shown
+from torch_edl.cli.log_tail import LogTail, last_error, last_lines, shown
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,8 @@ from torch_edl.cli.log_tail import LogTail, last_lines, shown
         ("12:00:01.123 ps-0 DEBUG torch_edl.ps_server.table: x", None),
         ("12:00:01.123 worker-3 WARNING torch_edl.worker: slow", "warning: slow"),
         ("12:00:01.123 worker-3 ERROR torch_edl.worker: no: way", "error: no: way"),
+        ("12:00:01.123 worker-3 ERROR torch_edl.training_loop: task 3 failed", None),
+        ("12:00:01.123 worker-3 WARNING torch_edl.training_loop: x", "warning: x"),
         ("12:00:01.123 worker-3 INFO torch_edl.layers: deep mean 0.1", "deep mean 0.1"),
         ("12:00:01.123 worker-3 INFO net: my own line", "my own line"),
         ("I0000 00:00:1732.123456 77 fork_posix.cc:75] Other threads", None),
@@ -26,6 +28,21 @@ from torch_edl.cli.log_tail import LogTail, last_lines, shown
 )
 def test_which_lines_reach_the_terminal(line: str, expected: str | None) -> None:
     assert shown(line) == expected
+
+
+def test_without_our_own_lines_those_of_the_user_stay() -> None:
+    assert shown("12:00:01.123 worker-3 WARNING torch_edl.worker: slow", own=False) is None
+    assert shown("12:00:01.123 worker-3 INFO torch_edl.layers: deep 0.1", own=False) is None
+    assert shown("12:00:01.123 worker-3 WARNING net: mine", own=False) == "warning: mine"
+    assert shown("hello", own=False) == "hello"
+
+
+def test_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "master-0.log"
+    log.write_text("12:00:01.123 master-0 ERROR __main__: a: b\n12:00:01.123 master-0 INFO x: y\n")
+    assert last_error(log) == "a: b"
+    log.write_text("12:00:01.123 master-0 INFO x: y\nTraceback\n")
+    assert last_error(log) == ""
 
 
 def test_whole_lines_only_each_once(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_live_frame_at_80_columns(make_status: Make) -> None:
     assert head.startswith("training ━")
     assert head.rstrip().endswith("41%  12,345 / 30,000 records")
     assert line.rstrip() == (
-        "epoch 2 of 3, 1,500 records/s, 0:12 left, loss 0.3457, 2 workers, 1 server"
+        "epoch 2/3, 1,500 records/s, 0:12 left, loss 0.3457, 2 workers, 1 server"
     )
     assert metrics.rstrip() == "accuracy 0.95, auc 0.8123 (step 200)"
 
@@ -86,7 +86,7 @@ def test_plain_lines_come_now_and_then(make_status: Make) -> None:
         now = tick / 5
         display.update(make_status(records_done=tick))
     assert len(lines()) == 7
-    assert lines()[0].split(" ", 1)[1].startswith("epoch 2 of 3, 25 of 30,000 records (0%), 1,500 ")
+    assert lines()[0].split(" ", 1)[1].startswith("epoch 2/3, 25 of 30,000 records (0%), 1,500 ")
     for tick in range(1000, 4000):  # from 200 s to 800 s
         now = tick / 5
         display.update(make_status(records_done=tick))

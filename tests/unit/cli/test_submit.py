@@ -1,0 +1,225 @@
+"""Real jobs from the command line: how they end, and what of it the user sees."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+MODEL = """
+import sys, time, torch
+def model():
+    return torch.nn.Linear(1, 1)
+def loss(labels, predictions):
+    return ((predictions - labels) ** 2).mean()
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.01)
+def feed(records, mode, metadata):
+    print(f"feeding {len(records)} to {mode}")
+    if sys.argv[1:2] == ["raise"]:
+        raise ValueError("no [red] column")
+    if sys.argv[1:2] == ["slow"]:
+        time.sleep(0.2)
+    x = torch.tensor(records["x"].to_numpy(), dtype=torch.float32)[:, None]
+    return x if mode == "prediction" else (x, 2 * x)
+def eval_metrics_fn():
+    return {"records": lambda labels, predictions: torch.tensor(float(len(labels)))}
+"""
+RECORDS = 300
+
+Run = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, home: Path) -> Path:
+    """A folder with a model file and 300 records."""
+    (tmp_path / "net.py").write_text(MODEL)
+    (tmp_path / "x.csv").write_text("x\n" + "".join(f"{i}\n" for i in range(RECORDS)))
+    return tmp_path
+
+
+@pytest.fixture
+def torch_edl(place: Path) -> Iterator[Run]:
+    """Starts commands there; at the end none of their processes may be left."""
+    started: list[subprocess.Popen[str]] = []
+    root = str(Path(__file__).parents[3])
+
+    def run(*words: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch_edl.cli", *words],
+            cwd=place,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    assert wait_until(lambda: not job_processes(place)), job_processes(place)
+
+
+def job_processes(place: Path) -> list[psutil.Process]:
+    """Living processes of jobs in this test's folder, the commands themselves excepted."""
+    found = []
+    home = str(place / "home")
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            ours = any(w in ("master", "torch_edl.worker", "torch_edl.ps_server") for w in words)
+            if ours and process.environ().get("TORCH_EDL_HOME") == home:
+                found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def start_slow(torch_edl: Run, place: Path) -> subprocess.Popen[str]:
+    """A job that would go on for minutes; returns once it trains."""
+    words = "run net.py --data x.csv --epochs 1000 --job-name slow --summary s.json -- slow"
+    process = torch_edl(*words.split())
+    log = place / "home/jobs/slow/logs/worker-0.log"
+    assert wait_until(lambda: log.exists() and "feeding 300 to training" in log.read_text())
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_processes(
+    torch_edl: Run, place: Path, number: signal.Signals, code: int
+) -> None:
+    process = start_slow(torch_edl, place)
+    began = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - began < 8
+    assert process.returncode == code
+    assert not job_processes(place)
+    assert f"{number.name}: stopping the job" in out
+    assert "slow: stopped after" in out
+    assert err == ""
+    assert json.loads((place / "s.json").read_text())["state"] == "stopped"
+
+
+def test_a_second_ctrl_c_does_not_wait(torch_edl: Run, place: Path) -> None:
+    process = start_slow(torch_edl, place)
+    worker = next(p for p in job_processes(place) if "torch_edl.worker" in p.cmdline())
+    worker.suspend()  # it would not hear the end of the job
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert any("SIGINT: stopping" in line for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=20)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 130
+    assert wait_until(lambda: not job_processes(place), 3)
+
+
+def test_the_death_of_the_client_ends_the_job(torch_edl: Run, place: Path) -> None:
+    process = start_slow(torch_edl, place)
+    process.kill()
+    process.communicate()
+    assert wait_until(lambda: not job_processes(place), 10)
+    status = torch_edl("status", "--json")
+    assert json.loads(status.communicate()[0])["state"] == "dead"
+
+
+def test_the_death_of_the_master_is_told(torch_edl: Run, place: Path) -> None:
+    process = start_slow(torch_edl, place)
+    os.kill(json.loads((place / "home/jobs/slow/master.json").read_text())["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "error: the master of the job ended unexpectedly (signal 9)\nlogs: " in err
+    assert wait_until(lambda: not job_processes(place), 3)
+    summary = json.loads((place / "s.json").read_text())
+    assert summary["state"] == "failed"
+    assert summary["processes"][0]["exit"] == "signal 9"
+
+
+def test_a_name_that_is_taken_is_refused(torch_edl: Run, place: Path) -> None:
+    start_slow(torch_edl, place)
+    second = torch_edl("run", "net.py", "--data", "x.csv", "--job-name", "slow")
+    _, err = second.communicate(timeout=20)
+    assert second.returncode == 2
+    assert "--job-name slow: a job of that name is running; choose another" in err
+    stop = torch_edl("stop", "slow")
+    assert stop.communicate(timeout=20)[0] == "slow: stopped\n"
+
+
+def test_an_exception_of_the_users_reaches_the_terminal(torch_edl: Run, place: Path) -> None:
+    words = "run net.py --data x.csv --job-name j --summary s.json --max-task-failures 2 -- raise"
+    process = torch_edl(*words.split())
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    *trace, last, logs = err.splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert trace[-1] == "ValueError: no [red] column"
+    assert last.startswith("error: ")
+    assert "(records 0 to 299 of " in last
+    assert logs == f"logs: {place}/home/jobs/j/logs"
+    assert "worker-0 | feeding 300 to training" in out
+    assert "no [red] column" in json.loads((place / "s.json").read_text())["error"]
+
+
+def test_data_that_is_damaged_is_the_users_to_mend(torch_edl: Run, place: Path) -> None:
+    (place / "x.csv").write_text("x\n1\n2,3\n")
+    process = torch_edl("run", "net.py", "--data", "x.csv")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith(f"error: {place}/x.csv")
+    assert len(err.splitlines()) == 1
+
+
+def test_train_evaluate_predict_export(torch_edl: Run, place: Path) -> None:
+    def ok(words: str) -> str:
+        process = torch_edl(*words.split())
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return out
+
+    out = ok("run net.py --data x.csv --job-name j --output trained --summary s.json")
+    assert out.splitlines()[-1] == f"output: {place}/trained"
+    summary = json.loads((place / "s.json").read_text())
+    assert (summary["state"], summary["records"], summary["steps"]) == ("finished", 300, 5)
+    assert {p["exit"] for p in summary["processes"]} == {"exit code 0"}
+
+    out = ok("evaluate net.py --from trained --data x.csv --json --batch-size 30")
+    assert json.loads(out)["metrics"]["records"] == 30.0
+
+    # Many tasks and two workers: the rows must still be in the order of the data.
+    ok(
+        "predict net.py --from trained --data x.csv --output p.npz --workers 2 "
+        "--records-per-task 7 --batch-size 4 --job-name p"
+    )
+    import numpy as np
+
+    ok("export trained m.pt")
+    import torch
+
+    state = torch.load(place / "m.pt", weights_only=True)
+    with np.load(place / "p.npz") as got:
+        expected = np.arange(RECORDS)[:, None] * state["weight"].numpy() + state["bias"].numpy()
+        np.testing.assert_allclose(got["prediction"], expected, rtol=1e-4)
+    assert not (place / "home/jobs/p/predictions").exists()
