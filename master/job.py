@@ -323,9 +323,9 @@ class Job:
         if self.outcome is None:
             self._give_up_silent(now)
             self._advance(now)
+        actions: list[Action] = list(self.fleet.plan(now))
         for id in self.fleet.draining():
             self.members.drain(id)
-        actions: list[Action] = list(self.fleet.plan(now))
         effects, self._effects = self._effects, []
         self.over = self.outcome is not None and not self.fleet.alive()
         return actions + list(effects)

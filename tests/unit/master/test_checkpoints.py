@@ -1,0 +1,197 @@
+"""Hold, Snapshot and Release over real gRPC, with servers whose marks are written by the test."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import grpc
+import pytest
+
+from master import checkpoints
+from master.task_space import Shard, TaskSpace
+from master.tasks import Progress
+from torch_edl import checkpoint
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire.server import serve
+
+SPACE = TaskSpace([Shard("a", 40)], 4, batch_size=2)
+CONTENTS = checkpoints.Contents(job="j", strategy="ps", data={"seed": 1}, space=SPACE)
+
+
+class Shard0:
+    """Answers as a parameter server does; keeps what it was asked."""
+
+    def __init__(self, number: int, marks: dict[int, int], retired: int = 0) -> None:
+        self.number = number
+        self.marks = ps.Marks(
+            retired_before=retired,
+            tasks=[ps.TaskMark(task_id=k, offset=v) for k, v in marks.items()],
+        )
+        self.initialized = True
+        self.fails = ""
+        self.calls: list[str] = []
+        self.targets: ps.Marks | None = None
+        unused = dict.fromkeys(m.name for m in ps.DESCRIPTOR.services_by_name["Pserver"].methods)
+        handlers = dict.fromkeys(unused, self._refuse) | {
+            "Hold": self._hold,
+            "Snapshot": self._snapshot,
+            "Release": self._release,
+            "Flush": lambda r, c: self.calls.append("Flush") or ps.FlushResponse(version=1),
+        }
+        self.server, port = serve(
+            ps.DESCRIPTOR.services_by_name["Pserver"],
+            handlers,
+            address="127.0.0.1:0",
+            token="t",
+            threads=4,
+        )
+        self.address = f"127.0.0.1:{port}"
+
+    def _refuse(self, request, context):
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
+
+    def _hold(self, request: ps.HoldRequest, context) -> ps.HoldResponse:
+        assert (request.fence.job, request.fence.incarnation) == ("j", 3)
+        assert request.timeout_ms > 0
+        self.calls.append("Hold")
+        return ps.HoldResponse(initialized=self.initialized, marks=self.marks)
+
+    def _snapshot(self, request: ps.SnapshotRequest, context) -> ps.SnapshotResponse:
+        self.calls.append("Snapshot")
+        self.targets = request.targets
+        if self.fails == "short":
+            return ps.SnapshotResponse(files=["gone"], sizes=[1])
+        name = f"shard-{self.number}"
+        Path(request.directory, name).write_bytes(b"xyz")
+        if self.fails:
+            raise UsageError(self.fails)
+        return ps.SnapshotResponse(files=[name], sizes=[3], version=7 + self.number)
+
+    def _release(self, request: ps.ReleaseRequest, context) -> ps.ReleaseResponse:
+        self.calls.append("Release")
+        return ps.ReleaseResponse()
+
+
+@pytest.fixture
+def start():
+    with contextlib.ExitStack() as stack:
+
+        def make(number: int, marks: dict[int, int], retired: int = 0) -> Shard0:
+            made = Shard0(number, marks, retired)
+            stack.callback(lambda: made.server.stop(0).wait())
+            return made
+
+        yield make
+
+
+def save(servers, root: Path, known: Progress | None = None, *, replace: bool = False):
+    return checkpoints.save_servers(
+        [s.address for s in servers],
+        token="t",
+        incarnation=3,
+        root=root,
+        known=known or Progress(),
+        contents=CONTENTS,
+        replace=replace,
+    )
+
+
+def test_all_cut_at_the_union_of_their_marks(start, tmp_path):
+    servers = [start(0, {2: 2, 3: 4}, retired=1), start(1, {1: 4, 2: 4, 5: 2})]
+    found = save(servers, tmp_path, Progress(1, {6: 4}))
+    for server in servers:
+        assert server.calls == ["Hold", "Snapshot"]
+        assert server.targets.retired_before == 1
+        assert {t.task_id: t.offset for t in server.targets.tasks} == {1: 4, 2: 4, 3: 4, 5: 2}
+    manifest = checkpoint.read(found.path)
+    assert manifest == found.manifest
+    # What the master knows to be done from before is in it too.
+    assert (manifest.retired_before, manifest.marks) == (1, {1: 4, 2: 4, 3: 4, 5: 2, 6: 4})
+    assert manifest.steps == 2 * 5 + 1
+    assert found.path.name == "step-0000000011"
+    assert manifest.files == {"shard-0": 3, "shard-1": 3}
+    assert manifest.versions == (7, 8)
+    assert (manifest.shards, manifest.data) == (2, {"seed": 1})
+
+
+def test_the_same_step_is_not_written_twice_unless_asked(start, tmp_path):
+    server = start(0, {0: 2})
+    first = save([server], tmp_path)
+    assert save([server], tmp_path) == first
+    assert server.calls == ["Hold", "Snapshot", "Hold", "Release"]
+    server.number = 5
+    again = save([server], tmp_path, replace=True)
+    assert again.manifest.files == {"shard-5": 3}
+    assert sorted(p.name for p in again.path.iterdir()) == ["manifest.json", "shard-5"]
+
+
+def test_servers_without_a_model_are_let_go(start, tmp_path):
+    servers = [start(0, {}), start(1, {})]
+    servers[1].initialized = False
+    with pytest.raises(CheckpointError, match="no model yet"):
+        save(servers, tmp_path)
+    assert [s.calls for s in servers] == [["Hold", "Release"]] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("problem", ["disk full", "short"])
+def test_a_failure_leaves_nothing_and_lets_everybody_go(start, tmp_path, problem):
+    servers = [start(0, {0: 2}), start(1, {})]
+    servers[1].fails = problem
+    with pytest.raises(CheckpointError):
+        save(servers, tmp_path)
+    assert [s.calls for s in servers] == [["Hold", "Snapshot", "Release"]] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_server_is_named(start, tmp_path):
+    servers = [start(0, {}), start(1, {})]
+    servers[1].server.stop(0).wait()
+    with pytest.raises(CheckpointError, match="server of shard 1"):
+        save(servers, tmp_path)
+    assert servers[0].calls == ["Hold", "Release"]
+
+
+def test_flush_asks_all(start):
+    servers = [start(0, {}), start(1, {})]
+    checkpoints.flush([s.address for s in servers], token="t", job="j", incarnation=3)
+    assert [s.calls for s in servers] == [["Flush"]] * 2
+
+
+def test_local_is_committed_by_rename(tmp_path):
+    folder = tmp_path / ".snapshot-1"
+    folder.mkdir()
+    (folder / "f").write_bytes(b"abc")
+    found = checkpoints.commit_local(
+        folder,
+        {"f": 3},
+        version=4,
+        progress=Progress(2, {3: 2}),
+        contents=CONTENTS,
+        root=tmp_path,
+    )
+    assert found.path == checkpoint.step_dir(tmp_path, 5)
+    assert checkpoint.read(found.path).versions == (4,)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-0000000005"]
+
+
+def test_local_with_a_cut_file_leaves_nothing(tmp_path):
+    folder = tmp_path / ".snapshot-1"
+    folder.mkdir()
+    (folder / "f").write_bytes(b"ab")
+    with pytest.raises(CheckpointError, match="2 bytes"):
+        checkpoints.commit_local(
+            folder, {"f": 3}, version=4, progress=Progress(), contents=CONTENTS, root=tmp_path
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_crash_are_removed(tmp_path):
+    root = tmp_path / "ck"
+    checkpoints.remove_leftovers(root)
+    (root / ".snapshot-7").mkdir()
+    (root / "step-0000000001").mkdir()
+    checkpoints.remove_leftovers(root)
+    assert [p.name for p in root.iterdir()] == ["step-0000000001"]

@@ -1,0 +1,234 @@
+"""Which processes run, in simulated time."""
+
+from __future__ import annotations
+
+import pytest
+
+from master.fleet import CrashLoop, Fleet, ServersGone, Start, Stop, WorkerGone, check_scale
+from torch_edl.errors import UsageError
+from torch_edl.launch.base import ProcessExit
+
+
+def fleet(workers: int = 2, servers: int = 2) -> Fleet:
+    return Fleet("job", workers=workers, servers=servers)
+
+
+def names(actions) -> list[str]:
+    return [
+        f"start {a.spec.name}" if isinstance(a, Start) else f"stop {a.role}-{a.id}" for a in actions
+    ]
+
+
+def exit(role: str, id: int, *, code: int | None = 1, signal: int | None = None) -> ProcessExit:
+    return ProcessExit(role=role, id=id, code=None if signal else code, signal=signal)
+
+
+def running(workers: int = 2, servers: int = 2) -> Fleet:
+    """A fleet of the strategy ps in which everything has registered."""
+    f = fleet(workers, servers)
+    f.decide("ps", restore="")
+    f.plan(0.0)
+    for shard in range(servers):
+        assert f.server_registered(shard, 1, f"host:{shard}", 100 + shard)
+    for id in range(workers):
+        assert f.registered(id, 0.0)
+    return f
+
+
+def test_one_worker_until_the_strategy_is_known_then_all_and_servers():
+    f = fleet(workers=3)
+    assert names(f.plan(0.0)) == ["start worker-0"]
+    assert f.plan(1.0) == []
+    assert f.addresses is None
+    f.decide("ps", restore="")
+    assert names(f.plan(2.0)) == [
+        "start ps-0",
+        "start ps-1",
+        "start worker-1",
+        "start worker-2",
+    ]
+
+
+def test_servers_know_what_they_are():
+    f = Fleet("job", workers=1, servers=2, server_args=["--mode", "sync"])
+    f.env.update({"A": "b"})
+    f.decide("ps", restore="/ck/step-1")
+    spec = f.plan(0.0)[1].spec
+    assert " ".join(spec.args) == (
+        "--job job --shard 1 --shards 2 --incarnation 1 --mode sync --restore /ck/step-1"
+    )
+    assert (spec.module, spec.env) == ("torch_edl.ps_server", {"A": "b"})
+
+
+def test_local_has_no_servers():
+    f = fleet(workers=1)
+    f.plan(0.0)
+    f.decide("local", restore="")
+    assert f.plan(0.0) == []
+    assert f.addresses == ()
+    assert f.incarnation == 1
+
+
+def test_addresses_are_there_once_all_registered_in_shard_order():
+    f = fleet()
+    f.decide("ps", restore="")
+    f.plan(0.0)
+    assert f.server_registered(1, 1, "host:b", 2)
+    assert f.addresses is None
+    assert not f.server_registered(0, 7, "host:x", 3)
+    assert f.server_registered(0, 1, "host:a", 1)
+    assert f.addresses == ["host:a", "host:b"]
+
+
+def test_a_dead_worker_is_replaced_under_a_new_id():
+    f = running()
+    f.trained(1)
+    gone = f.exited(exit("worker", 1, signal=9), 5.0, log="log")
+    assert gone == WorkerGone(1, "worker-1 ended with signal 9", expected=False)
+    assert names(f.plan(5.0)) == ["start worker-2"]
+    assert not f.registered(1, 6.0)
+
+
+def test_workers_that_trained_may_die_for_ever():
+    f = running()
+    for round in range(50):
+        id = max(p.id for p in f.alive("worker"))
+        f.trained(id)
+        assert isinstance(f.exited(exit("worker", id, signal=9), float(round), log=""), WorkerGone)
+        assert len(f.plan(float(round))) == 1
+
+
+def test_a_crash_loop_ends_naming_exit_and_log():
+    f = running(workers=1)
+    now = 0.0
+    for count in range(5):
+        id = f.alive("worker")[0].id
+        f.registered(id, now)
+        gone = f.exited(exit("worker", id, code=3), now, log="/logs/x.log")
+        if count < 4:
+            assert isinstance(gone, WorkerGone)
+            begin = now
+            while not f.plan(now):
+                now += 0.1
+            # The first replacement comes at once, each later one after twice the wait.
+            assert now - begin == pytest.approx(
+                0 if count == 0 else 0.5 * 2 ** (count - 1), abs=0.2
+            )
+    assert isinstance(gone, CrashLoop)
+    assert "exit code 3" in gone.text
+    assert "/logs/x.log" in gone.text
+
+
+def test_progress_of_anybody_ends_the_count():
+    f = running(workers=2)
+    for round in range(20):
+        id = max(p.id for p in f.alive("worker"))
+        gone = f.exited(exit("worker", id), 100.0 * round, log="")
+        assert isinstance(gone, WorkerGone), round
+        f.plan(100.0 * round + 50)
+        if round % 3 == 2:
+            f.trained(0)
+
+
+def test_a_dead_server_renews_all_under_a_higher_incarnation():
+    f = running()
+    assert f.exited(exit("ps", 0, signal=9), 1.0, log="log") == ServersGone(
+        "ps-0 ended with signal 9"
+    )
+    f.renew(restore="/ck/step-5")
+    actions = f.plan(1.0)
+    assert names(actions) == ["stop ps-1", "start ps-2", "start ps-3"]
+    assert actions[0].grace_s == 0
+    assert "--restore /ck/step-5" in " ".join(actions[1].spec.args)
+    assert "--incarnation 2" in " ".join(actions[1].spec.args)
+    assert f.addresses is None
+    assert f.exited(exit("ps", 1, signal=9), 1.1, log="") is None
+    for shard in (0, 1):
+        assert not f.server_registered(shard, 1, "old", 1)
+        assert f.server_registered(shard, 2, f"new:{shard}", 1)
+    assert f.addresses == ["new:0", "new:1"]
+
+
+def test_servers_that_cannot_live_end_the_job():
+    f = running(servers=1)
+    for round in range(5):
+        gone = f.exited(exit("ps", round), 1.0, log="/logs/ps.log")
+        f.renew(restore="")
+        f.plan(1.0)
+    assert isinstance(gone, CrashLoop)
+    assert "/logs/ps.log" in gone.text
+
+
+def test_scaling_down_drains_the_youngest_and_up_starts_more():
+    f = running(workers=3)
+    f.scale(1)
+    assert f.plan(0.0) == []
+    assert f.draining() == [1, 2]
+    gone = f.exited(exit("worker", 2, code=0), 1.0, log="")
+    assert gone == WorkerGone(2, "worker-2 ended with exit code 0", expected=True)
+    assert f.plan(1.0) == []
+    f.exited(exit("worker", 1, code=0), 1.0, log="")
+    f.scale(2)
+    assert names(f.plan(2.0)) == ["start worker-3"]
+
+
+def test_a_worker_that_does_not_drain_is_stopped():
+    f = running(workers=2)
+    f.trained(1)
+    f.scale(1)
+    f.plan(0.0)
+    assert f.plan(59.0) == []
+    assert names(f.plan(60.0)) == ["stop worker-1"]
+    assert f.plan(61.0) == []
+
+
+def test_a_lost_worker_is_killed_and_replaced_when_it_is_gone():
+    f = running(workers=1)
+    f.trained(0)
+    f.lost(0)
+    assert f.plan(0.0) == [Stop("worker", 0, 0.0)]
+    assert f.plan(0.0) == []
+    assert f.exited(exit("worker", 0, signal=9), 0.1, log="").expected is False
+    assert names(f.plan(0.1)) == ["start worker-1"]
+
+
+def test_a_worker_that_never_registers_is_given_up():
+    f = fleet(workers=1)
+    f.plan(0.0)
+    assert f.plan(179.0) == []
+    assert f.plan(181.0) == [Stop("worker", 0, 0.0)]
+
+
+def test_at_the_end_workers_leave_first():
+    f = running(workers=2, servers=1)
+    f.ready(0)
+    f.end(0.0, leave_s=10)
+    # worker-1 has no model yet and would not hear for long.
+    assert f.plan(0.0) == [Stop("worker", 1, 2.0)]
+    assert f.plan(5.0) == []
+    assert f.exited(exit("worker", 1, signal=15), 5.0, log="").expected
+    assert names(f.plan(10.0)) == ["stop worker-0"]
+    f.exited(exit("worker", 0, code=0), 10.5, log="")
+    assert names(f.plan(10.5)) == ["stop ps-0"]
+    assert f.exited(exit("ps", 0, code=0), 10.6, log="") is None
+    assert f.alive() == []
+    assert f.plan(11.0) == []
+
+
+def test_a_failure_stops_everything_at_once():
+    f = running(workers=1, servers=1)
+    f.end(0.0, leave_s=0)
+    assert names(f.plan(0.0)) == ["stop ps-0", "stop worker-0"]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "strategy", "text"),
+    [
+        (0, 0, "ps", "at least one"),
+        (4, 2, "ps", "write 2:4"),
+        (1, 2, "local", "--strategy ps"),
+    ],
+)
+def test_a_scale_that_cannot_be(least, most, strategy, text):
+    with pytest.raises(UsageError, match=text):
+        check_scale(least, most, strategy=strategy)
