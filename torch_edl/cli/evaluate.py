@@ -24,9 +24,7 @@ def main(args: argparse.Namespace) -> int:
         summary.forget(args.summary)
     console = stderr()
     outcome = submit.run_job(config, make_display(console))
-    if args.summary:
-        summary.write(args.summary, config, outcome)
-    code = summary.conclude(config, outcome, console)
+    code = summary.finish(config, outcome, console, file=args.summary)
     if code:
         return code
     report = summary.build(config, outcome)

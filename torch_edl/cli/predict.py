@@ -39,9 +39,7 @@ def main(args: argparse.Namespace) -> int:
     config = dataclasses.replace(config, checkpoint=keep)
     if outcome.state == "finished":
         outcome = _collect(config, outcome, parts, Path(output))
-    if args.summary:
-        summary.write(args.summary, config, outcome)
-    return summary.conclude(config, outcome, console)
+    return summary.finish(config, outcome, console, file=args.summary)
 
 
 def _collect(

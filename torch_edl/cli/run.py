@@ -30,6 +30,4 @@ def main(args: argparse.Namespace) -> int:
         summary.forget(args.summary)
     console = stdout()
     outcome = submit.run_job(config, make_display(console), observers)
-    if args.summary:
-        summary.write(args.summary, config, outcome)
-    return summary.conclude(config, outcome, console)
+    return summary.finish(config, outcome, console, file=args.summary)

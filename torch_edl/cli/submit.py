@@ -171,6 +171,7 @@ class _Watch:
         self._exit: ProcessExit | None = None
         self._heard = self._kept = clock()
         self._silence_told = False
+        self._keep_failed = False
         self._stopping_since: float | None = None
         self._terminated = False
         # By whomever: then nobody need be told that its processes lose each other.
@@ -262,8 +263,16 @@ class _Watch:
         now = self._clock()
         if self._ended() or now - self._kept >= _KEEP_STATUS_EVERY_S:
             self._kept = now
-            text = json.dumps(as_dict(status), indent=1)
+            self._keep(status)
+
+    def _keep(self, status: pb.GetStatusResponse) -> None:
+        text = json.dumps(as_dict(status), indent=1)
+        try:
             jobs.write_text(self._job.dir / jobs.LAST_STATUS, text)
+        except OSError as error:  # only `torch-edl status` of a dead job would read it
+            if not self._keep_failed:
+                self._keep_failed = True
+                self._display.note(f"{self._job.dir}: {error.strerror}; the job goes on")
 
     def _show_output(self, *, final: bool = False) -> None:
         if self._status is None:

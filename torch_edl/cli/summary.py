@@ -73,6 +73,21 @@ def forget(path: str) -> None:
         Path(path).expanduser().unlink()
 
 
+def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str) -> int:
+    """Writes the summary to ``file`` (empty: nowhere), tells how the job ended, and returns the
+    exit code.
+
+    Raises:
+        OSError: the summary cannot be written; the end was told all the same.
+    """
+    try:
+        if file:
+            write(file, config, outcome)
+    finally:
+        code = conclude(config, outcome, console)
+    return code
+
+
 def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
     """Tells how the job ended, a failure on stderr, and returns the exit code."""
     if outcome.state == "finished":

@@ -79,6 +79,17 @@ def test_the_file_is_json_and_replaced_whole(finished: Outcome, tmp_path: Path) 
     assert not file.exists()
 
 
+def test_a_summary_that_cannot_be_written_does_not_hide_the_end(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    console = Console(file=io.StringIO(), width=80)
+    with pytest.raises(OSError, match="file"):
+        summary.finish(CONFIG, finished, console, file=str(tmp_path / "file" / "s.json"))
+    assert isinstance(console.file, io.StringIO)
+    assert "trained on 30,000 records" in console.file.getvalue()
+
+
 def test_closing_words(finished: Outcome) -> None:
     code, text = conclude(finished)
     assert code == 0
