@@ -47,7 +47,9 @@ class Truth:
     """How ids are drawn and what they mean."""
 
     ids: int = 1_000
-    """Size of the id space; ids are 0 to ids - 1."""
+    """Size of the id space; ids are 0 to ids - 1. Each id has 5 effects to be learnt, each from
+    noisy labels: a million records tell little of a million ids, and how near a model can come to
+    the truth depends on records per id more than on the model."""
     zipf: float = 1.2
     """Exponent of Zipf's law over the ranks 1 to ids."""
     seed: int = 0
