@@ -13,11 +13,11 @@ from pathlib import Path
 
 from master.actions import Action, Effect
 from master.evaluation import Result
+from master.events import Events, Rates
 from master.fleet import CrashLoop, Fleet, ServersGone, check_scale
 from master.keeper import Keeper
 from master.membership import Membership
 from master.saves import Saved
-from master.status import Events, Rates
 from master.task_space import Shard
 from master.work import Work
 from torch_edl.config import JobConfig

@@ -17,7 +17,7 @@ from torch_edl.errors import StoreConflictError, UsageError
 
 log = logging.getLogger(__name__)
 
-LOCK_TTL_S = 5.0
+LOCK_TTL_S = 3.0
 _EVERY_S = 1.0
 _KEY = "job"
 

@@ -1,0 +1,29 @@
+"""A parameter server that only registers: the master's side of its life is what is tested."""
+
+import os
+import signal
+import sys
+
+from torch_edl.launch.child import follow_parent
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+follow_parent()
+args = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+master = Stub(
+    pb.DESCRIPTOR.services_by_name["Master"],
+    os.environ["TORCH_EDL_MASTER"],
+    os.environ["TORCH_EDL_TOKEN"],
+)
+master.call(
+    "RegisterServer",
+    pb.RegisterServerRequest(
+        shard=int(args["--shard"]),
+        incarnation=int(args["--incarnation"]),
+        address=f"127.0.0.1:{1000 + os.getpid() % 1000}",
+        pid=os.getpid(),
+    ),
+    timeout_s=10,
+    wait=True,
+)
+signal.sigwait({signal.SIGTERM})

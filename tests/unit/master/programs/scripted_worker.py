@@ -1,0 +1,136 @@
+"""A worker without torch that does what ``$SCRIPT/plan.json`` says for its id.
+
+Plan of a worker (``"0"``, or ``"*"`` for all others): ``exit_at_start`` CODE; ``model_error``,
+``model_traceback``; ``kill_at`` N: SIGKILL to itself with N tasks done and one in hand;
+``freeze_at`` N: SIGSTOP then; ``fail_task`` ID: reports that task as failed; ``wait_at`` N: with N
+tasks done goes on only when ``$SCRIPT/go`` exists.
+
+Each record of a task that the master took as done is a line of ``$SCRIPT/records-<id>.txt``.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from torch_edl.launch.child import follow_parent
+from torch_edl.wire import codec
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+follow_parent()
+me = int(sys.argv[2])
+folder = Path(os.environ["SCRIPT"])
+plans = json.loads((folder / "plan.json").read_text())
+plan = plans.get(str(me), plans.get("*", {}))
+print(f"worker {me} with {plan}")
+if "exit_at_start" in plan:
+    sys.exit(plan["exit_at_start"])
+master = Stub(
+    pb.DESCRIPTOR.services_by_name["Master"],
+    os.environ["TORCH_EDL_MASTER"],
+    os.environ["TORCH_EDL_TOKEN"],
+)
+done = steps = 0
+drain = threading.Event()
+
+
+def call(method, **fields):
+    request = getattr(pb, f"{method}Request")(worker_id=me, **fields)
+    return master.call(method, request, timeout_s=10, wait=True)
+
+
+def beat():
+    while True:
+        answer = call("Heartbeat", steps=steps, records=2 * steps, loss=0.5, phase="training")
+        if answer.drain:
+            drain.set()
+        time.sleep(0.1)
+
+
+def report(lease, **fields):
+    return call("ReportTask", lease_id=lease.lease_id, **fields).known
+
+
+def train(lease, incarnation):
+    global done, steps
+    if done == plan.get("kill_at"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if done == plan.get("freeze_at"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while done >= plan.get("wait_at", 1 << 60) and not (folder / "go").exists():
+        if drain.is_set():
+            report(lease, outcome=pb.ReportTaskRequest.RELEASED)
+            return
+        time.sleep(0.02)
+    if lease.task_id == plan.get("fail_task"):
+        report(
+            lease,
+            outcome=pb.ReportTaskRequest.FAILED,
+            error=f"ValueError: task {lease.task_id}",
+            traceback="Traceback: in feed",
+        )
+        return
+    count = lease.end - lease.start
+    steps += -(-count // 2)
+    if report(lease, records=count - lease.offset, steps=-(-count // 2)):
+        done += 1
+        with open(folder / f"records-{me}.txt", "a") as file:
+            for i in range(lease.start + lease.offset, lease.end):
+                file.write(f"{incarnation} {lease.epoch} {Path(lease.shard).name} {i}\n")
+
+
+def evaluate(lease):
+    count = lease.end - lease.start
+    state = pb.MetricState(name="total", object=True, records=count)
+    value = np.arange(lease.start, lease.end, dtype=np.float64).sum(keepdims=True)
+    state.tensors.add(name="sum", reduction="sum", value=codec.to_proto(value))
+    mean = pb.MetricState(name="start", sum=float(lease.start * count), records=count)
+    report(lease, records=count, metrics=[state, mean])
+
+
+def summarize(lease):
+    values = {s.name: float(codec.from_proto(s.tensors[0].value)[0]) for s in lease.states}
+    report(lease, values=values)
+
+
+def snapshot(lease):
+    Path(lease.directory, "shard-0-of-1.bin").write_bytes(b"model")
+    report(lease, files=["shard-0-of-1.bin"], sizes=[5], version=steps)
+
+
+call("Register", pid=os.getpid(), host="here")
+threading.Thread(target=beat, daemon=True).start()
+while True:
+    answer = call(
+        "ReportModel",
+        error=plan.get("model_error", ""),
+        traceback=plan.get("model_traceback", ""),
+        optimizer="SGD",
+    )
+    if answer.ready:
+        break
+    if drain.is_set():
+        sys.exit(0)
+print(f"strategy {answer.strategy}, from {answer.cluster.restored_from!r}")
+incarnation = answer.cluster.incarnation
+while True:
+    answer = call("Lease", want=1, incarnation=incarnation)
+    if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
+        break
+    if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+        incarnation = answer.cluster.incarnation
+    for lease in answer.leases:
+        if lease.kind == pb.TASK_TRAIN:
+            train(lease, incarnation)
+        elif lease.kind == pb.TASK_EVALUATE:
+            evaluate(lease)
+        elif lease.kind == pb.TASK_SUMMARIZE:
+            summarize(lease)
+        elif lease.kind == pb.TASK_SNAPSHOT:
+            snapshot(lease)

@@ -1,0 +1,409 @@
+"""A real master process with scripted workers and servers: real gRPC, real files, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    JobConfig,
+    TrainConfig,
+)
+from torch_edl.launch.base import ProcessSpec
+from torch_edl.launch.local import LocalLauncher
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+PROGRAMS = Path(__file__).parent / "programs"
+TOKEN = "secret"
+DEADLINE_S = 30.0
+FILES = {"a.csv": 23, "b.csv": 9}
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"did not happen: {what}"
+        time.sleep(0.02)
+
+
+class Master:
+    """One master process of a job in a temporary home."""
+
+    def __init__(self, home: Path, *, plan: dict[str, object], **config) -> None:
+        self.home = home
+        self.folder = home / "jobs" / "j"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = home / "data"
+        data.mkdir(exist_ok=True)
+        for name, count in FILES.items():
+            (data / name).write_text("x\n" + "".join(f"{i}\n" for i in range(count)))
+        cluster = {"max_workers": 2, "servers": 2, "heartbeat_timeout_s": 3.0}
+        paths = {"train": (str(data / "*.csv"),)}
+        self.config = JobConfig(
+            name="j",
+            model_file="/model.py",
+            kind=config.get("kind", "train"),
+            data=DataConfig(batch_size=2, records_per_task=4, **(paths | config.get("data", {}))),
+            train=TrainConfig(**({"strategy": "ps"} | config.get("train", {}))),
+            cluster=ClusterConfig(**(cluster | config.get("cluster", {}))),
+            checkpoint=CheckpointConfig(**config.get("checkpoint", {})),
+        )
+        (self.folder / "job.json").write_text(self.config.to_json())
+        (home / "plan.json").write_text(json.dumps(plan))
+        self.launcher = LocalLauncher(self.folder / "logs")
+        self.status = pb.GetStatusResponse()
+        self._stub: Stub | None = None
+        self.pid = self.start()
+
+    def start(self, id: int = 0) -> int:
+        return self.launcher.start(
+            ProcessSpec(
+                role="master",
+                id=id,
+                module="run_master",
+                args=["--job", "j"],
+                env={
+                    "PYTHONPATH": str(PROGRAMS),
+                    "TORCH_EDL_HOME": str(self.home),
+                    "TORCH_EDL_TOKEN": TOKEN,
+                    "SCRIPT": str(self.home),
+                },
+            )
+        )
+
+    def stub(self) -> Stub:
+        if self._stub is None:
+            path = self.folder / "master.json"
+            wait_for(path.exists, "master.json")
+            found = json.loads(path.read_text())
+            assert found["pid"] == self.pid
+            self._stub = Stub(
+                pb.DESCRIPTOR.services_by_name["Master"], found["address"], found["token"]
+            )
+        return self._stub
+
+    def look(self) -> pb.GetStatusResponse:
+        self.status = self.stub().call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        return self.status
+
+    def until(self, condition: Callable[[pb.GetStatusResponse], object], what: str) -> None:
+        wait_for(lambda: condition(self.look()), f"{what}, last {self.status}")
+
+    def end(self, state: str) -> str:
+        """Waits for the state, then for the exit of the master, which is returned."""
+        self.until(lambda s: s.state in ("finished", "failed", "stopped"), "the end")
+        assert self.status.state == state, self.status
+        return self.left()
+
+    def exited(self) -> str:
+        """Waits for the exit of a master."""
+        exits = []
+
+        def gone() -> bool:
+            exits.extend(self.launcher.poll())
+            return bool(exits)
+
+        wait_for(gone, "the exit of the master")
+        return str(exits[0])
+
+    def left(self) -> str:
+        """Waits for the exit of the master; nothing that it started may be left then."""
+        exit = self.exited()
+        assert [p.pid for p in self.children() if alive(p.pid)] == []
+        return exit
+
+    def children(self) -> list[pb.ProcessStatus]:
+        return [p for p in self.status.processes if p.role != "master"]
+
+    def running(self, role: str) -> list[pb.ProcessStatus]:
+        return [p for p in self.children() if p.role == role and p.state == "running"]
+
+    def log(self, name: str = "master-0") -> str:
+        return (self.folder / "logs" / f"{name}.log").read_text()
+
+    def records(self) -> Counter[tuple[int, int, str, int]]:
+        """(incarnation, epoch, file, index) of everything that counted."""
+        counted: Counter[tuple[int, int, str, int]] = Counter()
+        for path in self.home.glob("records-*.txt"):
+            for line in path.read_text().splitlines():
+                incarnation, epoch, name, index = line.split()
+                counted[int(incarnation), int(epoch), name, int(index)] += 1
+        return counted
+
+    def close(self) -> None:
+        if self._stub is not None:
+            self._stub.close()
+        self.launcher.stop_all(grace_s=0)
+
+
+def every_record(incarnation: int = 1, epochs: int = 1) -> Counter[tuple[int, int, str, int]]:
+    return Counter(
+        (incarnation, e, name, i)
+        for e in range(epochs)
+        for name, count in FILES.items()
+        for i in range(count)
+    )
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Master]]:
+    made: list[Master] = []
+
+    def make(plan: dict[str, object] | None = None, **config) -> Master:
+        made.append(Master(tmp_path, plan=plan or {}, **config))
+        return made[-1]
+
+    yield make
+    for master in made:
+        master.close()
+
+
+def test_a_whole_job(start):
+    master = start(data={"epochs": 2})
+    path = master.folder / "master.json"
+    wait_for(path.exists, "master.json")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert master.end("finished") == "exit code 0"
+    assert master.records() == every_record(epochs=2)
+    s = master.status
+    assert (s.job, s.strategy, s.epoch, s.epochs) == ("j", "ps", 2, 2)
+    assert (s.records_done, s.records_total, s.steps) == (64, 64, 34)
+    assert (s.tasks_todo, s.tasks_doing, s.tasks_done) == (0, 0, 18)
+    assert s.rates["mean_records_per_s"] > 0
+    assert sorted((p.role, p.id) for p in s.processes) == [
+        ("master", 0),
+        ("ps", 0),
+        ("ps", 1),
+        ("worker", 0),
+        ("worker", 1),
+    ]
+    assert all(p.exit for p in master.children())
+    (trained, *_) = (p for p in master.children() if p.exit == "exit code 0")
+    assert f"worker {trained.id} with" in Path(trained.log).read_text()
+
+
+def test_a_killed_worker_is_replaced_and_every_record_counts_once(start):
+    master = start({"0": {"kill_at": 2}, "1": {"kill_at": 1}, "2": {"kill_at": 0}})
+    assert master.end("finished") == "exit code 0"
+    assert master.records() == every_record()
+    exits = {p.id: p.exit for p in master.children() if p.role == "worker"}
+    assert [exits[i] for i in (0, 1, 2)] == ["signal 9"] * 3
+    assert {3, 4} & exits.keys()
+
+
+def test_a_frozen_worker_is_given_up(start):
+    master = start({"0": {"freeze_at": 1}}, cluster={"heartbeat_timeout_s": 1.0})
+    assert master.end("finished") == "exit code 0"
+    assert master.records() == every_record()
+    assert any("worker-0 is given up: silent for 1 s" in e.text for e in master.status.events)
+
+
+def test_a_killed_server_starts_training_over(start):
+    master = start({"*": {"wait_at": 2}})
+    master.until(lambda s: s.tasks_done >= 4, "some tasks")
+    os.kill(master.running("ps")[1].pid, signal.SIGKILL)
+    master.until(lambda s: len(master.running("ps")) == 2 and s.tasks_done == 0, "new servers")
+    (master.home / "go").touch()
+    assert master.end("finished") == "exit code 0"
+    counted = master.records()
+    assert Counter({k: n for k, n in counted.items() if k[0] == 2}) == every_record(2)
+    assert master.status.records_done == 32
+
+
+def test_user_code_that_fails_ends_the_job_with_its_traceback(start):
+    master = start({"*": {"fail_task": 3}})
+    assert master.end("failed") == "exit code 1"
+    s = master.status
+    assert (s.error, s.traceback) == ("ValueError: task 3", "Traceback: in feed")
+    assert not s.usage_error
+    assert sum("trying it again" in e.text for e in s.events) == 2
+
+
+def test_a_model_that_breaks_the_contract(start):
+    master = start({"0": {"model_error": "m.py: no loss"}}, train={"strategy": "auto"})
+    assert master.end("failed") == "exit code 2"
+    assert (master.status.error, master.status.usage_error) == ("m.py: no loss", True)
+    assert {p.role for p in master.children()} == {"worker"}
+
+
+def test_data_that_is_not_there(start):
+    master = start(data={"train": ("/nowhere/*.csv",)})
+    assert master.end("failed") == "exit code 2"
+    assert "/nowhere/*.csv" in master.status.error
+
+
+def test_a_crash_loop_names_exit_and_log(start):
+    master = start({"*": {"exit_at_start": 7}}, cluster={"max_workers": 1})
+    assert master.end("failed") == "exit code 1"
+    assert "exit code 7" in master.status.error
+    assert Path(master.status.error.rpartition("its log is ")[2]).exists()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "Stop"])
+def test_stopping_ends_everything_in_seconds(start, how):
+    master = start({"*": {"wait_at": 1}})
+    master.until(lambda s: s.tasks_done >= 2, "some tasks")
+    begin = time.monotonic()
+    if how == "Stop":
+        master.stub().call("Stop", pb.StopRequest(reason="enough"), timeout_s=5)
+    else:
+        os.kill(master.pid, signal.SIGTERM)
+    assert master.end("stopped") == "exit code 143"
+    assert time.monotonic() - begin < 5
+    assert all(p.exit for p in master.children())
+
+
+def test_no_orphan_is_left_when_the_master_is_killed(start):
+    master = start({"*": {"wait_at": 1}})
+    master.until(lambda s: len(master.running("worker")) == 2, "workers")
+    os.kill(master.pid, signal.SIGKILL)
+    wait_for(lambda: not any(alive(p.pid) for p in master.children()), "the end of the children")
+    assert master.left() == "signal 9"
+
+
+def test_a_second_master_is_refused_and_the_first_goes_on(start):
+    master = start({"*": {"wait_at": 1}})
+    master.until(lambda s: s.tasks_done >= 1, "a task")
+    master.start(id=1)
+    assert master.exited() == "exit code 2"
+    assert "another master of this job is running" in master.log("master-1")
+    (master.home / "go").touch()
+    assert master.end("finished") == "exit code 0"
+    assert master.records() == every_record()
+
+
+def test_scale_up_and_down_live(start):
+    master = start({"*": {"wait_at": 1}}, cluster={"max_workers": 1})
+    master.until(lambda s: s.tasks_done == 1, "a task")
+
+    def scale(number: int) -> None:
+        request = pb.ScaleRequest(min_workers=1, max_workers=number)
+        assert str(number) in master.stub().call("Scale", request, timeout_s=5).text
+
+    scale(3)
+    master.until(lambda s: s.tasks_done == 3, "a task of each")
+    assert len(master.running("worker")) == 3
+    scale(1)
+    master.until(lambda s: sum(bool(p.exit) for p in master.children()) == 2, "two to leave")
+    assert [p.id for p in master.running("worker")] == [0]
+    assert {p.exit for p in master.children() if p.exit} == {"exit code 0"}
+    with pytest.raises(grpc.RpcError, match="at least one worker"):
+        master.stub().call("Scale", pb.ScaleRequest(), timeout_s=5)
+    (master.home / "go").touch()
+    assert master.end("finished") == "exit code 0"
+    assert master.records() == every_record()
+
+
+def test_evaluation_merges_over_workers(start, tmp_path):
+    files = (str(tmp_path / "data" / "a.csv"),)
+    master = start(data={"eval": files}, train={"strategy": "ps", "eval_every": 6})
+    assert master.end("finished") == "exit code 0"
+    results = master.status.evaluations
+    assert len(results) >= 2
+    assert results[-1].steps == 17
+    starts = [0] * 4 + [4] * 4 + [8] * 4 + [12] * 4 + [16] * 4 + [20] * 3
+    for result in results:
+        assert dict(result.metrics) == {
+            "total": sum(range(23)),
+            "start": pytest.approx(sum(starts) / 23),
+        }
+
+
+def test_evaluate_jobs_only_evaluate(start, tmp_path):
+    files = (str(tmp_path / "data" / "a.csv"),)
+    master = start(kind="evaluate", data={"train": (), "eval": files})
+    assert master.end("finished") == "exit code 0"
+    assert master.status.evaluations[0].metrics["total"] == sum(range(23))
+    assert (master.status.records_done, master.status.records_total) == (23, 23)
+    assert (master.status.tasks_done, master.status.epoch) == (6, 1)
+    assert master.records() == Counter()
+
+
+def test_local_checkpoints_survive_the_death_of_the_worker_and_a_resume(start, tmp_path):
+    local = {"max_workers": 1}
+    keep = {"dir": str(tmp_path / "ck"), "every": 4}
+    master = start(
+        {"0": {"kill_at": 5}, "*": {"wait_at": 2}},
+        train={"strategy": "auto"},
+        cluster=local,
+        checkpoint=keep,
+    )
+    master.until(lambda s: len(s.checkpoint) > 0, "a checkpoint")
+    master.until(lambda s: [p.id for p in master.running("worker")] == [1], "another worker")
+    wait_for(lambda: "from '" in master.log("worker-1"), "its start")
+    assert f"strategy local, from '{tmp_path}/ck/step-" in master.log("worker-1")
+    os.kill(master.pid, signal.SIGTERM)
+    assert master.end("stopped") == "exit code 143"
+    master.close()
+    (master.folder / "master.json").unlink()
+    rest = start({}, train={"strategy": "auto"}, cluster=local, checkpoint=keep | {"resume": True})
+    assert rest.end("finished") == "exit code 0"
+    assert "going on from" in rest.status.events[0].text
+    assert rest.status.checkpoint.endswith("step-0000000017")
+    assert (rest.status.records_done, rest.status.steps) == (32, 17)
+    assert not list((tmp_path / "ck").glob(".snapshot-*"))
+
+
+def test_a_directory_with_checkpoints_of_another_run_is_refused(start, tmp_path):
+    keep = {"dir": str(tmp_path / "ck")}
+    local = {"max_workers": 1}
+    first = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
+    assert first.end("finished") == "exit code 0"
+    first.close()
+    second = start(train={"strategy": "local"}, cluster=local, checkpoint=keep)
+    assert second.left() == "exit code 2"
+    assert "add --resume" in second.log()
+
+
+def test_a_wrong_token_is_refused(start):
+    master = start({"*": {"wait_at": 0}})
+    address = master.stub().address
+    stranger = Stub(pb.DESCRIPTOR.services_by_name["Master"], address, "guess")
+    with pytest.raises(grpc.RpcError) as caught:
+        stranger.call("Stop", pb.StopRequest(), timeout_s=5)
+    stranger.close()
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert master.look().state in ("starting", "running")
+
+
+def test_it_starts_without_torch_and_without_what_it_does_not_need():
+    source = (
+        "import sys, master.__main__;"
+        "print({'torch', 'tensorflow', 'pyarrow', 'pandas'} & set(sys.modules))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "set()"
+
+
+def test_a_job_that_is_not_there(tmp_path):
+    env = {**os.environ, "TORCH_EDL_HOME": str(tmp_path), "TORCH_EDL_TOKEN": "t"}
+    found = subprocess.run(
+        [sys.executable, "-m", "master", "--job", "none"], env=env, capture_output=True, text=True
+    )
+    assert found.returncode == 2
+    assert "none/job.json: no such job" in found.stderr
