@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import grpc
 import psutil
 import pytest
 
+from master.store.sqlite import SqliteStore
 from torch_edl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -45,7 +47,9 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 class Master:
     """One master process of a job in a temporary home."""
 
-    def __init__(self, home: Path, *, plan: dict[str, object], **config) -> None:
+    def __init__(
+        self, home: Path, *, plan: dict[str, object], program: str = "run_master", **config
+    ) -> None:
         self.home = home
         self.folder = home / "jobs" / "j"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,15 +73,15 @@ class Master:
         self.launcher = LocalLauncher(self.folder / "logs")
         self.status = pb.GetStatusResponse()
         self._stub: Stub | None = None
-        self.pid = self.start()
+        self.pid = self.start(module=program)
 
-    def start(self, id: int = 0) -> int:
+    def start(self, id: int = 0, module: str = "run_master") -> int:
         return self.launcher.start(
             ProcessSpec(
-                role="master",
+                role="master" if module == "run_master" else "client",
                 id=id,
-                module="run_master",
-                args=["--job", "j"],
+                module=module,
+                args=["--job", "j"] if module == "run_master" else [str(self.folder / "logs")],
                 env={
                     "PYTHONPATH": str(PROGRAMS),
                     "TORCH_EDL_HOME": str(self.home),
@@ -92,7 +96,7 @@ class Master:
             path = self.folder / "master.json"
             wait_for(path.exists, "master.json")
             found = json.loads(path.read_text())
-            assert found["pid"] == self.pid
+            self.pid = found["pid"]
             self._stub = Stub(
                 pb.DESCRIPTOR.services_by_name["Master"], found["address"], found["token"]
             )
@@ -282,6 +286,24 @@ def test_no_orphan_is_left_when_the_master_is_killed(start):
     os.kill(master.pid, signal.SIGKILL)
     wait_for(lambda: not any(alive(p.pid) for p in master.children()), "the end of the children")
     assert master.left() == "signal 9"
+
+
+def test_a_master_whose_client_is_killed_ends_its_job(start):
+    master = start({"*": {"wait_at": 1}}, program="client")
+    client = master.pid
+    master.until(lambda s: s.tasks_done >= 2, "some tasks")
+    os.kill(client, signal.SIGKILL)
+    wait_for(lambda: not alive(master.pid), "the end of the master")
+    assert not any(alive(p.pid) for p in master.children())
+    assert kept(master)["state"] == "stopped"
+
+
+def kept(master: Master) -> dict[str, object]:
+    """What the master wrote to its store last."""
+    with contextlib.closing(SqliteStore(master.folder / "state.sqlite")) as store:
+        found = store.get("job")
+    assert found is not None
+    return json.loads(found[0])
 
 
 def test_a_second_master_is_refused_and_the_first_goes_on(start):
