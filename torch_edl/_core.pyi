@@ -13,7 +13,8 @@ _Ids = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float32]
 
 class Optimizer:
-    """An update rule: ``sgd adagrad adam adamw rmsprop ftrl`` with torch's hyperparameter names.
+    """An update rule, with torch's hyperparameter names: ``sgd``, ``adagrad``, ``adam``, ``adamw``,
+    ``sparse_adam`` (as adam, but eps is added before the bias correction), ``rmsprop``, ``ftrl``.
 
     ``betas`` is ``beta1`` and ``beta2``; booleans are 0 or 1; what is left out has torch's default.
 

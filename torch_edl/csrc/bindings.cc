@@ -247,7 +247,7 @@ void dense_apply(const edl::Optimizer& optimizer, const Array& param, const Arra
     span.slots[k] = checked<float>(slots[k], "slot", {n}, true);
   }
   span.first = step == 1;
-  const edl::Scalars scalars = optimizer.scalars(lr, step, false);
+  const edl::Scalars scalars = optimizer.scalars(lr, step);
   py::gil_scoped_release release;
   const edl::FlushDenormals flush;
   optimizer.apply(scalars, &span, 1, static_cast<size_t>(n));

@@ -62,6 +62,17 @@ class Scratch {
 thread_local Scratch scratch;
 constexpr size_t kAhead = 16;  // how far the prefetch runs before the work
 
+size_t unique_count(const int64_t* ids, size_t n) {
+  scratch.begin(n);
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    bool added;
+    scratch.find(ids[i], hash_id(ids[i]), 0, &added);
+    count += added;
+  }
+  return count;
+}
+
 }  // namespace
 
 Partition unique_partition(const int64_t* ids, size_t n, uint32_t shards, int64_t* inverse) {
@@ -114,13 +125,22 @@ Partition unique_partition(const int64_t* ids, size_t n, uint32_t shards, int64_
   return result;
 }
 
+// A set of 32-bit tags stays in the level-1 cache for the usual batch, where one of whole ids would
+// not; two different ids of one tag and place are rare enough to be looked at again.
 bool has_duplicates(const int64_t* ids, size_t n) {
-  scratch.begin(n);
+  thread_local std::vector<uint32_t> tags;
+  size_t capacity = 64;
+  while (capacity < 2 * n) capacity *= 2;
+  tags.assign(capacity, 0);
+  const size_t mask = capacity - 1;
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) scratch.prefetch(hash_id(ids[i + kAhead]));
-    bool added;
-    scratch.find(ids[i], hash_id(ids[i]), 0, &added);
-    if (!added) return true;
+    const uint64_t hash = hash_id(ids[i]);
+    const uint32_t tag = static_cast<uint32_t>(hash >> 32) | 1;  // 0: empty
+    size_t at = hash & mask;
+    for (; tags[at]; at = (at + 1) & mask) {
+      if (tags[at] == tag) return unique_count(ids, n) < n;
+    }
+    tags[at] = tag;
   }
   return false;
 }

@@ -27,6 +27,8 @@ const std::map<std::string, Hyper>& defaults() {
       {"adam",
        {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0},
         {"amsgrad", 0}, {"maximize", 0}}},
+      {"sparse_adam",
+       {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"maximize", 0}}},
       {"adamw",
        {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 1e-2},
         {"amsgrad", 0}, {"maximize", 0}}},
@@ -52,7 +54,7 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
   auto found = defaults().find(kind);
   if (found == defaults().end()) {
     throw std::invalid_argument("optimizer " + kind +
-                                ": unknown; choose sgd, adagrad, adam, adamw, rmsprop or ftrl");
+                                ": unknown; choose sgd, adagrad, adam, adamw, sparse_adam, rmsprop or ftrl");
   }
   hyper_ = found->second;
   for (const auto& entry : hyper) {
@@ -71,14 +73,14 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
     slots_.emplace_back(name);
     slot_initial_.push_back(static_cast<float>(initial));
   };
-  auto on = [this](const char* name) { return hyper_.at(name) != 0; };
+  auto on = [this](const char* name) { return hyper_.count(name) && hyper_.at(name) != 0; };
   if (kind == "sgd") {
     kernel_ = on("momentum") ? Kernel::kSgdMomentum : Kernel::kSgd;
     if (on("momentum")) slot("momentum_buffer", 0);
   } else if (kind == "adagrad") {
     kernel_ = Kernel::kAdagrad;
     slot("sum", hyper_.at("initial_accumulator_value"));
-  } else if (kind == "adam" || kind == "adamw") {
+  } else if (kind == "adam" || kind == "adamw" || kind == "sparse_adam") {
     kernel_ = on("amsgrad") ? Kernel::kAmsgrad : Kernel::kAdam;
     slot("exp_avg", 0);
     slot("exp_avg_sq", 0);
@@ -97,12 +99,12 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
   }
 }
 
-Scalars Optimizer::scalars(double lr, int64_t step, bool lazy) const {
+Scalars Optimizer::scalars(double lr, int64_t step) const {
   auto h = [this](const char* name) { return hyper_.at(name); };
   Scalars s;
   s.sign = h("maximize") != 0 ? -1.0f : 1.0f;
   s.lr = static_cast<float>(lr);
-  if (kind_ != "ftrl") s.weight_decay = static_cast<float>(h("weight_decay"));
+  if (hyper_.count("weight_decay")) s.weight_decay = static_cast<float>(h("weight_decay"));
   if (kind_ == "sgd") {
     s.momentum = static_cast<float>(h("momentum"));
     s.one_minus_dampening = static_cast<float>(1 - h("dampening"));
@@ -110,7 +112,7 @@ Scalars Optimizer::scalars(double lr, int64_t step, bool lazy) const {
   } else if (kind_ == "adagrad") {
     s.lr = static_cast<float>(lr / (1 + static_cast<double>(step - 1) * h("lr_decay")));
     s.eps = static_cast<float>(h("eps"));
-  } else if (kind_ == "adam" || kind_ == "adamw") {
+  } else if (kind_ == "adam" || kind_ == "adamw" || kind_ == "sparse_adam") {
     const double t = static_cast<double>(step);
     const double sqrt_bias2 = std::sqrt(1 - std::pow(h("beta2"), t));
     s.lr = static_cast<float>(lr / (1 - std::pow(h("beta1"), t)));
@@ -118,7 +120,8 @@ Scalars Optimizer::scalars(double lr, int64_t step, bool lazy) const {
     s.beta2 = static_cast<float>(h("beta2"));
     s.one_minus_beta2 = static_cast<float>(1 - h("beta2"));
     s.inv_sqrt_bias2 = static_cast<float>(1 / sqrt_bias2);
-    s.eps = static_cast<float>(lazy && kind_ == "adam" ? h("eps") / sqrt_bias2 : h("eps"));
+    // SparseAdam adds eps before the bias correction, Adam after it.
+    s.eps = static_cast<float>(kind_ == "sparse_adam" ? h("eps") / sqrt_bias2 : h("eps"));
     if (kind_ == "adamw") {
       s.decay = static_cast<float>(1 - lr * h("weight_decay"));
       s.weight_decay = 0;
@@ -279,33 +282,41 @@ EDL_CLONES void rmsprop_centered_momentum(const Scalars& s, const Span* spans, s
 }
 
 // FTRL-Proximal (McMahan et al. 2013, algorithm 1), in TensorFlow's form: accumulator = sum of
-// squares, rate = lr * accumulator ** lr_power.
-template <bool kSqrt>
-EDL_INLINE void ftrl_body(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+// squares, rate = lr * accumulator ** lr_power. `change` is what the root of the accumulator grew
+// by: late in training the difference of two near numbers, which float32 would not leave a digit of.
+EDL_INLINE void ftrl_element(const Scalars& s, float d, float root, float change, float* w,
+                             float* linear) {
+  const float z = *linear + d - change * s.inv_lr * *w;
+  const float clipped = z > s.l1 ? s.l1 : (z < -s.l1 ? -s.l1 : z);
+  *linear = z;
+  *w = (clipped - z) / (root * s.inv_lr + s.two_l2);
+}
+
+EDL_CLONES void ftrl(const Scalars& s, const Span* spans, size_t n, size_t dim) {
+  each(spans, n, dim, EDL_BODY {
+    float* __restrict accumulator = x.slots[0];
+    float* __restrict linear = x.slots[1];
+    EDL_ROW(i) {
+      const float d = s.sign * g[i], before = accumulator[i], after = before + d * d;
+      const float root = std::sqrt(after), sum = root + std::sqrt(before);
+      accumulator[i] = after;
+      ftrl_element(s, d, root, sum > 0 ? d * d / sum : 0.0f, w + i, linear + i);
+    }
+  });
+}
+
+void ftrl_power(const Scalars& s, const Span* spans, size_t n, size_t dim) {
   each(spans, n, dim, EDL_BODY {
     float* __restrict accumulator = x.slots[0];
     float* __restrict linear = x.slots[1];
     EDL_ROW(i) {
       const float d = s.sign * g[i];
-      const float before = accumulator[i];
-      const float after = before + d * d;
-      const float root = kSqrt ? std::sqrt(after) : std::pow(after, s.power);
-      const float old_root = kSqrt ? std::sqrt(before) : std::pow(before, s.power);
-      const float z = linear[i] + d - (root - old_root) * s.inv_lr * w[i];
-      const float clipped = z > s.l1 ? s.l1 : (z < -s.l1 ? -s.l1 : z);
-      accumulator[i] = after;
-      linear[i] = z;
-      w[i] = (clipped - z) / (root * s.inv_lr + s.two_l2);
+      const double before = accumulator[i], after = before + static_cast<double>(d) * d;
+      const double root = std::pow(after, s.power), change = root - std::pow(before, s.power);
+      accumulator[i] = static_cast<float>(after);
+      ftrl_element(s, d, static_cast<float>(root), static_cast<float>(change), w + i, linear + i);
     }
   });
-}
-
-EDL_CLONES void ftrl(const Scalars& s, const Span* spans, size_t n, size_t dim) {
-  ftrl_body<true>(s, spans, n, dim);
-}
-
-void ftrl_power(const Scalars& s, const Span* spans, size_t n, size_t dim) {
-  ftrl_body<false>(s, spans, n, dim);
 }
 
 // All ones in the exponent is NaN or infinity; integer arithmetic vectorizes where isfinite does

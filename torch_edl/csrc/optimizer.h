@@ -29,7 +29,7 @@ struct Scalars {
 
 class Optimizer {
  public:
-  // kind: sgd, adagrad, adam, adamw, rmsprop, ftrl; hyper under torch's names, booleans as 0 or 1.
+  // kind: sgd, adagrad, adam, adamw, sparse_adam, rmsprop, ftrl; hyper under torch's names, booleans as 0 or 1.
   // What is left out has torch's default. Throws std::invalid_argument naming what is unknown.
   Optimizer(const std::string& kind, const std::map<std::string, double>& hyper);
 
@@ -39,9 +39,8 @@ class Optimizer {
   // The value that each slot starts from.
   const std::vector<float>& slot_initial() const { return slot_initial_; }
 
-  // step: 1-based count of updates. lazy: rows of a table, as torch.optim.SparseAdam, which adds
-  // eps before the bias correction, where Adam adds it after.
-  Scalars scalars(double lr, int64_t step, bool lazy) const;
+  // step: 1-based count of updates, of a table where rows are updated.
+  Scalars scalars(double lr, int64_t step) const;
 
   // Updates n spans of `dim` floats each.
   void apply(const Scalars& scalars, const Span* spans, size_t n, size_t dim) const;

@@ -10,7 +10,8 @@
 namespace edl {
 namespace {
 
-constexpr size_t kBlock = 64;           // ids whose cache misses are in flight together
+constexpr size_t kBatch = 4096;         // ids whose buckets fit in the level-2 cache together
+constexpr size_t kBlock = 256;          // ids whose rows do; about a batch's part of a sub-table
 constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
 constexpr size_t kWalk = 512;           // rows that a snapshot visits under one lock
 constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
@@ -21,8 +22,20 @@ inline void prefetch_range(const char* start, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(start + at, 1);
 }
 
-size_t row_stride(size_t dim, size_t slots) {
-  return (dim * (1 + slots) * sizeof(float) + 7) / 8 * 8;
+size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// No value of up to 32 bytes, and the start of no larger one, lies across two cache lines: measured
+// on 1M rows of dim 16, a pull is a third faster for it.
+size_t row_alignment(size_t dim) { return dim * sizeof(float) <= 32 ? 32 : 64; }
+
+// memcpy of a size known to the compiler is a few instructions rather than a call.
+inline void copy_row(float* to, const char* from, size_t dim) {
+  switch (dim) {
+    case 1: std::memcpy(to, from, sizeof(float)); break;
+    case 8: std::memcpy(to, from, 8 * sizeof(float)); break;
+    case 16: std::memcpy(to, from, 16 * sizeof(float)); break;
+    default: std::memcpy(to, from, dim * sizeof(float));
+  }
 }
 
 // Threads begin at different sub-tables, so that they do not queue at each lock in turn.
@@ -43,8 +56,8 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       optimizer_(optimizer ? std::optional<Optimizer>(*optimizer) : std::nullopt),
       options_(options),
       slots_(optimizer_ ? optimizer_->slots().size() : 0),
-      meta_at_(row_stride(dim, slots_)),
-      stride_((meta_at_ + sizeof(RowMeta) + 31) / 32 * 32),
+      meta_at_(round_up(dim * (1 + slots_) * sizeof(float), alignof(RowMeta))),
+      stride_(round_up(meta_at_ + sizeof(RowMeta), row_alignment(dim))),
       arena_(kSlabRows * stride_, kSubTables) {
   for (SubTable& sub : subs_) grow(sub);
 }
@@ -61,14 +74,16 @@ void Table::check_ids(const int64_t* ids, size_t n) const {
   }
 }
 
-void Table::sort(const int64_t* ids, size_t n, Batch& batch) const {
+// The ids [first, last) by sub-table; their buckets are on their way into the cache then.
+void Table::sort(const int64_t* ids, size_t first, size_t last, Batch& batch) const {
   thread_local std::vector<uint64_t> hashes;
+  const size_t n = last - first;
   hashes.resize(n);
   batch.order.resize(n);
   batch.hashes.resize(n);
   batch.begin.fill(0);
   for (size_t i = 0; i < n; ++i) {
-    hashes[i] = hash_id(ids[i]);
+    hashes[i] = hash_id(ids[first + i]);
     ++batch.begin[sub_of(hashes[i]) + 1];
   }
   for (size_t s = 0; s < kSubTables; ++s) batch.begin[s + 1] += batch.begin[s];
@@ -76,8 +91,10 @@ void Table::sort(const int64_t* ids, size_t n, Batch& batch) const {
   std::copy(batch.begin.begin(), batch.begin.end() - 1, next.begin());
   for (size_t i = 0; i < n; ++i) {
     const size_t to = next[sub_of(hashes[i])]++;
-    batch.order[to] = static_cast<uint32_t>(i);
+    batch.order[to] = static_cast<uint32_t>(first + i);
     batch.hashes[to] = hashes[i];
+    // Before the lock is held: of an array that is just being replaced nothing is read.
+    subs_[sub_of(hashes[i])].prefetch(hashes[i]);
   }
 }
 
@@ -136,6 +153,8 @@ void Table::grow(SubTable& sub) {
   sub.pages = std::move(pages);
   sub.buckets = buckets;
   sub.mask = mask;
+  sub.hint.store(sub.pages.data(), std::memory_order_relaxed);
+  sub.hint_mask.store(mask, std::memory_order_relaxed);
 }
 
 // Linear probing without tombstones: later entries of the run move up into the hole (Knuth, TAOCP
@@ -167,32 +186,33 @@ void Table::before_change(SubTable& sub, char* row) {
 template <typename Work>
 void Table::visit(const int64_t* ids, size_t n, size_t touched, bool insert, Work work) {
   thread_local Batch batch;
-  sort(ids, n, batch);
   touched = std::min(touched, kMaxPrefetch);
   char* rows[kBlock];
-  for (size_t k = 0; k < kSubTables; ++k) {
-    const size_t s = (first_sub_table() + k) % kSubTables;
-    const size_t begin = batch.begin[s], end = batch.begin[s + 1];
-    if (begin == end) continue;
-    SubTable& sub = subs_[s];
-    std::lock_guard<std::mutex> guard(sub.lock);
-    const auto prefetch = [&](size_t from) {
-      for (size_t i = from; i < std::min(from + kBlock, end); ++i) {
-        __builtin_prefetch(&sub.buckets[batch.hashes[i] & sub.mask]);
+  for (size_t start = 0; start < n; start += kBatch) {
+    sort(ids, start, std::min(start + kBatch, n), batch);
+    for (size_t k = 0; k < kSubTables; ++k) {
+      const size_t s = (first_sub_table() + k) % kSubTables;
+      const size_t end = batch.begin[s + 1];
+      if (batch.begin[s] == end) continue;
+      SubTable& sub = subs_[s];
+      std::lock_guard<std::mutex> guard(sub.lock);
+      for (size_t from = batch.begin[s]; from < end; from += kBlock) {
+        const size_t m = std::min(kBlock, end - from);
+        const uint32_t* places = batch.order.data() + from;
+        for (size_t i = 0; i < m; ++i) {
+          const int64_t id = ids[places[i]];
+          const uint64_t hash = batch.hashes[from + i];
+          const Bucket& home = sub.buckets[hash & sub.mask];
+          if (__builtin_expect(home.id == id && home.row, 1)) {
+            rows[i] = home.row;
+          } else {
+            rows[i] = insert ? find_or_insert(sub, id, hash) : find(sub, id, hash);
+            if (!rows[i]) continue;
+          }
+          prefetch_range(rows[i], touched);
+        }
+        work(sub, rows, places, m);
       }
-    };
-    prefetch(begin);
-    for (size_t from = begin; from < end; from += kBlock) {
-      const size_t m = std::min(kBlock, end - from);
-      const uint32_t* places = batch.order.data() + from;
-      for (size_t i = 0; i < m; ++i) {
-        const int64_t id = ids[places[i]];
-        const uint64_t hash = batch.hashes[from + i];
-        rows[i] = insert ? find_or_insert(sub, id, hash) : find(sub, id, hash);
-        if (rows[i]) prefetch_range(rows[i], touched);
-      }
-      prefetch(from + kBlock);
-      work(sub, rows, places, m);
     }
   }
 }
@@ -202,8 +222,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out, bool read_only) {
   // Only eviction asks when a row was used: without it a pull writes nothing.
   const bool touch = !read_only && options_.max_age > 0;
   const int64_t step = step_.load(std::memory_order_relaxed);
-  const size_t bytes = dim_ * sizeof(float);
-  visit(ids, n, touch ? stride_ : bytes, !read_only,
+  visit(ids, n, touch ? stride_ : dim_ * sizeof(float), !read_only,
         [&](SubTable& sub, char** rows, const uint32_t* places, size_t m) {
           for (size_t i = 0; i < m; ++i) {
             float* to = out + places[i] * dim_;
@@ -211,7 +230,7 @@ void Table::pull(const int64_t* ids, size_t n, float* out, bool read_only) {
               initializer_.fill(ids[places[i]], to);
               continue;
             }
-            std::memcpy(to, rows[i], bytes);
+            copy_row(to, rows[i], dim_);
             if (touch && meta(rows[i]).last_used < step) {
               before_change(sub, rows[i]);
               meta(rows[i]).last_used = step;
@@ -231,7 +250,7 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
     return push(one.unique.data(), sums.data(), one.unique.size(), lr, step);
   }
   FlushDenormals flush;
-  const Scalars scalars = optimizer_->scalars(lr, step, true);
+  const Scalars scalars = optimizer_->scalars(lr, step);
   const auto admitted = static_cast<uint32_t>(
       std::min<int64_t>(std::max<int64_t>(options_.min_count, 1), UINT32_MAX));
   int64_t newest = step_.load(std::memory_order_relaxed);

@@ -9,7 +9,7 @@ The metadata of a file says which table it is of, and its optimizer's step.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,18 +43,35 @@ def write(cut: Cut, directory: Path, shard: int, shards: int) -> dict[str, int]:
     Raises:
         OSError: the disk refused; no file of this cut is left.
     """
-    written: dict[str, int] = {}
     stem = f"shard-{shard}-of-{shards}"
-    rows_of = [(t, step, t.snapshot_rows(_rows_per_part(t))) for t, step in cut.tables]
+    name = f"{stem}.dense.safetensors"
+    about = {"step": str(cut.dense.step), "version": str(cut.version)}
     try:
-        name = f"{stem}.dense.safetensors"
-        about = {"step": str(cut.dense.step), "version": str(cut.version)}
-        written[name] = files.write(directory / name, dict(cut.dense.values), about)
+        size = files.write(directory / name, dict(cut.dense.values), about)
+        return {name: size, **write_tables(cut.tables, directory, stem)}
+    except BaseException:
+        (directory / name).unlink(missing_ok=True)
+        raise
+    finally:
+        for table, _ in cut.tables:
+            table.core.end_snapshot()
+
+
+def write_tables(
+    tables: Sequence[tuple[EmbeddingTable, int]], directory: Path, stem: str
+) -> dict[str, int]:
+    """Writes tables whose snapshots were begun, each as of its step; returns name to size.
+
+    Raises:
+        OSError: the disk refused; no file is left.
+    """
+    written: dict[str, int] = {}
+    rows_of = [(t, step, t.snapshot_rows(_rows_per_part(t))) for t, step in tables]
+    try:
         for index, (table, step, chunks) in enumerate(rows_of):
-            about = _about(table, step)
             for part, rows in enumerate(_some(chunks, table)):
                 name = f"{stem}.table-{index}.part-{part}.safetensors"
-                written[name] = files.write(directory / name, _tensors(rows), about)
+                written[name] = files.write(directory / name, _tensors(rows), _about(table, step))
     except BaseException:
         for name in written:
             (directory / name).unlink(missing_ok=True)

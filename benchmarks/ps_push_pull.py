@@ -1,0 +1,295 @@
+"""Time of one pull and one push of a batch of embedding rows, against an empty gRPC echo.
+
+The server runs in its own process with one Adagrad table of a million rows. Beside it runs an echo
+server that does nothing but answer requests of the same size with answers of the same size,
+through the same channel options: what is left of its speed is what the work on rows leaves. Both
+are called in turn in one run, so that whatever else the machine does meets both.
+
+    python benchmarks/ps_push_pull.py [--quick] [--torch]
+
+Ids are distinct, out of the million: `uniform`, or `zipf`, the distinct ones of as many
+Zipf(1.2) draws as it takes. One JSON line per point; all are appended to
+benchmarks/results/ps_push_pull.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
+from torch_edl.config import ENV_MASTER, ENV_TOKEN
+from torch_edl.ps_client.client import PartitionedIds, PsClient, TableIds
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+from torch_edl.wire.channel import COMMON_OPTIONS
+
+ROWS = 1_000_000
+TOKEN = "benchmark"
+RESULTS = Path(__file__).parent / "results" / "ps_push_pull.jsonl"
+POINTS = [(n, d) for d in (8, 16, 64) for n in (1_000, 4_000, 10_000, 100_000)]
+QUICK = [(4_000, 16)]
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+def serve_echo() -> None:
+    """Answers each request with as many bytes as its first eight name, until stdin closes."""
+    _core.tune_malloc()
+    answers: dict[bytes, bytes] = {}
+
+    def echo(request: bytes, _: grpc.ServicerContext) -> bytes:
+        head = request[:8]
+        if head not in answers:
+            answers[head] = bytes(int.from_bytes(head, "little"))
+        return answers[head]
+
+    server = grpc.server(ThreadPoolExecutor(8), options=COMMON_OPTIONS)
+    handler = grpc.unary_unary_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("bench", {"Echo": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    sys.stdout.write(f"listening on 127.0.0.1:{port}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    server.stop(0)
+
+
+class Process:
+    """A server of ours or the echo, ended with the block."""
+
+    def __init__(self, *command: str) -> None:
+        env = {k: v for k, v in os.environ.items() if k != ENV_MASTER} | {ENV_TOKEN: TOKEN}
+        self._process = subprocess.Popen(
+            [sys.executable, *command],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().split()[-1]
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def draw(distribution: str, n: int, rng: np.random.Generator) -> Ids:
+    """n distinct ids in [0, ROWS), in random order."""
+    if distribution == "uniform":
+        return rng.choice(ROWS, n, replace=False).astype(np.int64)
+    seen = np.empty(0, np.int64)
+    while len(seen) < n:
+        # Ranks spread over the id space, as hashing features into ids does.
+        drawn = (rng.zipf(1.2, 8 * n) % ROWS) * 7_368_787 % ROWS
+        both = np.concatenate([seen, drawn.astype(np.int64)])
+        _, first = np.unique(both, return_index=True)
+        seen = both[np.sort(first)]
+    return rng.permutation(seen[:n])
+
+
+class Server:
+    """One pull and one push of a table through the worker's own client."""
+
+    def __init__(self, address: str, dim: int) -> None:
+        self.dim = dim
+        self._client = PsClient([address], job="bench", incarnation=1, token=TOKEN)
+        self._client.initialize(
+            {},
+            [
+                pb.EmbeddingTableInfo(
+                    name="table",
+                    dim=dim,
+                    initializer=pb.Initializer(kind="normal", args={"std": 0.01}),
+                    num_embeddings=ROWS,
+                )
+            ],
+            pb.OptimizerConfig(kind="adagrad", groups=[pb.ParamGroup(hyper={"lr": 0.01})]),
+            seed=0,
+        )
+        for start in range(0, ROWS, 100_000):
+            ids = np.arange(start, min(ROWS, start + 100_000), dtype=np.int64)
+            self._client.pull([self.table(ids)], dense=False).wait()
+        self._pushes = 0
+
+    def table(self, ids: Ids) -> TableIds:
+        return TableIds("table", self.dim, PartitionedIds.of(ids, 1))
+
+    def pull(self, table: TableIds) -> Floats:
+        return self._client.pull([table], dense=False).wait().rows[0]
+
+    def push(self, table: TableIds, gradients: Floats) -> None:
+        self._pushes += 1
+        result = self._client.push(
+            None,
+            [(table, gradients)],
+            records=pb.RecordRange(task_id=0, first=self._pushes - 1, last=self._pushes),
+            version=0,
+            retired_before=0,
+        ).wait()
+        assert result.accepted
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def wire_sizes(n: int, dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(request, response) bytes of our pull and of our push."""
+    ids, rows = bytes(8 * n), bytes(4 * n * dim)
+    shape = tensor.TensorShapeProto(
+        dim=[tensor.TensorShapeProto.Dim(size=n), tensor.TensorShapeProto.Dim(size=dim)]
+    )
+    values = tensor.TensorProto(dtype=tensor.DT_FLOAT, tensor_shape=shape, tensor_content=rows)
+    fence = pb.Fence(job="bench", incarnation=1)
+    pull = pb.PullRequest(fence=fence, tables=[pb.TableIds(name="table", ids=ids)])
+    answer = pb.PullResponse(initialized=True, version=1000, vectors=[values])
+    push = pb.PushGradientsRequest(
+        fence=fence,
+        range=pb.RecordRange(first=1000, last=1001),
+        tables=[pb.TableGradient(name="table", ids=ids, values=values)],
+    )
+    done = pb.PushGradientsResponse(accepted=True, version=1000)
+    return (pull.ByteSize(), answer.ByteSize()), (push.ByteSize(), done.ByteSize())
+
+
+def torch_pass(dim: int) -> Callable[[Ids, Floats], tuple[float, float]]:
+    """Lookup and sparse Adagrad step of nn.Embedding in this process, seconds each."""
+    import torch
+
+    torch.set_num_threads(1)
+    table = torch.nn.Embedding(ROWS, dim, sparse=True)
+    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.01)
+
+    def run(ids: Ids, gradients: Floats) -> tuple[float, float]:
+        start = time.perf_counter()
+        rows = table(torch.from_numpy(ids))
+        middle = time.perf_counter()
+        rows.backward(torch.from_numpy(gradients))
+        optimizer.step()
+        optimizer.zero_grad()
+        return middle - start, time.perf_counter() - middle
+
+    return run
+
+
+def measure(
+    server: Server,
+    echo: Callable[[bytes], bytes],
+    n: int,
+    distribution: str,
+    repeats: int,
+    plain: Callable[[Ids, Floats], tuple[float, float]] | None,
+) -> dict[str, Any]:
+    """Median and least milliseconds of each call, all kinds taken in turn."""
+    rng = np.random.default_rng(n)
+    batches = [draw(distribution, n, rng) for _ in range(8)]
+    tables = [server.table(ids) for ids in batches]
+    gradients = rng.standard_normal((n, server.dim), dtype=np.float32)
+    sizes = wire_sizes(n, server.dim)
+    requests = [answer.to_bytes(8, "little") + bytes(request - 8) for request, answer in sizes]
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        call()
+        times.setdefault(name, []).append(time.perf_counter() - start)
+
+    for i in range(repeats + 5):
+        if i == 5:
+            times.clear()  # the first ones open windows, fill caches and grow buffers
+        k = i % len(batches)
+        timed("echo_pull", lambda: echo(requests[0]))
+        timed("echo_push", lambda: echo(requests[1]))
+        timed("pull", lambda: server.pull(tables[k]))  # noqa: B023
+        timed("push", lambda: server.push(tables[k], gradients))  # noqa: B023
+        if plain:
+            look, step = plain(batches[k], gradients)
+            times.setdefault("torch_lookup", []).append(look)
+            times.setdefault("torch_step", []).append(step)
+    result: dict[str, Any] = {}
+    for name, values in times.items():
+        result[f"{name}_ms"] = round(1e3 * float(np.median(values)), 3)
+        result[f"{name}_min_ms"] = round(1e3 * min(values), 3)
+    for kind in ("_ms", "_min_ms"):
+        ours = result["pull" + kind] + result["push" + kind]
+        bound = result["echo_pull" + kind] + result["echo_push" + kind]
+        result["of_echo" if kind == "_ms" else "of_echo_min"] = round(bound / ours, 3)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--echo-server", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="4,000 ids of dim 16 only")
+    parser.add_argument("--torch", action="store_true", help="also nn.Embedding(sparse=True)")
+    parser.add_argument("--repeats", type=int, default=200, help="batches per point")
+    args = parser.parse_args()
+    if args.echo_server:
+        serve_echo()
+        return
+    _core.tune_malloc()
+    points = QUICK if args.quick else POINTS
+    RESULTS.parent.mkdir(exist_ok=True)
+    for dim in sorted({d for _, d in points}):
+        ours = ("-m", "torch_edl.ps_server", "--job=bench", "--shard=0", "--shards=1")
+        with Process(*ours, "--incarnation=1") as ps, Process(__file__, "--echo-server") as other:
+            server = Server(ps.address, dim)
+            options = [*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+            channel = grpc.insecure_channel(other.address, options=options)
+            echo = channel.unary_unary("/bench/Echo")
+            plain = torch_pass(dim) if args.torch else None
+            for n in (n for n, d in points if d == dim):
+                for distribution in ("uniform", "zipf"):
+                    repeats = max(20, args.repeats * 4_000 // max(n, 4_000))
+                    line = {
+                        "benchmark": "ps_push_pull",
+                        "ids": n,
+                        "dim": dim,
+                        "rows": ROWS,
+                        "optimizer": "adagrad",
+                        "distribution": distribution,
+                        "repeats": repeats,
+                        **measure(server, echo, n, distribution, repeats, plain),
+                        "cpu": _cpu(),
+                        "cores": os.cpu_count(),
+                        "python": platform.python_version(),
+                        "grpc": grpc.__version__,
+                        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+                    }
+                    text = json.dumps(line)
+                    print(text, flush=True)
+                    with open(RESULTS, "a", encoding="utf-8") as file:
+                        file.write(text + "\n")
+            server.close()
+            channel.close()
+
+
+def _cpu() -> str:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()
