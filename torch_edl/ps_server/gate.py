@@ -11,7 +11,7 @@ from torch_edl.errors import EdlError, StaleIncarnationError
 from torch_edl.ps_server.marks import Marks
 
 
-class HoldEndedError(EdlError):
+class HoldEndedError(EdlError, TimeoutError):
     """The hold timed out, or was released, before the snapshot was cut."""
 
 

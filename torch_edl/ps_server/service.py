@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server import snapshot
-from torch_edl.ps_server.gate import Gate, HoldEndedError
+from torch_edl.ps_server.gate import Gate
 from torch_edl.ps_server.marks import Marks
 from torch_edl.ps_server.shard import Shard, entry_ids
 from torch_edl.wire import pserver_pb2 as pb
@@ -115,20 +115,17 @@ class PserverService:
         self._check(request.fence)
         return pb.GetMarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
 
-    def _hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldResponse:
+    def _hold(self, request: pb.HoldRequest, _: grpc.ServicerContext) -> pb.HoldResponse:
         self._check(request.fence)
         if request.timeout_ms <= 0:
             raise UsageError(f"timeout_ms {request.timeout_ms}: a hold needs an end; give some")
         if not self._shard.initialized:
             return pb.HoldResponse(initialized=False)
-        try:
-            self._gate.hold(request.timeout_ms / 1000)
-        except HoldEndedError as error:
-            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        self._gate.hold(request.timeout_ms / 1000)
         return pb.HoldResponse(initialized=True, marks=self._shard.marks().to_proto())
 
     def _snapshot(
-        self, request: pb.SnapshotRequest, context: grpc.ServicerContext
+        self, request: pb.SnapshotRequest, _: grpc.ServicerContext
     ) -> pb.SnapshotResponse:
         self._check(request.fence)
         targets = Marks.from_proto(request.targets)
@@ -137,12 +134,9 @@ class PserverService:
             raise UsageError(f"{directory}: no such folder here; make it before the snapshot")
         shard = self._shard
         with self._snapshots:
-            try:
-                with self._gate.cut(targets, lambda: shard.has_received(targets)) as elapsed:
-                    cut = shard.cut(targets)
-                    stall_s = elapsed()
-            except HoldEndedError as error:
-                context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+            with self._gate.cut(targets, lambda: shard.has_received(targets)) as elapsed:
+                cut = shard.cut(targets)
+                stall_s = elapsed()
             sizes = snapshot.write(cut, directory, self._index, self._shards)
         log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",

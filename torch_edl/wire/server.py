@@ -76,6 +76,8 @@ def _guarded(name: str, handler: Handler) -> Handler:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UsageError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TimeoutError as error:  # an OSError too
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{name}: {error}")
         except OSError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}")
         except Exception as error:

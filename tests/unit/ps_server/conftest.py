@@ -1,0 +1,223 @@
+"""A real server process, and what a worker would say to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+import numpy as np
+import pytest
+
+from torch_edl import checkpoint
+from torch_edl.config import ENV_MASTER, ENV_TOKEN
+from torch_edl.ps_client.partition import dense_owners
+from torch_edl.ps_server.marks import Marks
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+TOKEN = "secret"
+DIM = 4
+
+
+@dataclass
+class Server:
+    """One server process, spoken to without the client's conveniences."""
+
+    process: subprocess.Popen[str]
+    log: IO[str]
+    address: str
+    shard: int
+    shards: int
+    stub: Stub = field(init=False)
+    fence: pb.Fence = field(default_factory=lambda: pb.Fence(job="job", incarnation=3))
+
+    def __post_init__(self) -> None:
+        service = pb.DESCRIPTOR.services_by_name["Pserver"]
+        self.stub = Stub(service, self.address, TOKEN)
+
+    def call(self, method: str, request: Any) -> Any:
+        return self.stub.call(method, request, timeout_s=20)
+
+    def initialize(
+        self,
+        dense: Mapping[str, np.ndarray],
+        tables: Mapping[str, int],
+        *,
+        kind: str = "sgd",
+        hyper: Mapping[str, float] | None = None,
+        groups: Mapping[str, int] | None = None,
+        **info: Any,
+    ) -> bool:
+        """This shard's part of `dense` (name -> value) and `tables` (name -> dim), rows zero."""
+        owners = dense_owners({n: v.size for n, v in dense.items()}, self.shards)
+        answer = self.call(
+            "PushDenseParameters",
+            pb.PushDenseParametersRequest(
+                fence=self.fence,
+                optimizer=pb.OptimizerConfig(
+                    kind=kind, groups=[pb.ParamGroup(hyper=hyper or {"lr": 1.0})]
+                ),
+                parameters=[
+                    pb.DenseParameter(
+                        name=n, value=codec.to_proto(dense[n]), group=(groups or {}).get(n, 0)
+                    )
+                    for n in sorted(dense)
+                    if owners[n] == self.shard
+                ],
+                seed=11,
+            ),
+        )
+        zeros = pb.Initializer(kind="zeros")
+        self.call(
+            "PushEmbeddingTableInfos",
+            pb.PushEmbeddingTableInfosRequest(
+                fence=self.fence,
+                infos=[
+                    pb.EmbeddingTableInfo(name=n, dim=d, **{"initializer": zeros, **info})
+                    for n, d in tables.items()
+                ],
+            ),
+        )
+        return bool(answer.accepted)
+
+    def pull(self, table: str, ids: np.ndarray, *, read_only: bool = True) -> np.ndarray:
+        request = pb.PullRequest(
+            fence=self.fence,
+            tables=[pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())],
+            read_only=read_only,
+        )
+        return codec.from_proto(self.call("Pull", request).vectors[0])
+
+    def dense(self) -> np.ndarray:
+        request = pb.PullRequest(fence=self.fence, dense=True, dense_version=-1)
+        return codec.from_proto(self.call("Pull", request).dense)
+
+    def push(
+        self,
+        task_id: int,
+        first: int,
+        last: int,
+        *,
+        dense: np.ndarray | None = None,
+        rows: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+        **more: Any,
+    ) -> pb.PushGradientsResponse:
+        request = pb.PushGradientsRequest(
+            fence=self.fence,
+            range=pb.RecordRange(task_id=task_id, first=first, last=last),
+            tables=[
+                pb.TableGradient(
+                    name=n, ids=ids.astype("<i8").tobytes(), values=codec.to_proto(values)
+                )
+                for n, (ids, values) in (rows or {}).items()
+            ],
+            **more,
+        )
+        if dense is not None:
+            request.dense.CopyFrom(codec.to_proto(dense))
+        answer: pb.PushGradientsResponse = self.call("PushGradients", request)
+        return answer
+
+    def hold(self, timeout_ms: int = 10_000) -> Marks:
+        request = pb.HoldRequest(fence=self.fence, timeout_ms=timeout_ms)
+        return Marks.from_proto(self.call("Hold", request).marks)
+
+    def status(self) -> pb.PserverStatusResponse:
+        answer: pb.PserverStatusResponse = self.call("Status", pb.PserverStatusRequest())
+        return answer
+
+    def refusal(self, method: str, request: Any) -> tuple[grpc.StatusCode, str]:
+        """How the server refuses the request; it must."""
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, request)
+        return caught.value.code(), caught.value.details()
+
+    def stop(self) -> int:
+        self.stub.close()
+        self.process.terminate()
+        return self.process.wait(10)
+
+
+Start = Callable[..., list[Server]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts the servers of a job: `start(2, "--mode", "sync")`."""
+    running: list[Server] = []
+
+    def begin(shards: int, *args: str, env: Mapping[str, str] | None = None) -> list[Server]:
+        base = {k: v for k, v in os.environ.items() if k != ENV_MASTER}
+        begun = []
+        for shard in range(shards):
+            log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
+            which = [f"--shard={shard}", f"--shards={shards}", "--incarnation=3"]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "torch_edl.ps_server", "--job=job", *which, *args],
+                env={**base, ENV_TOKEN: TOKEN, **(env or {})},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+            begun.append((process, log))
+        servers = []
+        for shard, (process, log) in enumerate(begun):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                log.seek(0)
+                pytest.fail(f"no server: {log.read()}")
+            servers.append(Server(process, log, line.split()[-1], shard, shards))
+        running.extend(servers)
+        return servers
+
+    yield begin
+    for server in running:
+        if server.process.poll() is None:
+            server.stop()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+        server.log.close()
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a checkpoint as the master does: hold all, union the marks, snapshot all, commit."""
+
+    def checkpoint_of(servers: list[Server], steps: int = 1) -> Path:
+        directory = checkpoint.step_dir(tmp_path / "checkpoints", steps)
+        directory.mkdir(parents=True)
+        targets = Marks.union(s.hold() for s in servers)
+        answers = [
+            s.call(
+                "Snapshot",
+                pb.SnapshotRequest(
+                    fence=s.fence, targets=targets.to_proto(), directory=str(directory)
+                ),
+            )
+            for s in servers
+        ]
+        checkpoint.commit(
+            directory,
+            checkpoint.Manifest(
+                job="job",
+                strategy="ps",
+                steps=steps,
+                shards=len(servers),
+                retired_before=targets.retired_before,
+                marks=targets.offsets,
+                files={f: z for a in answers for f, z in zip(a.files, a.sizes, strict=True)},
+                versions=tuple(a.version for a in answers),
+            ),
+        )
+        return directory
+
+    return checkpoint_of

@@ -1,0 +1,435 @@
+"""A server process over gRPC: what it takes, what it refuses, and that a push counts once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from torch_edl.config import ENV_TOKEN
+from torch_edl.ps_server import files
+from torch_edl.ps_server.marks import Marks
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+from torch_edl.wire.channel import Stub
+
+DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((2, 2), np.float32)}
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
+    return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
+
+
+def test_pull_and_push(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    assert not server.call("Pull", pb.PullRequest(fence=server.fence, dense=True)).initialized
+    assert server.initialize(DENSE, {"t": 4})
+    assert server.dense().tolist() == [0, 0, 0, 1, 1, 1, 1]  # in the order of names
+    ids = np.array([5, -1, 2**63 - 1, -(2**63)])
+    answer = server.push(0, 0, 64, dense=np.full(7, -1, np.float32), rows={"t": (ids, ones(ids))})
+    assert (answer.accepted, answer.duplicate, answer.version) == (True, False, 1)
+    assert server.dense().tolist() == [1, 1, 1, 2, 2, 2, 2]
+    assert (server.pull("t", ids) == 1).all()
+    assert (server.pull("t", ids + 7) == 0).all()
+    status = server.status()
+    assert (status.job, status.incarnation, status.initialized) == ("job", 3, True)
+    assert (status.version, status.pushes, dict(status.rows)) == (1, 1, {"t": 4})
+    assert status.bytes > 0
+
+
+def test_one_request_reads_and_updates_many_tables_by_the_same_ids(
+    start: Callable[..., Any],
+) -> None:
+    (server,) = start(1)
+    server.initialize({}, {"a": 4, "b": 2})
+    ids = np.array([3, 9])
+    request = pb.PushGradientsRequest(fence=server.fence, range=pb.RecordRange(last=1))
+    request.tables.add(name="a", ids=ids.tobytes(), values=codec.to_proto(ones(ids)))
+    request.tables.add(name="b", same_ids_as=1, values=codec.to_proto(ones(ids, 2)))
+    server.call("PushGradients", request)
+    pull = pb.PullRequest(fence=server.fence)
+    pull.tables.add(name="a", ids=ids.tobytes())
+    pull.tables.add(name="b", same_ids_as=1)
+    answer = server.call("Pull", pull)
+    assert [codec.from_proto(v).tolist() for v in answer.vectors] == [
+        [[1.0] * 4] * 2,
+        [[1.0] * 2] * 2,
+    ]
+    pull.tables[1].same_ids_as = 2
+    assert server.refusal("Pull", pull)[0] == INVALID
+
+
+def test_dense_parameters_travel_only_when_they_are_news(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize(DENSE, {})
+    request = pb.PullRequest(fence=server.fence, dense=True, dense_version=0)
+    assert not server.call("Pull", request).HasField("dense")
+    server.push(0, 0, 1, dense=np.zeros(7, np.float32))
+    answer = server.call("Pull", request)
+    assert answer.version == 1
+    assert len(codec.from_proto(answer.dense)) == 7
+
+
+def test_buffers_are_assigned_and_frozen_places_ignored(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    values = {n: np.zeros(2, np.float32) for n in ("buffer", "frozen", "trained")}
+    server.initialize(values, {}, groups={"buffer": -2, "frozen": -1})
+    server.push(0, 0, 1, dense=np.array([7, np.inf, 0, 0, -1, -2], np.float32))
+    assert server.dense().tolist() == [7, np.inf, 0, 0, 1, 2]
+
+
+def test_a_range_is_applied_once(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize({}, {"t": 4})
+    ids = np.arange(3)
+    rows = {"t": (ids, ones(ids))}
+    for _ in range(3):
+        server.push(4, 0, 64, rows=rows)
+    assert server.push(4, 0, 32, rows=rows).duplicate
+    assert (server.pull("t", ids) == 1).all()
+    assert server.status().repeated_pushes == 3
+    request = pb.GetMarksRequest(fence=server.fence, task_ids=[4, 5])
+    assert list(server.call("GetMarks", request).offsets) == [64, 0]
+    server.push(9, 0, 64, rows=rows, retired_before=9)
+    assert server.push(4, 64, 128, rows=rows).duplicate  # retired: it was whole
+    assert list(server.call("GetMarks", request).offsets) == [2**63 - 1, 2**63 - 1]
+
+
+def test_the_same_push_from_many_connections_at_once_counts_once(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize({}, {"t": 4})
+    ids = np.arange(5000)
+    answers: list[bool] = []
+
+    def push() -> None:
+        answers.append(server.push(1, 0, 64, rows={"t": (ids, ones(ids))}).duplicate)
+
+    threads = [threading.Thread(target=push) for _ in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(answers) == [False] + [True] * 5
+    assert (server.pull("t", ids) == 1).all()
+
+
+def test_what_is_wrong_is_named_and_changes_nothing(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize(DENSE, {"t": 4, "bounded": 4}, num_embeddings=100)
+    ids = np.arange(3)
+    good = {"t": (ids, ones(ids))}
+    nan = ones(ids)
+    nan[2, 1] = np.nan
+    flat = np.zeros(7, np.float32)
+    bad_flat = flat.copy()
+    bad_flat[4] = np.inf
+
+    def refused(match: str, **push: Any) -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            server.push(**{"task_id": 0, "first": 0, "last": 64, "rows": good, **push})
+        assert caught.value.code() == INVALID, caught.value.details()
+        assert match in caught.value.details()
+
+    refused("gap", first=64, last=128)
+    refused("empty", last=0)
+    refused("'nothere'", rows={"t": good["t"], "nothere": good["t"]})
+    refused("the gradient of id 2", rows={"t": (ids, nan)})
+    refused("id 100 is outside [0, 100)", rows={"t": (np.array([1, 100, 2]), ones(ids))})
+    refused("id -1 is outside", rows={"t": (np.array([1, -1, 2]), ones(ids))})
+    refused("shape (3, 5)", rows={"t": (ids, ones(ids, 5))})
+    refused("shape (3, 4)", rows={"t": (ids[:2], ones(ids))})
+    refused("dtype 2", rows={"t": (ids, ones(ids).astype(np.float64))})
+    refused("6 values", dense=flat[:6])
+    refused("parameter w", dense=bad_flat)
+    refused("2 learning rates", learning_rates=[0.1, 0.2])
+    # The last table of a push is bad: the first must not be touched.
+    refused("the gradient of id 2", rows={"t": good["t"], "bounded": (ids, nan)}, dense=flat - 1)
+
+    request = pb.PushGradientsRequest(fence=server.fence, range=pb.RecordRange(last=64))
+    entry = request.tables.add(name="t", ids=ids.tobytes()[:-1], values=codec.to_proto(ones(ids)))
+    code, text = server.refusal("PushGradients", request)
+    assert (code, "23 bytes" in text) == (INVALID, True)
+    entry.ids = ids.tobytes()
+    entry.values.tensor_content = entry.values.tensor_content[:-4]
+    assert server.refusal("PushGradients", request)[0] == INVALID
+    pull = pb.PullRequest(
+        fence=server.fence, tables=[pb.TableIds(name="t", ids=np.array([100]).tobytes())]
+    )
+    assert "id 100" in server.refusal("Pull", pull)[1]
+
+    assert (server.pull("t", ids) == 0).all()
+    assert server.dense().tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert server.status().version == 0
+    assert server.push(0, 0, 64, rows=good).version == 1  # and it still serves
+
+
+def test_repeated_ids_from_a_bad_client_are_summed(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize({}, {"t": 4})
+    ids = np.array([1, 2, 1, 1])
+    server.push(0, 0, 1, rows={"t": (ids, ones(ids))})
+    assert server.pull("t", np.array([1, 2]))[:, 0].tolist() == [3, 1]
+
+
+def test_callers_of_another_life_or_job_or_without_the_token(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize(DENSE, {"t": 4})
+    requests: dict[str, Any] = {
+        "PushDenseParameters": pb.PushDenseParametersRequest(),
+        "PushEmbeddingTableInfos": pb.PushEmbeddingTableInfosRequest(),
+        "Pull": pb.PullRequest(),
+        "PushGradients": pb.PushGradientsRequest(range=pb.RecordRange(last=1)),
+        "GetMarks": pb.GetMarksRequest(),
+        "Hold": pb.HoldRequest(timeout_ms=1000),
+        "Snapshot": pb.SnapshotRequest(),
+        "Release": pb.ReleaseRequest(),
+        "Flush": pb.FlushRequest(),
+    }
+    for method, request in requests.items():
+        for fence in (pb.Fence(job="job", incarnation=2), pb.Fence(job="other", incarnation=3)):
+            request.fence.CopyFrom(fence)
+            code, text = server.refusal(method, request)
+            assert code == grpc.StatusCode.FAILED_PRECONDITION, method
+            assert "ask the master" in text
+    stranger = Stub(pb.DESCRIPTOR.services_by_name["Pserver"], server.address, "guess")
+    with pytest.raises(grpc.RpcError) as caught:
+        stranger.call("Status", pb.PserverStatusRequest(), timeout_s=5)
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    stranger.close()
+    assert server.status().version == 0
+
+
+def test_the_first_worker_says_what_to_hold(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    assert server.initialize(DENSE, {"t": 4})
+    assert not server.initialize({n: v + 5 for n, v in DENSE.items()}, {"t": 4}, hyper={"lr": 2.0})
+    assert server.dense().tolist() == [0, 0, 0, 1, 1, 1, 1]
+    for change, match in (
+        ({"dense": {"b": DENSE["b"]}}, "1"),
+        ({"dense": {**DENSE, "w": np.ones(4, np.float32)}}, "(2, 2)"),
+        ({"tables": {"t": 8}}, "dim 4"),
+        ({"hyper": {"lr": 1.0, "momentum": 0.5}}, "optimizer"),
+        ({"kind": "adam"}, "optimizer"),
+        ({"groups": {"w": -1}}, "'w'"),
+    ):
+        arguments: dict[str, Any] = {"dense": DENSE, "tables": {"t": 4}, **change}
+        with pytest.raises(grpc.RpcError) as caught:
+            server.initialize(**arguments)
+        assert caught.value.code() == INVALID
+        assert match in caught.value.details()
+
+
+def test_models_that_make_no_sense_are_refused(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    infos = pb.PushEmbeddingTableInfosRequest(
+        fence=server.fence, infos=[pb.EmbeddingTableInfo(name="t", dim=4)]
+    )
+    assert "PushDenseParameters first" in server.refusal("PushEmbeddingTableInfos", infos)[1]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"kind": "lion"}, "lion"),
+        ({"hyper": {"lr": 1.0, "rho": 2.0}}, "'rho'"),
+        ({"groups": {"w": 3}}, "group 3"),
+        ({"dense": {"w": np.ones(2, np.float64)}}, "float64"),
+    ]
+    for change, match in cases:
+        arguments: dict[str, Any] = {"dense": DENSE, "tables": {}, **change}
+        with pytest.raises(grpc.RpcError) as caught:
+            server.initialize(**arguments)
+        assert match in caught.value.details()
+    assert not server.status().initialized
+    tables: list[tuple[dict[str, Any], str]] = [
+        ({"tables": {"t": 0}}, "dim 0"),
+        ({"tables": {"../t": 4}}, "'../t'"),
+        ({"tables": {"t": 4}, "initializer": pb.Initializer(kind="magic")}, "magic"),
+        ({"tables": {"t": 4}, "group": 1}, "group 1"),
+        ({"tables": {"t": 4}, "min_count": -1}, "min_count"),
+    ]
+    for change, match in tables:
+        with pytest.raises(grpc.RpcError) as caught:
+            server.initialize(DENSE, **change)
+        assert match in caught.value.details()
+    assert not server.status().rows
+
+
+def test_the_rate_of_a_push_and_of_its_staleness(start: Callable[..., Any]) -> None:
+    (server,) = start(1, "--learning-rate-by-staleness")
+    server.initialize({"w": np.zeros(1, np.float32)}, {})
+    minus = np.array([-12], np.float32)
+    server.push(0, 0, 1, dense=minus, version=0)
+    assert server.dense() == 12
+    server.push(0, 1, 2, dense=minus, version=1, learning_rates=[0.5])
+    assert server.dense() == 18
+    for first in (2, 3):
+        server.push(0, first, first + 1, dense=minus, version=first)
+    server.push(0, 4, 5, dense=minus, version=1)  # three versions old
+    assert server.dense() == 18 + 12 + 12 + 4
+
+
+# ---- sync mode ----
+
+
+def test_a_quorum_of_pushes_is_one_update_of_their_mean(start: Callable[..., Any]) -> None:
+    (server,) = start(1, "--mode=sync", "--grads-to-wait=2")
+    server.initialize({"w": np.zeros(1, np.float32)}, {"t": 4})
+    one, two = np.array([1]), np.array([1, 2])
+    minus = np.array([-4], np.float32)
+    server.push(0, 0, 64, dense=minus, rows={"t": (one, ones(one))})
+    assert server.dense() == 0
+    assert server.push(0, 0, 64, dense=minus, rows={"t": (one, ones(one))}).duplicate
+    assert server.status().version == 0
+    answer = server.push(1, 0, 64, dense=minus * 2, rows={"t": (two, ones(two))})
+    assert answer.version == 1
+    assert server.dense() == 6
+    assert server.pull("t", two)[:, 0].tolist() == [1.0, 0.5]
+
+
+def test_gradients_that_are_too_old_are_not_accepted(start: Callable[..., Any]) -> None:
+    (server,) = start(1, "--mode=sync", "--grads-to-wait=1", "--staleness=1")
+    server.initialize({"w": np.zeros(1, np.float32)}, {})
+    minus = np.array([-1], np.float32)
+    for first in range(2):
+        assert server.push(0, first, first + 1, dense=minus, version=0).accepted
+    late = server.push(0, 2, 3, dense=minus, version=0)
+    assert (late.accepted, late.version) == (False, 2)
+    assert server.push(0, 2, 3, dense=minus, version=late.version).accepted
+    assert server.dense() == 3
+    assert server.status().rejected_pushes == 1
+
+
+def test_flush_applies_a_partial_quorum(start: Callable[..., Any]) -> None:
+    (server,) = start(1, "--mode=sync", "--grads-to-wait=8")
+    server.initialize({"w": np.zeros(1, np.float32)}, {})
+    for task, gradient in enumerate((-1, -2, -6)):
+        server.push(task, 0, 64, dense=np.array([gradient], np.float32))
+    assert server.call("Flush", pb.FlushRequest(fence=server.fence)).version == 1
+    assert server.dense() == 3
+    assert server.call("Flush", pb.FlushRequest(fence=server.fence)).version == 1
+
+
+def test_servers_with_different_quorums_snapshot_the_same_records(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Which pushes met in a quorum may differ between servers; what a snapshot holds may not."""
+    first, second = start(2, "--mode=sync", "--grads-to-wait=2", "--staleness=9")
+    ids = np.array([1])
+    rows = {"t": (ids, ones(ids))}
+    for server in (first, second):
+        server.initialize({}, {"t": 4})
+        server.push(0, 0, 64, rows=rows)
+    second.push(1, 0, 64, rows=rows)  # a quorum there; on the first, task 0 still waits
+    targets = Marks.union([first.hold(), second.hold()])
+    assert targets.offsets == {0: 64, 1: 64}
+
+    late = [  # one is in the targets, one is not
+        threading.Thread(target=lambda t=t: first.push(t, 0, 64, rows=rows)) for t in (2, 1)
+    ]
+    for thread in late:
+        thread.start()
+    for server in (first, second):
+        server.call(
+            "Snapshot",
+            pb.SnapshotRequest(
+                fence=server.fence, targets=targets.to_proto(), directory=str(tmp_path)
+            ),
+        )
+    for thread in late:
+        thread.join(10)
+        assert not thread.is_alive()
+    for shard in (0, 1):
+        saved = files.read(tmp_path / f"shard-{shard}-of-2.table-0.part-0.safetensors")
+        assert saved["vectors"].tolist() == [[1.0] * 4]
+    assert (first.pull("t", ids) == 1).all()  # task 2 waits for its quorum
+    first.call("Flush", pb.FlushRequest(fence=first.fence))
+    assert (first.pull("t", ids) == 2).all()
+
+
+# ---- the process ----
+
+
+def test_it_starts_fast_without_torch_and_stops_on_sigterm(start: Callable[..., Any]) -> None:
+    began = time.monotonic()
+    (server,) = start(1)
+    assert time.monotonic() - began < 2  # 0.2 s on an idle machine
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "_core" in maps
+    for library in ("libtorch", "libarrow"):
+        assert library not in maps
+    assert server.stop() == 0
+    server.log.seek(0)
+    assert "stopped" in server.log.read()
+
+
+def test_it_stops_while_a_push_waits_for_a_hold(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize({}, {"t": 4})
+    server.hold(60_000)
+    codes: list[grpc.StatusCode] = []
+
+    def push() -> None:
+        try:
+            server.push(0, 0, 1)
+        except grpc.RpcError as error:
+            codes.append(error.code())
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+    thread.join(10)
+    assert codes[0] in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "message"),
+    [
+        (["--shard=2", "--shards=2"], {}, "--shard 2: must be in 0..1"),
+        (["--restore=/nowhere/at/all"], {}, "/nowhere/at/all: neither a checkpoint"),
+        ([], {ENV_TOKEN: ""}, "TORCH_EDL_TOKEN: not set"),
+        (["--grads-to-wait=0"], {}, "--grads-to-wait 0"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_an_exit_code(
+    args: list[str], env: dict[str, str], message: str
+) -> None:
+    command = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
+    done = subprocess.run(
+        [*command, "--incarnation=0", *args],
+        env={**os.environ, ENV_TOKEN: "t", **env},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    port = server.address.split(":")[1]
+    with pytest.raises(pytest.fail.Exception, match="the port is in use"):
+        start(1, f"--port={port}")
+
+
+def test_content_of_another_type_is_refused(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize(DENSE, {})
+    request = pb.PushGradientsRequest(fence=server.fence, range=pb.RecordRange(last=1))
+    request.dense.CopyFrom(tensor.TensorProto(dtype=tensor.DT_HALF, tensor_content=b"12"))
+    code, text = server.refusal("PushGradients", request)
+    assert (code, "dtype 19" in text) == (INVALID, True)
