@@ -33,7 +33,7 @@ _KERNELS: dict[type[torch.optim.Optimizer], tuple[str, tuple[str, ...]]] = {
         "adamw",
         ("lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize"),
     ),
-    torch.optim.SparseAdam: ("adam", ("lr", "beta1", "beta2", "eps", "maximize")),
+    torch.optim.SparseAdam: ("sparse_adam", ("lr", "beta1", "beta2", "eps", "maximize")),
     torch.optim.RMSprop: (
         "rmsprop",
         ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
