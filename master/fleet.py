@@ -1,11 +1,12 @@
 """Which processes should run. Pure: events change the plan, :meth:`Fleet.plan` says what to do.
 
-Exactly ``workers`` workers are kept alive (the first alone until the strategy is known), and all
-servers of one incarnation or none.
+Exactly ``workers`` workers are kept alive, from the start: they take seconds to import what they
+need. The servers follow when the strategy is known: all of one incarnation or none.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,10 @@ STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
 
 # Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
 CRASH_LIMIT = 5
+# The same for those that somebody ended with SIGKILL or SIGTERM. That is how machines are taken
+# away, which is no fault of the job; but so does the kernel when memory is short, for ever.
+KILL_LIMIT = 30
+_KILLS = (signal.SIGKILL, signal.SIGTERM)
 _FIRST_BACKOFF_S = 0.5
 _STOP_GRACE_S = 2.0
 _DRAIN_S = 60.0
@@ -140,6 +145,7 @@ class Fleet:
         self._servers = _Servers()
         self._next_id = {"worker": 0, "ps": 0}
         self._worker_crashes = 0
+        self._worker_kills = 0
         self._server_crashes = 0
         self._start_after = 0.0
         self._ending: float | None = None
@@ -246,7 +252,7 @@ class Fleet:
         process = self._processes.get(("worker", worker))
         if process is not None:
             process.trained = True
-        self._worker_crashes = self._server_crashes = 0
+        self._worker_crashes = self._worker_kills = self._server_crashes = 0
 
     def lost(self, worker: int) -> None:
         """A worker hangs or does not answer: it is ended by force, and replaced."""
@@ -261,7 +267,8 @@ class Fleet:
         was, process.state, process.exit = process.state, EXITED, str(exit)
         name = f"{exit.role}-{exit.id}"
         if exit.role == "worker":
-            return self._worker_exited(process, was, f"{name} ended with {exit}", log, now)
+            killed = exit.signal in _KILLS
+            return self._worker_exited(process, was, f"{name} ended with {exit}", log, now, killed)
         if self._ending is not None or process.id not in self._servers.ids:
             return None
         self._server_crashes += 1
@@ -273,11 +280,18 @@ class Fleet:
         return ServersGone(f"{name} ended with {exit}")
 
     def _worker_exited(
-        self, process: Process, was: str, text: str, log: str, now: float
+        self, process: Process, was: str, text: str, log: str, now: float, killed: bool
     ) -> Outcome | None:
         if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
             return WorkerGone(process.id, text, expected=True)
-        if not process.trained:
+        if not process.trained and killed:
+            self._worker_kills += 1
+            if self._worker_kills >= KILL_LIMIT:
+                return CrashLoop(
+                    f"workers were killed {KILL_LIMIT} times in a row before anything was trained; "
+                    f"is there enough memory? {text}; its log is {log}"
+                )
+        elif not process.trained:
             self._worker_crashes += 1
             # The first replacement comes at once: one death is more likely a preemption.
             if self._worker_crashes > 1:
@@ -358,8 +372,8 @@ class Fleet:
 
     def _fit_workers(self, now: float) -> list[Action]:
         staying = [p for p in self.alive("worker") if p.state in (STARTING, RUNNING)]
-        wanted = self.workers_wanted if self.strategy else min(1, self.workers_wanted)
-        if len(staying) > wanted and self.strategy:
+        wanted = self.workers_wanted
+        if len(staying) > wanted:
             # Those that came last leave; one that only starts has nothing to finish.
             for process in staying[wanted:]:
                 process.state = DRAINING

@@ -83,6 +83,8 @@ class LeaseClient:
             if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
                 self._held.clear()
                 self.incarnation = answer.cluster.incarnation
+                # The tasks went back with the model: what was done once is not done any more.
+                self.retired_before = 0
             self._held.update(lease.lease_id for lease in answer.leases)
             self.retired_before = max(self.retired_before, answer.retired_before)
         return answer

@@ -13,6 +13,7 @@ from torch_edl.errors import UsageError
 from torch_edl.nn.initializers import Initializer, resolve
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowStore
+from torch_edl.wire import pserver_pb2 as pb
 
 _unnamed = itertools.count()
 
@@ -72,6 +73,20 @@ class Table(nn.Module):
         if self.padding_idx is not None:
             out = out * (ids != self.padding_idx).unsqueeze(-1)
         return out
+
+    def info(self, group: int) -> pb.EmbeddingTableInfo:
+        """What a store must know of the table; ``group`` is its parameter group."""
+        return pb.EmbeddingTableInfo(
+            name=self.table,
+            dim=self.embedding_dim,
+            initializer=pb.Initializer(
+                kind=self.initializer.kind, args=dict(self.initializer.args)
+            ),
+            num_embeddings=self.num_embeddings or 0,
+            group=group,
+            min_count=self.min_count,
+            max_age=self.max_age or 0,
+        )
 
     def extra_repr(self) -> str:
         """As torch's: sizes first."""

@@ -17,6 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_edl import _core
 from torch_edl.kernels import read_optimizer
 from torch_edl.nn.lookup import RowBlock, lookup
+from torch_edl.ps_server.optimizers import FROZEN, Optimizers
+from torch_edl.ps_server.snapshot import RestoringTable
+from torch_edl.ps_server.table import EmbeddingTable, Rows
 
 if TYPE_CHECKING:
     from torch_edl.nn.embedding import Table
@@ -35,19 +38,17 @@ class LocalRows:
 
     def __init__(self, module: Table) -> None:
         self._module = weakref.ref(module)
-        self._table: _core.Table | None = None
-        self._optimizer: _core.Optimizer | None = None
+        self._table: EmbeddingTable | None = None
+        self._optimizers: Optimizers | None = None
         # What got gradients since the last step.
         self._pending: list[tuple[Ids, RowBlock]] = []
-        self._steps = 0
         _tables[id(module.weight)] = self
 
     def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`~torch_edl.nn.lookup.RowStore`."""
-        flat = ids.reshape(-1).cpu().numpy()
-        unique, _, inverse = _core.unique_partition(flat, 1)
+        unique, _, inverse = _core.unique_partition(ids.reshape(-1).cpu().numpy(), 1)
         values = np.empty((len(unique), module.embedding_dim), np.float32)
-        self._rows(module).pull_into(unique, values, read_only=not module.training)
+        self.table.core.pull_into(unique, values, read_only=not module.training)
         if module.weight.grad is None:
             self._pending.clear()  # zero_grad() was called, or this is the first pass
         block = RowBlock(values, lambda filled: self._pending.append((unique, filled)))
@@ -55,80 +56,71 @@ class LocalRows:
 
     def step(self, optimizer: torch.optim.Optimizer, group: int) -> None:
         """Updates the rows that got gradients since the last step."""
-        module = self._module()
         done = [(ids, block.grads) for ids, block in self._pending if block.grads is not None]
         self._pending = []
-        if module is None or not done:
+        if not done:
             return
+        self.use_kernel(optimizer, group)
+        assert self._optimizers is not None
         ids = np.concatenate([i for i, _ in done])
         gradients = np.concatenate([g for _, g in done])
-        self._use_kernel(module, optimizer, group)
-        self._steps += 1
-        lr = float(optimizer.param_groups[group]["lr"])
-        self._rows(module).push(ids, gradients, lr, self._steps)
+        self.table.apply(ids, gradients, [float(g["lr"]) for g in optimizer.param_groups])
 
     def rows(self) -> tuple[Ids, Floats]:
         """All rows that exist: ids (n,) in increasing order and vectors (n, dim)."""
-        module = self._module()
-        assert module is not None
-        chunks = _chunks(self._rows(module))
-        ids = np.concatenate([c[0] for c in chunks] or [np.empty(0, np.int64)])
-        vectors = np.concatenate(
-            [c[1] for c in chunks] or [np.empty((0, module.embedding_dim), np.float32)]
-        )
-        order = np.argsort(ids)
-        return ids[order], vectors[order]
+        found = self._all()
+        order = np.argsort(found.ids)
+        return found.ids[order], found.vectors[order]
 
     def load(self, ids: Ids, vectors: Floats) -> None:
-        """Sets rows."""
+        """Sets rows; their slots start anew."""
+        none = np.zeros(len(ids), np.int64)
+        slots = np.empty((len(ids), 0, vectors.shape[1]), np.float32)
+        self.table.load(Rows(ids, vectors, slots, none, none), [])
+
+    def restore(self, saved: RestoringTable) -> None:
+        """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before."""
+        assert self._optimizers is not None
+        self._table = saved.restore(self.table.declared, self._optimizers)
+
+    def use_kernel(self, optimizer: torch.optim.Optimizer, group: int) -> None:
+        """Gives the rows the slots of an optimizer; the first one stays."""
         module = self._module()
-        assert module is not None
-        self._rows(module).load(np.ascontiguousarray(ids), np.ascontiguousarray(vectors))
+        if self._optimizers is not None or module is None:
+            return
+        self._optimizers = Optimizers.from_proto(read_optimizer(optimizer))
+        old = self._all()
+        slots = self.table.slot_names
+        self._table = EmbeddingTable(module.info(group), self.table.seed, self._optimizers)
+        self._table.load(old, slots)
 
     @property
-    def table(self) -> _core.Table:
-        """The hash table, for checkpoints."""
-        module = self._module()
-        assert module is not None
-        return self._rows(module)
-
-    def _rows(self, module: Table) -> _core.Table:
+    def table(self) -> EmbeddingTable:
+        """The hash table, made when it is first needed."""
         if self._table is None:
-            self._table = _core.Table(
-                module.table,
-                module.embedding_dim,
-                module.initializer.kind,
-                dict(module.initializer.args),
-                torch.initial_seed() & (2**62 - 1),
-                self._optimizer,
-                num_embeddings=module.num_embeddings or 0,
-                min_count=module.min_count,
-                max_age=module.max_age or 0,
-            )
+            module = self._module()
+            assert module is not None
+            # The kernel is the optimizer's, which steps later if at all.
+            none = Optimizers("sgd", ())
+            seed = torch.initial_seed() & (2**62 - 1)
+            self._table = EmbeddingTable(module.info(FROZEN), seed, none)
         return self._table
 
-    def _use_kernel(self, module: Table, optimizer: torch.optim.Optimizer, group: int) -> None:
-        """Gives the rows the slots of the optimizer, the first time it steps."""
-        if self._optimizer is not None:
-            return
-        config = read_optimizer(optimizer)
-        old = self._rows(module)
-        self._optimizer = _core.Optimizer(config.kind, dict(config.groups[group].hyper))
-        self._table = None
-        new = self._rows(module)
-        for ids, vectors, _, last_used, count in _chunks(old):
-            new.load(ids, vectors, None, last_used, count)
-
-
-def _chunks(table: _core.Table) -> list[tuple[Ids, Floats, Floats, Ids, Ids]]:
-    table.begin_snapshot()
-    try:
-        chunks = []
-        while (chunk := table.next_chunk(_CHUNK_ROWS)) is not None:
-            chunks.append(chunk)
-        return chunks
-    finally:
-        table.end_snapshot()
+    def _all(self) -> Rows:
+        table = self.table
+        table.core.begin_snapshot()
+        chunks = list(table.snapshot_rows(_CHUNK_ROWS))
+        if not chunks:
+            none = np.empty(0, np.int64)
+            slots = np.empty((0, len(table.slot_names), table.dim), np.float32)
+            return Rows(none, np.empty((0, table.dim), np.float32), slots, none, none)
+        return Rows(
+            ids=np.concatenate([c.ids for c in chunks]),
+            vectors=np.concatenate([c.vectors for c in chunks]),
+            slots=np.concatenate([c.slots for c in chunks]),
+            last_used=np.concatenate([c.last_used for c in chunks]),
+            count=np.concatenate([c.count for c in chunks]),
+        )
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -24,14 +24,18 @@ from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
 from torch_edl.errors import CheckpointError
+from torch_edl.kernels import group_of
 from torch_edl.nn.embedding import Table
+from torch_edl.nn.local_rows import LocalRows
+from torch_edl.ps_server.snapshot import Source, write_tables
 from torch_edl.strategy.base import Committed, Step, UserCodeError
 from torch_edl.strategy.server_rows import bind_tables
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2
 
-_DENSE = "shard-0-of-1.dense.safetensors"
-_OPTIMIZER = "shard-0-of-1.optimizer.safetensors"
+_STEM = "shard-0-of-1"
+_DENSE = f"{_STEM}.dense.safetensors"
+_OPTIMIZER = f"{_STEM}.optimizer.safetensors"
 
 
 class LocalStrategy:
@@ -128,7 +132,10 @@ class LocalStrategy:
         safetensors.torch.save_file(
             tensors, folder / _OPTIMIZER, metadata={"state": json.dumps(described)}
         )
-        files = [_DENSE, _OPTIMIZER]
+        tables = [(rows.table, rows.table.step) for rows in self._rows().values()]
+        for table, _ in tables:
+            table.core.begin_snapshot()
+        files = [_DENSE, _OPTIMIZER, *write_tables(tables, folder, _STEM)]
         marks = pserver_pb2.Marks(retired_before=self._retired_before)
         for task_id, offset in sorted(self._marks.items()):
             marks.tasks.add(task_id=task_id, offset=offset)
@@ -147,12 +154,23 @@ class LocalStrategy:
             if isinstance(tensor, torch.Tensor) and id(tensor) not in tables
         }
 
+    def _rows(self) -> dict[str, LocalRows]:
+        """The rows of each table, by its name."""
+        return {t.table: t.store for t in self._tables if isinstance(t.store, LocalRows)}
+
     def _restore(self, folder: Path) -> None:
         exported = folder / "model.safetensors"
         dense = exported if exported.exists() else folder / _DENSE
         if not dense.exists():
             raise CheckpointError(f"{folder}: no {_DENSE} there; it is of another strategy")
         self._load_dense(safetensors.torch.load_file(dense))
+        source = Source(folder, any_strategy=True)
+        group = group_of(self._optimizer)
+        for module in self._tables:
+            saved = source.table(module.table)
+            if saved is not None and isinstance(module.store, LocalRows):
+                module.store.use_kernel(self._optimizer, group(module.weight))
+                module.store.restore(saved)
         if dense == exported:
             return
         manifest = checkpoint.read(folder)

@@ -24,7 +24,6 @@ from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Batch, Window
 from torch_edl.errors import EdlError, ServersLostError
 from torch_edl.kernels import group_of, read_optimizer
-from torch_edl.nn.embedding import Table
 from torch_edl.ps_client.client import (
     Floats,
     PendingPull,
@@ -145,7 +144,7 @@ class ParameterServerStrategy:
 
     def _table_infos(self) -> list[pserver_pb2.EmbeddingTableInfo]:
         group = group_of(self._optimizer)
-        infos = {t.table: _table_info(t, group(t.weight)) for t in self._rows.tables}
+        infos = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
         return list(infos.values())
 
     # ---- training ----
@@ -313,17 +312,3 @@ class ParameterServerStrategy:
     def snapshot(self, directory: str) -> master_pb2.ReportTaskRequest:
         """The servers hold the model; the master asks them."""
         raise AssertionError(f"a snapshot into {directory} is the servers' to write")
-
-
-def _table_info(table: Table, group: int) -> pserver_pb2.EmbeddingTableInfo:
-    return pserver_pb2.EmbeddingTableInfo(
-        name=table.table,
-        dim=table.embedding_dim,
-        initializer=pserver_pb2.Initializer(
-            kind=table.initializer.kind, args=dict(table.initializer.args)
-        ),
-        num_embeddings=table.num_embeddings or 0,
-        group=group,
-        min_count=table.min_count,
-        max_age=table.max_age or 0,
-    )

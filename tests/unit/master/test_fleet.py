@@ -35,18 +35,13 @@ def running(workers: int = 2, servers: int = 2) -> Fleet:
     return f
 
 
-def test_one_worker_until_the_strategy_is_known_then_all_and_servers():
+def test_workers_at_once_and_servers_when_the_strategy_is_known():
     f = fleet(workers=3)
-    assert names(f.plan(0.0)) == ["start worker-0"]
+    assert names(f.plan(0.0)) == ["start worker-0", "start worker-1", "start worker-2"]
     assert f.plan(1.0) == []
     assert f.addresses is None
     f.decide("ps", restore="")
-    assert names(f.plan(2.0)) == [
-        "start ps-0",
-        "start ps-1",
-        "start worker-1",
-        "start worker-2",
-    ]
+    assert names(f.plan(2.0)) == ["start ps-0", "start ps-1"]
 
 
 def test_servers_know_what_they_are():

@@ -326,9 +326,10 @@ class TestTheGoodWay:
 
 
 class TestDecisions:
-    def test_auto_waits_for_the_model_with_one_worker(self):
+    def test_auto_waits_for_the_model_with_its_servers(self):
         w = World(strategy="auto", workers=3)
-        assert [p.id for p in w.job.fleet.alive()] == [0]
+        assert len(w.job.fleet.alive("worker")) == 3
+        assert w.job.fleet.alive("ps") == []
         w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
         assert w.report_model(0) is None
         w.tick()

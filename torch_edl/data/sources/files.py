@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from torch_edl.errors import DataError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 @dataclass(frozen=True)
