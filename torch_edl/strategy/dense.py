@@ -69,6 +69,8 @@ class FlatParameters:
             self._flat.append(flat)
             self._gradient.append(gradient)
             self._parts.append(parts)
+        # Places of parameters that some minibatch of the window has a gradient for.
+        self._reached: list[set[int]] = [set() for _ in layout]
 
     def load(self, server: int, values: Floats) -> None:
         """Takes what a server holds."""
@@ -80,20 +82,34 @@ class FlatParameters:
             for tensor, view in self._copied:
                 tensor.copy_(view)
 
-    def gradients(self) -> list[DenseGradient]:
-        """The gradient of each server's parameters. Its arrays are valid until the next call."""
+    def collect(self) -> None:
+        """Adds the gradients of one minibatch to those of the window."""
+        with torch.no_grad():
+            for server, parts in enumerate(self._parts):
+                reached = self._reached[server]
+                for index, (tensor, place, group) in enumerate(parts):
+                    if group == BUFFER_GROUP or tensor.grad is None:
+                        continue
+                    if index in reached:
+                        place.add_(tensor.grad.reshape(-1))
+                    else:
+                        place.copy_(tensor.grad.reshape(-1))
+                        reached.add(index)
+
+    def take_gradients(self) -> list[DenseGradient]:
+        """What was collected since the last call. Its arrays are valid until the next collect."""
         made = []
         with torch.no_grad():
-            for flat, parts in zip(self._gradient, self._parts, strict=True):
-                untouched = []
+            for flat, parts, reached in zip(
+                self._gradient, self._parts, self._reached, strict=True
+            ):
                 for index, (tensor, place, group) in enumerate(parts):
                     if group == BUFFER_GROUP:
                         place.copy_(tensor.reshape(-1))
-                    elif tensor.grad is None:
-                        untouched.append(index)
-                    else:
-                        place.copy_(tensor.grad.reshape(-1))
+                        reached.add(index)
+                untouched = [i for i in range(len(parts)) if i not in reached]
                 made.append(DenseGradient(flat.numpy(), untouched))
+                reached.clear()
         return made
 
     def clear_gradients(self) -> None:
@@ -101,3 +117,9 @@ class FlatParameters:
         for parts in self._parts:
             for tensor, _, _ in parts:
                 tensor.grad = None
+
+    def forget(self) -> None:
+        """Drops what was collected."""
+        for reached in self._reached:
+            reached.clear()
+        self.clear_gradients()
