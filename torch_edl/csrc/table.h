@@ -1,9 +1,10 @@
 // An embedding table: id -> (weights, optimizer slots, how often and when it was updated).
 //
-// Ids are spread by hash bits over sub-tables. Each is a linear-probing array of (id, row) buckets
-// - an empty one has no row, so every int64 is a legal id - over rows in slabs that never move. A
-// batch is sorted by sub-table, takes each lock once, and touches memory in two prefetched passes:
-// buckets, then rows. (A batch beyond some thousand ids is several, so that they fit in the cache.)
+// Ids are spread by hash bits over sub-tables, so that growing and sweeping stop the table for a
+// part of it only. Each is a linear-probing array of (id, row) buckets - an empty one has no row, so
+// every int64 is a legal id - over rows in slabs that never move. A batch takes each lock once and
+// touches memory in two prefetched passes, buckets and then rows. (One of more than some thousand
+// ids gives the locks up in between.)
 #pragma once
 
 #include <array>
@@ -52,8 +53,9 @@ class Table {
         const std::map<std::string, double>& initializer_args, int64_t seed,
         const Optimizer* optimizer, TableOptions options);
 
-  // out: (n, dim). An id without a row gets its initial values, and a row unless read_only.
-  void pull(const int64_t* ids, size_t n, float* out, bool read_only);
+  // out: (n, dim) floats, at any address. An id without a row gets its initial values, and a row
+  // unless read_only.
+  void pull(const int64_t* ids, size_t n, char* out, bool read_only);
   // Updates the row of each id; gradients of equal ids are summed first. Throws
   // std::invalid_argument, having changed nothing, if an id is out of range or the table is frozen.
   void push(const int64_t* ids, const float* grads, size_t n, double lr, int64_t step);
@@ -96,9 +98,6 @@ class Table {
     Bucket* buckets = nullptr;
     size_t mask = 0;  // capacity - 1
     size_t size = 0;
-    // Where `buckets` and `mask` are or just were: for prefetches by who does not hold the lock.
-    std::atomic<const char*> hint{nullptr};
-    std::atomic<size_t> hint_mask{0};
     std::vector<char*> slabs;
     size_t rows_used = 0;      // rows ever taken from the slabs
     std::vector<char*> free;   // rows that eviction gave back
@@ -108,34 +107,26 @@ class Table {
     size_t limit = 0;
     size_t cursor = 0;
     std::vector<char> saved;  // whole rows, copied before they changed
-
-    void prefetch(uint64_t hash) const {
-      const size_t at = hash & hint_mask.load(std::memory_order_relaxed);
-      __builtin_prefetch(hint.load(std::memory_order_relaxed) + at * sizeof(Bucket));
-    }
   };
 
-  // The ids of a batch sorted by sub-table.
-  struct Batch {
-    std::vector<uint32_t> order;
-    std::vector<uint64_t> hashes;  // in that order
-    std::array<size_t, kSubTables + 1> begin;
+  struct Found {
+    char* row;
+    SubTable* sub;
   };
 
   RowMeta& meta(char* row) const { return *reinterpret_cast<RowMeta*>(row + meta_at_); }
   char* row_at(const SubTable& sub, size_t index) const {
     return sub.slabs[index / kSlabRows] + index % kSlabRows * stride_;
   }
-  void sort(const int64_t* ids, size_t first, size_t last, Batch& batch) const;
-  char* find(const SubTable& sub, int64_t id, uint64_t hash) const;
-  char* find_or_insert(SubTable& sub, int64_t id, uint64_t hash);
+  // Makes the row of an id that has none.
+  char* insert(SubTable& sub, int64_t id, uint64_t hash);
   void grow(SubTable& sub);
   void erase(SubTable& sub, int64_t id);
   // Copies the row to the snapshot in progress, if that lacks it.
   void before_change(SubTable& sub, char* row);
   void emit(const char* row, const Chunk& out, size_t at) const;
   template <typename Work>
-  void visit(const int64_t* ids, size_t n, size_t touched, bool insert, Work work);
+  void visit(const int64_t* ids, size_t n, size_t touched, bool add, Work work);
 
   const std::string name_;
   const size_t dim_;

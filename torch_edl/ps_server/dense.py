@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -87,10 +88,11 @@ class DenseShard:
         """(name, shape, group) of each parameter: what other workers must agree with."""
         return [(p.name, p.shape, p.group) for p in self.parameters]
 
-    def read(self) -> bytes:
-        """The flat vector, little-endian float32, as of one moment."""
+    @contextmanager
+    def reading(self) -> Iterator[Floats]:
+        """The flat vector (n,) itself; no update changes it while the block runs."""
         with self._lock:
-            return self.flat.tobytes()
+            yield self.flat
 
     def check(self, gradient: Floats) -> None:
         """Raises UsageError unless ``gradient`` (n,) fits and is finite where it is trained."""

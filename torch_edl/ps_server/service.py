@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl import _core
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server import snapshot
 from torch_edl.ps_server.gate import Gate
@@ -20,6 +22,20 @@ from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.server import Handler
 
 log = logging.getLogger(__name__)
+
+
+Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64]]
+
+
+class Encoded:
+    """A response whose bytes were put together here: the parameters are copied once, to where they
+    leave from, rather than into a message and from there into its bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def SerializeToString(self) -> bytes:
+        return self._content
 
 
 class PserverService:
@@ -82,7 +98,7 @@ class PserverService:
         self._shard.add_tables(request.infos)
         return pb.PushEmbeddingTableInfosResponse()
 
-    def _pull(self, request: pb.PullRequest, _: grpc.ServicerContext) -> pb.PullResponse:
+    def _pull(self, request: pb.PullRequest, _: grpc.ServicerContext) -> pb.PullResponse | Encoded:
         self._check(request.fence)
         self._pulls += 1
         shard = self._shard
@@ -90,17 +106,23 @@ class PserverService:
             return pb.PullResponse(initialized=False)
         # Read before what it is the version of: a caller may think that it has older parameters
         # than it has, never newer ones.
-        response = pb.PullResponse(initialized=True, version=shard.version)
-        if request.dense and request.dense_version != response.version:
-            _fill(response.dense, shard.dense.read(), shard.dense.flat.size)
+        version = shard.version
+        parts: list[Part] = [pb.PullResponse(initialized=True, version=version).SerializeToString()]
+        rows: list[Part] = []
         ids: list[npt.NDArray[np.int64]] = []
         for entry in request.tables:
             table = shard.table(entry.name)
             mine = entry_ids(entry, ids)
             ids.append(mine)
-            content = table.pull(mine, request.read_only)
-            _fill(response.vectors.add(), content, len(mine), table.dim)
-        return response
+            rows += [_head(_VECTORS, len(mine), table.dim), (table.core, mine)]
+        try:
+            if not request.dense or request.dense_version == version:
+                return Encoded(_core.assemble(parts + rows, request.read_only))
+            with shard.dense.reading() as flat:
+                parts += [_head(_DENSE, flat.size), flat]
+                return Encoded(_core.assemble(parts + rows, request.read_only))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
     def _push_gradients(
         self, request: pb.PushGradientsRequest, _: grpc.ServicerContext
@@ -181,8 +203,29 @@ class PserverService:
         )
 
 
-def _fill(proto: tensor.TensorProto, content: bytes, *shape: int) -> None:
-    proto.dtype = tensor.DT_FLOAT
-    proto.tensor_content = content
+_DENSE = pb.PullResponse.DESCRIPTOR.fields_by_name["dense"].number
+_VECTORS = pb.PullResponse.DESCRIPTOR.fields_by_name["vectors"].number
+_CONTENT = tensor.TensorProto.DESCRIPTOR.fields_by_name["tensor_content"].number
+
+
+def _head(field: int, *shape: int) -> bytes:
+    """What stands before the content of a float32 tensor in field ``field`` of a message."""
+    proto = tensor.TensorProto(dtype=tensor.DT_FLOAT)
     for size in shape:
         proto.tensor_shape.dim.add(size=size)
+    content = 4 * math.prod(shape)
+    inner = proto.SerializeToString() + _length_delimited(_CONTENT, content)
+    return _length_delimited(field, len(inner) + content) + inner
+
+
+def _length_delimited(field: int, length: int) -> bytes:
+    return _varint(field << 3 | 2) + _varint(length)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -116,17 +116,6 @@ class EmbeddingTable:
             raise UsageError(str(error)) from None
         return gradient
 
-    def pull(self, ids: Ids, read_only: bool) -> bytes:
-        """Rows of ``ids`` (n,) as n * dim float32.
-
-        Raises:
-            UsageError: an id is out of range.
-        """
-        try:
-            return self.core.pull(ids, read_only)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
     def apply(self, ids: Ids, gradient: Floats, rates: Sequence[float]) -> None:
         """One update of the rows of ``ids`` (n,) with ``gradient`` (n, dim), both checked."""
         with self._step_lock:
