@@ -38,8 +38,6 @@ _PART = re.compile(
 )
 _NUMBER = r"-?\d[\d,.:]*(?:e-?\d+)?"
 _ANY = {"...": ".*"}
-# Of ``python -m torch_edl.ps_server``, which the documents speak of.
-_SERVER_OPTIONS = {"--restore", "--job", "--incarnation"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ def test_what_a_document_names_is_there(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"`make ([a-z-]+)`", text):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    known = {"--editable", *_SERVER_OPTIONS}
+    known: set[str] = set()
     for verb in next(a for a in build_parser()._actions if a.dest == "verb").choices.values():
         known.update(verb._option_string_actions)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _no_comments(text))) <= known
