@@ -146,7 +146,7 @@ class Workers:
             self._job.tell(
                 "warning",
                 f"worker-{request.worker_id}: {request.error}; failure "
-                f" {count} of {limit} of this task, trying it again",
+                f"{count} of {limit} of this task, trying it again",
                 now,
             )
         return lease

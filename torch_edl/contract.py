@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.errors import ContractError, UnsupportedOptimizerError
+from torch_edl.errors import (
+    ContractError,
+    EdlError,
+    UnsupportedOptimizerError,
+    describe_error,
+)
 from torch_edl.kernels import read_optimizer
 from torch_edl.nn.embedding import Table
 from torch_edl.wire import master_pb2 as pb
@@ -35,6 +40,8 @@ EXAMPLES = {
 }
 
 Metrics = Mapping[str, Any]
+
+_OURS = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +111,8 @@ class Contract:
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
         try:
             return function()
-        except Exception as error:
-            raise ContractError(
-                f"{self.path}: {name}() raised {type(error).__name__}: {error}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise ContractError(f"{self.path}: {name}() raised {describe_error(error)}") from error
 
     def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
         example = EXAMPLES.get(name.split("(")[0], "")
@@ -176,11 +181,11 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
         spec.loader.exec_module(module)
     except SystemExit as error:
         raise ContractError(
-            f"{path}: ended with exit code {error.code} while it was loaded; "
-            f"its arguments were: {' '.join(args) or 'none'}"
+            f"{path}: called sys.exit({error.code!r}) while it was loaded; its arguments, after "
+            f"--, were: {' '.join(args) or 'none'}"
         ) from error
     except Exception as error:
-        raise ContractError(f"{path}: {type(error).__name__}: {error}") from error
+        raise ContractError(f"{path}: {describe_error(error)}") from error
     return module
 
 
@@ -205,18 +210,25 @@ def _processor(module: ModuleType) -> Any | None:
 
 
 def user_traceback(error: BaseException, path: str) -> str:
-    """The traceback of an error from the first frame of the user's file on, causes included.
+    """The traceback of what the user's code raised, from the first frame of their file on.
 
-    The whole traceback where no frame is the user's.
+    Our own frames at its end are left out, since the message says what was wrong. An error of
+    ours that did not pass through the file has no traceback: an empty string; any other error
+    that did not has all of it.
     """
-    cause = error.__cause__ if isinstance(error, ContractError) and error.__cause__ else error
-    frames = traceback.TracebackException.from_exception(cause)
-    wanted = str(Path(path).resolve())
-    for index, frame in enumerate(frames.stack):
-        if str(Path(frame.filename).resolve()) == wanted:
-            frames.stack = traceback.StackSummary.from_list(list(frames.stack)[index:])
-            break
-    return "".join(frames.format())
+    cause = error.__cause__ if isinstance(error, EdlError) and error.__cause__ else error
+    shown = traceback.TracebackException.from_exception(cause)
+    wanted = Path(path).resolve()
+    frames = list(shown.stack)
+    files = [Path(frame.filename).resolve() for frame in frames]
+    if wanted in files:
+        last = len(frames)
+        while files[last - 1] != wanted and _OURS in files[last - 1].parents:
+            last -= 1
+        shown.stack = traceback.StackSummary.from_list(frames[files.index(wanted) : last])
+    elif isinstance(cause, EdlError):
+        return ""
+    return "".join(shown.format())
 
 
 def report_model(

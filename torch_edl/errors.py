@@ -6,6 +6,14 @@ What a user can mend derives from :class:`UsageError` and reads ``value: what is
 from __future__ import annotations
 
 
+def describe_error(error: BaseException) -> str:
+    """Type and text of what the user's code raised, in one line of a message."""
+    if isinstance(error, SystemExit):
+        return f"SystemExit: it called sys.exit({error.code!r})"
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class EdlError(Exception):
     """Base of all exceptions raised by torch-edl."""
 

@@ -12,7 +12,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Bare, Feeder, Prepared
 from torch_edl.data.sources import Source
-from torch_edl.errors import ContractError
+from torch_edl.errors import ContractError, describe_error
 from torch_edl.evaluation import TaskMetrics, summarize
 from torch_edl.nn.swap import swap_large
 from torch_edl.prediction import TaskPredictions
@@ -87,11 +87,22 @@ class Session:
         )
 
     def call_back(self, event: str, *args: Any) -> None:
-        """Calls a method of each of the user's callbacks that has it."""
+        """Calls a method of each of the user's callbacks that has it.
+
+        Raises:
+            ContractError: it raised.
+        """
         for callback in self._callbacks:
             method = getattr(callback, event, None)
-            if method is not None:
+            if method is None:
+                continue
+            try:
                 method(*args)
+            except (Exception, SystemExit) as error:
+                raise ContractError(
+                    f"{self.contract.path}: callback {type(callback).__name__}.{event} raised "
+                    f"{describe_error(error)}"
+                ) from error
 
     def do(self, item: Prepared | Bare) -> pb.ReportTaskRequest:
         """Does a task that is not training; the report of it, without the lease."""
@@ -105,22 +116,20 @@ class Session:
     def _evaluate(self, task: Prepared) -> pb.ReportTaskRequest:
         metrics = TaskMetrics(self.contract)
         with self.strategy.evaluating() as predict:
-            for window in task.windows:
+            for window in task.windows(0):
                 for batch in window.batches:
                     predictions = predict(batch.features)
                     try:
                         metrics.update(batch, predictions)
-                    except Exception as error:
-                        raise UserCodeError(
-                            f"a metric raised {type(error).__name__}: {error}"
-                        ) from error
+                    except (Exception, SystemExit) as error:
+                        raise UserCodeError(f"a metric raised {describe_error(error)}") from error
         records = task.lease.end - task.lease.start
         return pb.ReportTaskRequest(records=records, metrics=metrics.states())
 
     def _predict(self, task: Prepared) -> pb.ReportTaskRequest:
         predictions = TaskPredictions(self.contract.prediction_outputs_processor, self._worker_id)
         with self.strategy.evaluating() as predict:
-            for window in task.windows:
+            for window in task.windows(0):
                 for batch in window.batches:
                     predictions.add(predict(batch.features))
         name, rows = predictions.write(self._config.checkpoint.output, task.lease.task_id)
@@ -139,9 +148,9 @@ class Session:
         paths = {"train": data.train, "evaluate": data.eval, "predict": data.predict}
         try:
             made = self.contract.data_source(paths[self._config.kind])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ContractError(
-                f"{self.contract.path}: data_source() raised {type(error).__name__}: {error}"
+                f"{self.contract.path}: data_source() raised {describe_error(error)}"
             ) from error
         sources = list(made) if isinstance(made, list | tuple) else [made]
         for source in sources:

@@ -28,9 +28,9 @@ from torch_edl.data.loader import (
     Prepared,
     Window,
 )
-from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.errors import EdlError, ServersLostError, UsageError, describe_error
 from torch_edl.session import Session
-from torch_edl.strategy.base import Committed, NanLossError
+from torch_edl.strategy.base import Committed, NanLossError, UserCodeError
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def _blaming(lease: pb.LeaseMessage, window: Window | None = None) -> Iterator[N
         yield
     except (ServersLostError, MasterLostError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _TaskError(lease, window) from error
 
 
@@ -91,19 +91,18 @@ class TrainingLoop:
         self._heartbeat = heartbeat
         self._progress = progress
         self._cluster = cluster
-        self._connected = False
-        self._loader = Loader(leases, session.feeder, self._strategy.committed)
+        self._connected = self._begun = False
+        self._loader = Loader(leases, session.feeder)
         self._open: dict[int, _OpenTask] = {}
-        self._stream: Prepared | None = None  # the task whose windows are handed out
+        self._stream: Iterator[Window] | None = None  # of the task whose windows are handed out
+        self._stream_lease = pb.LeaseMessage()
         self._upcoming: deque[Window] = deque()  # prefetched, not trained
         self._deferred: Item | None = None  # waits until the pipeline is empty
 
     def run(self) -> int:
         """Until the end; the exit code of the process."""
         try:
-            self._connect()
             self._loader.start()
-            self._session.call_back("on_train_begin", self._strategy.model)
             while not self._leaving():
                 try:
                     if not self._advance():
@@ -153,9 +152,9 @@ class TrainingLoop:
                 if not self._open_stream(item):
                     self._deferred = item
                 continue
-            lease = self._stream.lease
+            lease = self._stream_lease
             with _blaming(lease):
-                window = next(self._stream.windows, None)
+                window = next(self._stream, None)
             if window is None:
                 self._stream = None
                 continue
@@ -169,8 +168,14 @@ class TrainingLoop:
             return False
         # A task that was prepared in an earlier life of the servers is void.
         if item.incarnation == self._leases.incarnation:
-            self._open[item.lease.lease_id] = _OpenTask(item.lease)
-            self._stream = item
+            lease = item.lease
+            # Before the servers are asked: if they are lost, it is given back with the others.
+            self._open[lease.lease_id] = _OpenTask(lease)
+            offset = lease.offset
+            if lease.retried:
+                offset = max(offset, self._strategy.committed(lease))
+            with _blaming(lease):
+                self._stream, self._stream_lease = item.windows(offset), lease
         return True
 
     def _train(self, window: Window) -> None:
@@ -211,10 +216,9 @@ class TrainingLoop:
             self._cluster = item.cluster
             self._connect()
         elif isinstance(item, Broken):
-            self._loader.resume()
-            if item.lease is None or isinstance(item.error, ServersLostError):
-                self._leases.release([item.lease] if item.lease else [])
+            if item.lease is None:
                 raise item.error
+            self._loader.resume()
             with _blaming(item.lease):
                 raise item.error
         elif isinstance(item, Prepared | Bare):
@@ -227,6 +231,9 @@ class TrainingLoop:
     def _connect(self) -> None:
         self._strategy.connect(self._cluster)
         self._connected = True
+        if not self._begun:
+            self._begun = True
+            self._session.call_back("on_train_begin", self._strategy.model)
         self._loader.resume()
 
     def _lose_servers(self, error: ServersLostError) -> None:
@@ -246,10 +253,10 @@ class TrainingLoop:
             if isinstance(item, Prepared | Bare):
                 self._leases.release([item.lease])
             elif isinstance(item, Broken):
-                if isinstance(item.error, MasterLostError):
-                    raise item.error
-                self._leases.release([item.lease] if item.lease else [])
-                self._loader.resume()
+                try:
+                    self._do(item)
+                except _TaskError as failure:
+                    self._fail(failure)
 
     def _drop(self) -> list[pb.LeaseMessage]:
         """Forgets everything that is not committed; returns the tasks that were in hand."""
@@ -277,16 +284,19 @@ class TrainingLoop:
         others = [held for held in self._drop() if held.lease_id != lease.lease_id]
         first = lease.start + (window.first if window else 0)
         last = lease.start + (window.last if window else lease.end - lease.start)
-        fatal = isinstance(error, UsageError | NanLossError)
-        culprit = error.__cause__ or (None if isinstance(error, EdlError) else error)
+        # What will not be otherwise at the next try; an exception of the user's code may be.
+        fatal = isinstance(error, UsageError | NanLossError) or (
+            isinstance(error, FeedError | UserCodeError) and error.__cause__ is None
+        )
+        text = str(error) if isinstance(error, EdlError) else describe_error(error)
         self._leases.report(
             pb.ReportTaskRequest(
                 lease_id=lease.lease_id,
                 outcome=pb.ReportTaskRequest.FAILED,
                 records=task.records,
                 steps=task.steps,
-                error=f"{error} (records {first} to {last - 1} of {lease.shard})",
-                traceback=user_traceback(culprit, self._session.contract.path) if culprit else "",
+                error=f"{text} (records {first} to {last - 1} of {lease.shard})",
+                traceback=user_traceback(error, self._session.contract.path),
                 first=first,
                 last=last,
                 fatal=fatal,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from torch_edl import _core
 from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig
 from torch_edl.data.leases import Heartbeat, LeaseClient, MasterLostError, Progress
-from torch_edl.errors import EdlError, JobFailedError
+from torch_edl.errors import CheckpointError, JobFailedError, UsageError
 from torch_edl.launch.child import follow_parent, setup_logging
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -65,7 +65,6 @@ def _work(
 ) -> int:
     # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
     from torch_edl.contract import load_contract, report_model, user_traceback
-    from torch_edl.errors import ContractError
     from torch_edl.session import Session
     from torch_edl.training_loop import TrainingLoop
 
@@ -74,20 +73,23 @@ def _work(
         report = report_model(session.model, session.optimizer, worker_id)
         report.custom_source = session.contract.data_source is not None
         report.shards.extend(session.shards())
-    except EdlError as error:
-        report = pb.ReportModelRequest(worker_id=worker_id, error=str(error))
-        if isinstance(error, ContractError) and error.__cause__ is not None:
-            report.traceback = user_traceback(error, config.model_file)
+        progress.phase = "waiting"
+        ready = _wait_until_ready(master, report, heartbeat)
+        if ready is None:
+            return 0
+        session.start(ready, os.environ[ENV_TOKEN], progress)
+        leases = LeaseClient(master, worker_id)
+        leases.incarnation = ready.cluster.incarnation
+        return TrainingLoop(session, leases, heartbeat, progress, ready.cluster).run()
+    except (UsageError, CheckpointError) as error:
+        # Another worker would fail in the same way: the job ends with this.
+        report = pb.ReportModelRequest(
+            worker_id=worker_id,
+            error=str(error),
+            traceback=user_traceback(error, config.model_file),
+        )
         master.call("ReportModel", report, timeout_s=20)
         return 1
-    progress.phase = "waiting"
-    ready = _wait_until_ready(master, report, heartbeat)
-    if ready is None:
-        return 0
-    session.start(ready, os.environ[ENV_TOKEN], progress)
-    leases = LeaseClient(master, worker_id)
-    leases.incarnation = ready.cluster.incarnation
-    return TrainingLoop(session, leases, heartbeat, progress, ready.cluster).run()
 
 
 def _wait_until_ready(

@@ -22,7 +22,7 @@ from torch_edl.config import JobConfig
 from torch_edl.data.leases import LeaseClient
 from torch_edl.data.sources import Source, open_source
 from torch_edl.data.sources.base import take
-from torch_edl.errors import ContractError, EdlError
+from torch_edl.errors import EdlError, describe_error
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,10 @@ class Window:
         return self.last == self.lease.end - self.lease.start
 
 
+Windows = Callable[[int], Iterator[Window]]
+"""The windows of a task from an offset on."""
+
+
 class FeedError(EdlError):
     """The user's ``feed`` raised, or what it returned cannot be cut into minibatches."""
 
@@ -91,8 +95,8 @@ class Feeder:
         self._open = open_shard or self._open_file
         self._sources: dict[str, Source] = {}
 
-    def windows(self, lease: pb.LeaseMessage, offset: int) -> Iterator[Window]:
-        """The windows of a task from ``offset`` (a border of windows) on.
+    def prepare(self, lease: pb.LeaseMessage) -> Windows:
+        """Reads a task and calls ``feed``; the windows from any border of windows on.
 
         Raises:
             FeedError: the user's code failed; its exception is the cause.
@@ -102,10 +106,13 @@ class Feeder:
         mode = MODES[lease.kind]
         try:
             fed = self._feed(records, mode, self._source(lease.shard).metadata)
-        except Exception as error:
-            raise FeedError(f"feed raised {type(error).__name__}: {error}", lease) from error
-        batches = self._batches(fed, lease, mode, offset)
-        return self._group(batches, lease, offset)
+        except (Exception, SystemExit) as error:
+            raise FeedError(f"feed raised {describe_error(error)}", lease) from error
+
+        def windows(offset: int) -> Iterator[Window]:
+            return self._group(self._batches(fed, lease, mode, offset), lease, offset)
+
+        return windows
 
     def _group(
         self, batches: Iterator[Batch], lease: pb.LeaseMessage, offset: int
@@ -188,10 +195,8 @@ class Feeder:
                     yield Batch(features, labels, _length(features, lease))
         except FeedError:
             raise
-        except Exception as error:
-            raise FeedError(
-                f"the dataset of feed raised {type(error).__name__}: {error}", lease
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise FeedError(f"the dataset of feed raised {describe_error(error)}", lease) from error
 
 
 def _split(fed: Any, mode: str, lease: pb.LeaseMessage) -> tuple[Any, Any]:
@@ -261,10 +266,9 @@ class Prepared:
     """A task whose records are read; training, evaluation and prediction tasks."""
 
     lease: pb.LeaseMessage
-    offset: int
-    windows: Iterator[Window]
+    windows: Windows
     incarnation: int
-    """Life of the servers that ``offset`` speaks of."""
+    """Life of the servers in which it was leased."""
 
 
 @dataclass(frozen=True)
@@ -302,22 +306,12 @@ Item = Prepared | Bare | Changed | Ended | Broken
 class Loader:
     """A thread that leases one task ahead and prepares it.
 
-    After a :class:`Changed` or a :class:`Broken` it waits for :meth:`resume`: until the trainer
-    has met the new servers, nobody can say how much of a task is committed.
-
-    Args:
-        committed: for a task that somebody had before, how much of it every server has.
+    After a :class:`Changed` or a :class:`Broken` it waits for :meth:`resume`.
     """
 
-    def __init__(
-        self,
-        leases: LeaseClient,
-        feeder: Feeder,
-        committed: Callable[[pb.LeaseMessage], int],
-    ) -> None:
+    def __init__(self, leases: LeaseClient, feeder: Feeder) -> None:
         self._leases = leases
         self._feeder = feeder
-        self._committed = committed
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
         self._go = threading.Event()
         self._go.set()
@@ -372,7 +366,7 @@ class Loader:
     def _next(self) -> Iterator[Item]:
         try:
             answer = self._leases.lease(want=1)
-        except EdlError as error:
+        except Exception as error:
             yield Broken(error, None)
             return
         if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
@@ -386,10 +380,7 @@ class Loader:
         if lease.kind not in MODES:
             return Bare(lease)
         try:
-            offset = lease.offset
-            if lease.retried and lease.kind == pb.TASK_TRAIN:
-                offset = max(offset, self._committed(lease))
-            windows = self._feeder.windows(lease, offset)
-            return Prepared(lease, offset, windows, self._leases.incarnation)
-        except (EdlError, ContractError) as error:
+            windows = self._feeder.prepare(lease)
+            return Prepared(lease, windows, self._leases.incarnation)
+        except Exception as error:
             return Broken(error, lease)

@@ -16,7 +16,7 @@ from torch import nn
 
 from torch_edl.contract import Contract
 from torch_edl.data.loader import Batch, Window
-from torch_edl.errors import EdlError
+from torch_edl.errors import EdlError, describe_error
 from torch_edl.wire import master_pb2 as pb
 
 layer_log = logging.getLogger("torch_edl.layers")
@@ -46,7 +46,7 @@ class UserCodeError(EdlError):
 class Strategy(Protocol):
     """How a window of minibatches becomes an update of the model.
 
-    Not thread-safe but for :meth:`committed`; the training loop owns it.
+    Not thread-safe; the training loop owns it.
     """
 
     model: nn.Module
@@ -128,8 +128,8 @@ class Step:
             return self.forward(features)
         except EdlError:
             raise
-        except Exception as error:
-            raise UserCodeError(f"the model raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(f"the model raised {describe_error(error)}") from error
 
     def forward(self, features: Any) -> Any:
         """Calls the model: a tuple is unpacked unless ``forward`` takes a single argument, a
@@ -151,9 +151,9 @@ class Step:
         predictions = self.predict(batch.features)
         try:
             loss = self._loss(batch.labels, predictions)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserCodeError(
-                f"loss raised {type(error).__name__}: {error} "
+                f"loss raised {describe_error(error)} "
                 f"(labels {describe(batch.labels)}, predictions {describe(predictions)})"
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -23,7 +23,7 @@ from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
-from torch_edl.errors import CheckpointError
+from torch_edl.errors import CheckpointError, describe_error
 from torch_edl.kernels import group_of
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
@@ -90,7 +90,7 @@ class LocalStrategy:
             try:
                 loss.backward()  # type: ignore[no-untyped-call]
             except Exception as error:
-                raise UserCodeError(f"backward raised {type(error).__name__}: {error}") from error
+                raise UserCodeError(f"backward raised {describe_error(error)}") from error
             self._optimizer.step()
             if self._scheduler is not None:
                 self._scheduler.step()

@@ -84,26 +84,26 @@ def values(window: Window) -> list[int]:
 @pytest.mark.parametrize("kind", FEEDS)
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_every_record_once_in_windows_of_one_size(kind: str, local_steps: int) -> None:
-    windows = list(feeder(config(4, local_steps), FEEDS[kind]).windows(lease(100, 150), 0))
+    windows = list(feeder(config(4, local_steps), FEEDS[kind]).prepare(lease(100, 150))(0))
     span = 4 * local_steps
     assert [(w.first, w.last) for w in windows] == [
         (k, min(k + span, 50)) for k in range(0, 50, span)
     ]
-    assert sorted(sum((values(w) for w in windows), [])) == list(range(100, 150))
+    assert sorted(v for w in windows for v in values(w)) == list(range(100, 150))
     assert [w.ends_task for w in windows] == [False] * (len(windows) - 1) + [True]
 
 
 @pytest.mark.parametrize("kind", FEEDS)
 def test_a_task_goes_on_where_another_worker_left_it(kind: str) -> None:
     job = config(4, 2)
-    whole = list(feeder(job, FEEDS[kind]).windows(lease(0, 100), 0))
-    rest = list(feeder(job, FEEDS[kind]).windows(lease(0, 100), whole[3].last))
+    whole = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(0))
+    rest = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(whole[3].last))
     assert [(w.first, values(w)) for w in rest] == [(w.first, values(w)) for w in whole[4:]]
 
 
 def test_order_is_shuffled_by_seed_and_task() -> None:
     def order(task_id: int, **data: Any) -> list[int]:
-        windows = feeder(config(64, **data), tensors).windows(lease(0, 64, task_id=task_id), 0)
+        windows = feeder(config(64, **data), tensors).prepare(lease(0, 64, task_id=task_id))(0)
         return values(next(windows))
 
     assert order(1) == order(1) != order(2)
@@ -112,7 +112,7 @@ def test_order_is_shuffled_by_seed_and_task() -> None:
 
 def test_evaluation_and_prediction_keep_the_order() -> None:
     for kind in (pb.TASK_EVALUATE, pb.TASK_PREDICT):
-        (window,) = feeder(config(64), tensors).windows(lease(0, 64, kind), 0)
+        (window,) = feeder(config(64), tensors).prepare(lease(0, 64, kind))(0)
         assert window.batches[0].features.tolist() == list(range(64))
         assert (window.batches[0].labels is None) == (kind == pb.TASK_PREDICT)
 
@@ -123,7 +123,7 @@ def test_a_feed_may_leave_records_out() -> None:
         kept = kept[kept % 2 == 1]
         return kept, kept.float()
 
-    windows = list(feeder(config(4), odd).windows(lease(0, 16), 0))
+    windows = list(feeder(config(4), odd).prepare(lease(0, 16))(0))
     assert sum(len(values(w)) for w in windows) == 8
     assert windows[-1].last == 16
     assert windows[-1].ends_task
@@ -142,10 +142,10 @@ def test_a_feed_may_leave_records_out() -> None:
 )
 def test_what_is_wrong_with_a_feed_is_named(feed: Callable[..., Any], message: str) -> None:
     with pytest.raises(FeedError, match=message):
-        list(feeder(config(4), feed).windows(lease(0, 16), 0))
+        list(feeder(config(4), feed).prepare(lease(0, 16))(0))
 
 
 def test_dataloader_processes() -> None:
     job = config(4, loader_workers=2)
-    windows = list(feeder(job, FEEDS["dataset"]).windows(lease(0, 40), 0))
-    assert sorted(sum((values(w) for w in windows), [])) == list(range(40))
+    windows = list(feeder(job, FEEDS["dataset"]).prepare(lease(0, 40))(0))
+    assert sorted(v for w in windows for v in values(w)) == list(range(40))
