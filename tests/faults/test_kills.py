@@ -60,8 +60,9 @@ def test_a_killed_server(start_job: Callable[..., Any], checkpoints: bool) -> No
 
 def test_the_local_worker_is_killed(start_job: Callable[..., Any]) -> None:
     """It held the model: the next one goes on from the last checkpoint."""
-    job = start_job(RECORDS, "--strategy", "local", "--batch-size", "8", "--records-per-task", "64",
-                    "--checkpoint-every", "20", "--checkpoint-dir", "DIR", delay_s=0.01)  # fmt: skip
+    flags = ["--strategy", "local", "--batch-size", "8", "--records-per-task", "64"]
+    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
+    job = start_job(RECORDS, *flags, *keep, delay_s=0.01)
     job.wait_for(lambda: job.records_done() > 600)
     kill(job.pids("worker"))
     assert job.wait(100) == 0, job.log.read_text()[-4000:]

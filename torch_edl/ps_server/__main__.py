@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 # A push that a hold keeps waiting occupies its thread, and the call that ends the hold needs one.
 _THREADS = 256
 _STOP_GRACE_S = 2.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _REGISTER_TIMEOUT_S = 30.0
 
 
@@ -68,15 +69,15 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--shard {args.shard}: must be in 0..{args.shards - 1}")
     if args.grads_to_wait < 1:
         raise UsageError(f"--grads-to-wait {args.grads_to_wait}: must be 1 or more")
-    stop = threading.Event()
     failed = threading.Event()
 
     def fail() -> None:
         failed.set()
-        stop.set()
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    # Blocked in all threads and waited for below. A handler that sets an Event deadlocks when it
+    # runs while this thread holds the Event's lock, in the middle of waiting for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     rules = UpdateRules(
         sync=args.mode == "sync",
         grads_to_wait=args.grads_to_wait,
@@ -101,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
     address = f"{args.host}:{port}"
     try:
         _announce(args, address, token)
-        stop.wait()
+        signal.sigwait(_STOP_SIGNALS)
     finally:
         service.close()
         server.stop(_STOP_GRACE_S).wait()
