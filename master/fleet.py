@@ -107,6 +107,7 @@ Outcome = WorkerGone | ServersGone | CrashLoop
 class _Servers:
     incarnation: int = 0
     restore: str = ""
+    values_only: bool = False
     ids: list[int] = field(default_factory=list)
 
 
@@ -175,6 +176,11 @@ class Fleet:
         return self._servers.restore
 
     @property
+    def values_only(self) -> bool:
+        """Whether only values are taken of it."""
+        return self._servers.values_only
+
+    @property
     def addresses(self) -> Sequence[str] | None:
         """Addresses of the servers in shard order; None while one of them has not registered."""
         if not self.strategy:
@@ -188,24 +194,25 @@ class Fleet:
 
     # ---- what happens ----
 
-    def decide(self, strategy: str, *, restore: str) -> None:
+    def decide(self, strategy: str, *, restore: str, values_only: bool = False) -> None:
         """The strategy is known: servers may start, and all workers.
 
         Args:
             restore: a checkpoint or exported model that the servers (or the worker) load.
+            values_only: it is of another job: its marks and optimizer state are not ours.
         """
         assert not self.strategy
         self.strategy = strategy
-        self._servers = _Servers(incarnation=1, restore=restore)
+        self._servers = _Servers(1, restore, values_only)
 
-    def renew(self, *, restore: str) -> None:
+    def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new life of the model: servers are replaced by new ones that load ``restore``."""
         for id in self._servers.ids:
             process = self._processes["ps", id]
             if process.state != EXITED:
                 process.lost = True
                 process.stop_by = 0.0
-        self._servers = _Servers(incarnation=self._servers.incarnation + 1, restore=restore)
+        self._servers = _Servers(self._servers.incarnation + 1, restore, values_only)
 
     def scale(self, workers: int) -> None:
         """Keep so many workers from now on."""
@@ -364,6 +371,7 @@ class Fleet:
             ]
             if self._servers.restore:
                 args += ["--restore", self._servers.restore]
+                args += ["--values-only"] if self._servers.values_only else []
             process, start = self._start("ps", self._server_module, args, now)
             process.shard, process.incarnation = shard, self._servers.incarnation
             self._servers.ids.append(process.id)

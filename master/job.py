@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from master.actions import Action, Effect
 from master.evaluation import Result
@@ -39,6 +40,11 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     usage_error: bool = False
+
+
+class _Restoring(TypedDict):
+    restore: str
+    values_only: bool
 
 
 class Job:
@@ -117,6 +123,7 @@ class Job:
             incarnation=self.fleet.incarnation,
             servers=addresses,
             restored_from=self.fleet.restored_from,
+            values_only=self.fleet.values_only,
         )
 
     # ---- events of the data and the model ----
@@ -136,7 +143,7 @@ class Job:
         self._scanned, self._scan_error = shards, error
         self.damaged += damaged
         if damaged:
-            self.tell("warning", f"{damaged} damaged records are left out", now)
+            self.tell("warning", f"damaged records left out: {damaged:,}", now)
         self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -175,7 +182,7 @@ class Job:
                 return pb.ReportModelResponse(ready=False)
             self.reason = choice.reason
             if not self.fleet.strategy:
-                self.fleet.decide(choice.name, restore=self.keeper.restore_from)
+                self.fleet.decide(choice.name, **self._restoring())
             self.tell("info", f"strategy {choice.name}: {choice.reason}", now)
             self._begin(now)
         cluster = self.cluster()
@@ -214,7 +221,7 @@ class Job:
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
         if self.config.train.strategy == "ps":
-            self.fleet.decide("ps", restore=self.keeper.restore_from)
+            self.fleet.decide("ps", **self._restoring())
         if self.keeper.newest is not None:
             self.tell("info", f"going on from {self.keeper.newest.path}", now)
         elif self.config.checkpoint.resume:
@@ -236,7 +243,9 @@ class Job:
                 "that this job waits for"
             )
         if self.fleet.addresses is not None:
-            self.tell("info", f"{len(self.fleet.addresses)} parameter servers are ready", now)
+            count = len(self.fleet.addresses)
+            text = "the parameter server is" if count == 1 else f"{count} parameter servers are"
+            self.tell("info", f"{text} ready", now)
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> None:
         """A process ended."""
@@ -264,13 +273,17 @@ class Job:
         self.members.remove(worker)
         self.work.drop_worker(worker)
 
+    def _restoring(self) -> _Restoring:
+        """What a life of the model begins with."""
+        return {"restore": self.keeper.restore_from, "values_only": self.keeper.values_only}
+
     def _renew(self, text: str, now: float) -> None:
         """The model is lost: begin again from the newest checkpoint."""
         restore = self.keeper.restore_from
         what = "the servers" if self.fleet.strategy == "ps" else "the worker"
         point = restore or "the beginning, there is no checkpoint"
         self.work.void()
-        self.fleet.renew(restore=restore)
+        self.fleet.renew(**self._restoring())
         self.members.forget_open_work()
         if self.config.kind == "train":
             self._trained_at = None

@@ -66,6 +66,11 @@ class Keeper:
         newest = self.saves.newest
         return str(newest.path) if newest is not None else self._load
 
+    @property
+    def values_only(self) -> bool:
+        """Whether that is the model of another job, whose tasks are not ours."""
+        return self.saves.newest is None
+
     def settle(self, cluster: pb.Cluster, *, trained: bool) -> tuple[bool, list[Effect]]:
         """Whether all training is done and applied; in sync mode servers hold some of it back."""
         self._incarnation = cluster.incarnation

@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--staleness", type=int, default=0, help="sync: versions a push may lag")
     parser.add_argument("--learning-rate-by-staleness", action="store_true")
     parser.add_argument("--restore", type=Path, help="a checkpoint or an exported model")
+    parser.add_argument(
+        "--values-only", action="store_true", help="without its marks and optimizer state"
+    )
     return parser
 
 
@@ -84,7 +87,9 @@ def _run(args: argparse.Namespace) -> int:
         staleness=args.staleness,
         learning_rate_by_staleness=args.learning_rate_by_staleness,
     )
-    source = Source(args.restore, args.shard, args.shards) if args.restore else None
+    source = None
+    if args.restore:
+        source = Source(args.restore, args.shard, args.shards, values_only=args.values_only)
     service = PserverService(
         Shard(rules, source, fail),
         job=args.job,

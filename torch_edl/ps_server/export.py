@@ -25,17 +25,16 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
         CheckpointError: ``checkpoint_dir`` is no checkpoint, or damaged.
         OSError: the disk refused; nothing half-written is left.
     """
-    source = Source(Path(checkpoint_dir), any_strategy=True)
+    source = Source(Path(checkpoint_dir), values_only=True)
     output = Path(output_dir)
     temporary = output.with_name(f".{output.name}.part-{os.getpid()}")
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         (temporary / "embeddings").mkdir(parents=True)
         values, _ = source.dense()
-        slots = {name for name in values if name.rpartition("@")[0] in values}
         files.write(
             temporary / "model.safetensors",
-            {n: values[n] for n in sorted(values) if n not in slots},
+            {n: values[n] for n in sorted(values)},
             {"format": "pt"},
         )
         for table in source.tables.values():

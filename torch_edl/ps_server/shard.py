@@ -134,10 +134,9 @@ class Shard:
                     )
 
     def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
-        saved = self._source.table(info.name) if self._source else None
-        if saved is None:
+        if self._source is None:
             return EmbeddingTable(info, self._seed, optimizers)
-        table = saved.restore(info, optimizers)
+        table = self._source.table(info.name).restore(info, optimizers)
         log.info("table %s: %d rows restored", info.name, table.core.size)
         return table
 

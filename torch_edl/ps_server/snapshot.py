@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 
+_INIT_ROWS = 1 << 16
+
 PART_BYTES = 128 << 20
 """Rows of a table go to disk in files of this size, which is also the memory that it takes."""
 
@@ -142,6 +144,38 @@ class SavedTable:
     parts: list[Path] = field(default_factory=list)
     slot_names: list[str] = field(default_factory=list)
     step: int = 0
+    _weight: Floats | None = None
+
+    @classmethod
+    def of_weight(cls, name: str, weight: Floats) -> SavedTable:
+        """The rows of a dense weight (num_embeddings, dim)."""
+        about = {
+            "dim": weight.shape[1],
+            "num_embeddings": weight.shape[0],
+            "initializer": {"kind": "zeros", "args": {}},
+            "seed": 0,
+        }
+        return cls(name, about, _weight=weight)
+
+    def weight(self) -> Floats:
+        """The whole table (num_embeddings, dim), rows that were never seen as they would start.
+
+        Raises:
+            UsageError: it has no bound.
+            CheckpointError: a part is damaged.
+        """
+        count, begins = int(self.info["num_embeddings"]), self.info["initializer"]
+        if not count:
+            raise UsageError(f"table {self.name}: it has no bound, so it is no dense weight")
+        out = np.empty((count, int(self.info["dim"])), np.float32)
+        for start in range(0, count, _INIT_ROWS):
+            ids = np.arange(start, min(start + _INIT_ROWS, count))
+            out[ids] = _core.init_rows(
+                self.name, int(self.info["seed"]), begins["kind"], begins["args"], ids, out.shape[1]
+            )
+        for _, rows in self.rows():
+            out[rows.ids] = rows.vectors
+        return out
 
     def rows(self) -> Iterator[tuple[Path, Rows]]:
         """The rows of each part.
@@ -149,6 +183,10 @@ class SavedTable:
         Raises:
             CheckpointError: a part is damaged.
         """
+        if self._weight is not None:
+            n = len(self._weight)
+            none, slots = np.zeros(n, np.int64), np.empty((n, 0, self._weight.shape[1]), np.float32)
+            yield Path(self.name), Rows(np.arange(n), self._weight, slots, none, none)
         for path in self.parts:
             tensors = files.read(path)
             try:
@@ -166,18 +204,26 @@ class Source:
     exported model, which has no optimizer state.
 
     Args:
-        any_strategy: also a checkpoint of another strategy, of which only the values count: to
-            export it. Servers cannot go on from one, its optimizer state is of another kind.
+        values_only: nothing but the values: no marks, versions, slots or steps, as of an exported
+            model. So another job begins, and a checkpoint of any strategy will do.
+        strategy: whose checkpoints will do otherwise.
 
     Raises:
         CheckpointError: the folder is neither, or damaged.
     """
 
     def __init__(
-        self, directory: Path, shard: int = 0, shards: int = 1, *, any_strategy: bool = False
+        self,
+        directory: Path,
+        shard: int = 0,
+        shards: int = 1,
+        *,
+        values_only: bool = False,
+        strategy: str = "ps",
     ) -> None:
         self._shard, self._shards = shard, shards
-        self._any_strategy = any_strategy
+        self._strategy = strategy
+        self._values_only = values_only
         self.marks = Marks()
         self.version = 0
         self._dense: list[Path] = []
@@ -194,13 +240,14 @@ class Source:
 
     def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
         self.manifest = checkpoint.read(directory)
-        if self.manifest.strategy != "ps" and not self._any_strategy:
+        if self.manifest.strategy != self._strategy and not self._values_only:
             raise CheckpointError(
                 f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; "
-                f"go on with --strategy {self.manifest.strategy}, or export it and --load that"
+                f"go on with --strategy {self.manifest.strategy}, or begin with its values: --load"
             )
-        self.marks = Marks(self.manifest.retired_before, dict(self.manifest.marks))
-        versions = self.manifest.versions
+        versions = () if self._values_only else self.manifest.versions
+        if not self._values_only:
+            self.marks = Marks(self.manifest.retired_before, dict(self.manifest.marks))
         if versions:
             self.version = versions[shard] if len(versions) == shards else max(versions)
         for name in self.manifest.files:
@@ -217,6 +264,8 @@ class Source:
             slots, step = json.loads(about["slots"]), int(about["step"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path}: not a part of a table: {error}") from None
+        if self._values_only:
+            slots, step = [], 0
         saved = self.tables.setdefault(name, SavedTable(name, info, slot_names=slots))
         if (saved.info, saved.slot_names) != (info, slots):
             raise CheckpointError(f"{path}: describes table {name} otherwise than other parts")
@@ -244,12 +293,30 @@ class Source:
         for path in self._dense:
             values.update(files.read(path))
             step = max(step, int(files.metadata(path).get("step", 0)))
+        if self._values_only:
+            slots = {name for name in values if name.rpartition("@")[0] in values}
+            return {name: v for name, v in values.items() if name not in slots}, 0
         return values, step
 
-    def table(self, name: str) -> RestoringTable | None:
-        """What is needed to restore this shard's part of the table; None if it is not there."""
+    def table(self, name: str) -> RestoringTable:
+        """What is needed to restore this shard's part of the table.
+
+        A weight that was a dense parameter where the model was trained is a table, too.
+
+        Raises:
+            UsageError: it holds neither.
+        """
         saved = self.tables.get(name)
-        return RestoringTable(saved, self._shard, self._shards) if saved else None
+        if saved is None:
+            weight = self.dense()[0].get(f"{name}.weight")
+            if weight is None:
+                known = ", ".join(self.tables) or "none"
+                raise UsageError(
+                    f"table {name}: not in what is restored (tables there: {known}); "
+                    "is it of this model?"
+                )
+            saved = SavedTable.of_weight(name, weight)
+        return RestoringTable(saved, self._shard, self._shards)
 
 
 @dataclass(frozen=True)

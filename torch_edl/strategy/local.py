@@ -24,7 +24,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
 from torch_edl.errors import CheckpointError, describe_error
-from torch_edl.kernels import group_of
+from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.ps_server.snapshot import Source, write_tables
@@ -59,6 +59,8 @@ class LocalStrategy:
         self._config = config
         self._progress = progress
         self._tables = bind_tables(model)
+        if self._tables:
+            read_optimizer(optimizer)  # refused now rather than at the first step
         self._marks: dict[int, int] = {}
         self._retired_before = 0
         self._steps = 0
@@ -69,7 +71,7 @@ class LocalStrategy:
     def connect(self, cluster: pb.Cluster) -> None:
         """Loads the checkpoint (or the exported model) that the cluster names, the first time."""
         if cluster.restored_from and not self._steps and not self._marks:
-            self._restore(Path(cluster.restored_from))
+            self._restore(Path(cluster.restored_from), values_only=cluster.values_only)
 
     def committed(self, lease: pb.LeaseMessage) -> int:
         """What this process trained, or found in its checkpoint."""
@@ -158,22 +160,17 @@ class LocalStrategy:
         """The rows of each table, by its name."""
         return {t.table: t.store for t in self._tables if isinstance(t.store, LocalRows)}
 
-    def _restore(self, folder: Path) -> None:
-        exported = folder / "model.safetensors"
-        dense = exported if exported.exists() else folder / _DENSE
-        if not dense.exists():
-            raise CheckpointError(f"{folder}: no {_DENSE} there; it is of another strategy")
-        self._load_dense(safetensors.torch.load_file(dense))
-        source = Source(folder, any_strategy=True)
+    def _restore(self, folder: Path, *, values_only: bool) -> None:
+        source = Source(folder, values_only=values_only, strategy="local")
+        self._load_dense(source)
         group = group_of(self._optimizer)
         for module in self._tables:
-            saved = source.table(module.table)
-            if saved is not None and isinstance(module.store, LocalRows):
+            if isinstance(module.store, LocalRows):
                 module.store.use_kernel(self._optimizer, group(module.weight))
-                module.store.restore(saved)
-        if dense == exported:
+                module.store.restore(source.table(module.table))
+        if values_only or not (folder / checkpoint.MANIFEST).exists():
             return
-        manifest = checkpoint.read(folder)
+        manifest = source.manifest
         self._marks = dict(manifest.marks)
         self._retired_before = manifest.retired_before
         self._steps = manifest.versions[0] if manifest.versions else manifest.steps
@@ -184,14 +181,22 @@ class LocalStrategy:
         if self._scheduler is not None and "scheduler" in described:
             self._scheduler.load_state_dict(described["scheduler"])
 
-    def _load_dense(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _load_dense(self, source: Source) -> None:
+        values, _ = source.dense()
+        tables = {t.table for t in self._tables}
+        for name in source.tables.keys() - tables:
+            # It was on servers, because it was large for them; here it is a plain weight.
+            values[f"{name}.weight"] = source.tables[name].weight()
         wanted = set(self._dense())
-        if wanted != set(tensors):
-            missing, extra = sorted(wanted - set(tensors)), sorted(set(tensors) - wanted)
+        given = values.keys() - {f"{name}.weight" for name in tables}
+        if wanted != given:
+            missing, extra = sorted(wanted - given), sorted(given - wanted)
             raise CheckpointError(
                 f"the checkpoint is of another model: it lacks {missing} and has {extra} besides"
             )
-        self.model.load_state_dict(tensors, strict=False)
+        self.model.load_state_dict(
+            {name: torch.from_numpy(values[name]) for name in wanted}, strict=False
+        )
 
 
 def _flatten(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

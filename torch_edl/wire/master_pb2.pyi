@@ -111,14 +111,16 @@ class ReportModelResponse(_message.Message):
     def __init__(self, ready: _Optional[bool] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ...) -> None: ...
 
 class Cluster(_message.Message):
-    __slots__ = ("incarnation", "servers", "restored_from")
+    __slots__ = ("incarnation", "servers", "restored_from", "values_only")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    VALUES_ONLY_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     servers: _containers.RepeatedScalarFieldContainer[str]
     restored_from: str
-    def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., restored_from: _Optional[str] = ...) -> None: ...
+    values_only: bool
+    def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class LeaseMessage(_message.Message):
     __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "evaluation", "states", "directory")

@@ -256,7 +256,7 @@ def test_user_code_that_fails_ends_the_job_with_its_traceback(start):
 
 
 def test_a_model_that_breaks_the_contract(start):
-    master = start({"0": {"model_error": "m.py: no loss"}}, train={"strategy": "auto"})
+    master = start({"*": {"model_error": "m.py: no loss"}}, train={"strategy": "auto"})
     assert master.end("failed") == "exit code 2"
     assert (master.status.error, master.status.usage_error) == ("m.py: no loss", True)
     assert {p.role for p in master.children()} == {"worker"}
