@@ -102,6 +102,8 @@ def main(
         service.close()
         keeper.close()
         remove_temporary(folder / "final")
+        if config.checkpoint.dir and config.kind == "train":
+            checkpoints.remove_leftovers(Path(config.checkpoint.dir))
     assert job.outcome is not None
     stopped = job.outcome.state == "stopped"
     return stop.exit_code if stopped and stop.exit_code else job.outcome.exit_code

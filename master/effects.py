@@ -42,8 +42,11 @@ class Effects:
             effect = self._queue.get()
             try:
                 result = self._do(effect)
-            except (EdlError, OSError) as error:
+            except EdlError as error:
                 result = self._failed(effect, str(error))
+            except OSError as error:
+                file = f": {error.filename}" if error.filename else ""
+                result = self._failed(effect, f"{error.strerror or error}{file}")
             except Exception as error:
                 log.exception("%s failed", type(effect).__name__)
                 result = self._failed(effect, f"{type(error).__name__}: {error}")
@@ -76,8 +79,9 @@ class Effects:
             )
             return self._saved(saved, effect.incarnation)
         if isinstance(effect, MakeFolder):
-            shutil.rmtree(effect.directory, ignore_errors=True)
-            effect.directory.mkdir(parents=True)
+            # A snapshot that failed for want of space must not take the space of the next one.
+            checkpoints.remove_leftovers(effect.directory.parent)
+            effect.directory.mkdir()
             return lambda now: job.folder_made(effect.directory, effect.incarnation)
         if isinstance(effect, Flush):
             checkpoints.flush(

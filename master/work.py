@@ -132,7 +132,10 @@ class Work:
             self.main = Pass(pb.TASK_TRAIN, self._queue(space))
             if self._resumed is not None:
                 self.restore(self._resumed)
-        return f"{space.total_records:,} records in {space.total:,} tasks, {len(self.shards)} files"
+        return (
+            f"{space.total_records:,} records in {space.total:,} task{'s' * (space.total != 1)}, "
+            f"{len(self.shards):,} file{'s' * (len(self.shards) != 1)}"
+        )
 
     def _space(self, shards: Sequence[Shard], *, trains: bool) -> TaskSpace:
         config = self._config

@@ -20,6 +20,7 @@ from torch import nn
 
 from torch_edl.errors import (
     ContractError,
+    DataError,
     EdlError,
     UnsupportedOptimizerError,
     describe_error,
@@ -226,7 +227,7 @@ def user_traceback(error: BaseException, path: str) -> str:
         while files[last - 1] != wanted and _OURS in files[last - 1].parents:
             last -= 1
         shown.stack = traceback.StackSummary.from_list(frames[files.index(wanted) : last])
-    elif isinstance(cause, EdlError):
+    elif isinstance(cause, EdlError) or isinstance(error, DataError):
         return ""
     return "".join(shown.format())
 

@@ -53,8 +53,8 @@ def read_optimizer(optimizer: torch.optim.Optimizer) -> pb.OptimizerConfig:
     found = _KERNELS.get(type(optimizer))
     if found is None:
         raise UnsupportedOptimizerError(
-            f"optimizer {type(optimizer).__name__}: the parameter servers have no kernel for it; "
-            f"use one of {', '.join(SUPPORTED)}, or train with --strategy local"
+            f"optimizer {type(optimizer).__name__}: parameter servers and the tables of "
+            f"torch_edl.nn have no kernel for it; use one of {', '.join(SUPPORTED)}"
         )
     kind, names = found
     config = pb.OptimizerConfig(kind=kind)

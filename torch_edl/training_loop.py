@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from torch_edl.contract import user_traceback
 from torch_edl.data.leases import Heartbeat, LeaseClient, MasterLostError, Progress
 from torch_edl.data.loader import (
+    MODES,
     Bare,
     Broken,
     Changed,
@@ -289,13 +290,15 @@ class TrainingLoop:
             isinstance(error, FeedError | UserCodeError) and error.__cause__ is None
         )
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
+        if lease.kind in MODES:
+            text += f" (records {first} to {last - 1} of {lease.shard})"
         self._leases.report(
             pb.ReportTaskRequest(
                 lease_id=lease.lease_id,
                 outcome=pb.ReportTaskRequest.FAILED,
                 records=task.records,
                 steps=task.steps,
-                error=f"{text} (records {first} to {last - 1} of {lease.shard})",
+                error=text,
                 traceback=user_traceback(error, self._session.contract.path),
                 first=first,
                 last=last,

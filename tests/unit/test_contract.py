@@ -107,7 +107,6 @@ def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> N
     error = report_model(model, contract.make_optimizer(model), 0).optimizer_error
     assert "LBFGS" in error
     assert "torch.optim.Adagrad" in error
-    assert "--strategy local" in error
 
 
 def test_metrics_must_be_a_dict_of_metrics(tmp_path: Path) -> None:

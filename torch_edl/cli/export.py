@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_edl.cli import preflight, saved_model
 from torch_edl.cli.terminal import stdout
-from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.errors import CheckpointError, EdlError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +117,8 @@ def _fill(weight: torch.Tensor, ids: torch.Tensor, name: str, table: dict[str, A
 
 
 def _write(state: dict[str, torch.Tensor], file: Path) -> None:
+    from safetensors import SafetensorError
+
     file.parent.mkdir(parents=True, exist_ok=True)
     # safetensors wants a path, so the file that is renamed at the end is made by hand.
     temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
@@ -124,11 +126,17 @@ def _write(state: dict[str, torch.Tensor], file: Path) -> None:
         if file.suffix == ".pt":
             import torch
 
-            torch.save(state, temporary)
+            with open(temporary, "wb") as output:
+                torch.save(state, output)
         else:
             from safetensors.torch import save_file
 
             save_file(state, temporary)
         os.replace(temporary, file)
+    except (RuntimeError, SafetensorError) as error:
+        # Both hide what the disk said: torch behind its own complaint, safetensors in a text.
+        behind = error.__context__
+        cause = behind.strerror if isinstance(behind, OSError) else error
+        raise EdlError(f"{file}: cannot be written: {cause}") from error
     finally:
         temporary.unlink(missing_ok=True)

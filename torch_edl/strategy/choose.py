@@ -58,7 +58,9 @@ def choose(
         )
     choice = _from_model(wanted, embeddings, max_workers, large_embedding)
     if choice.name == "ps" and optimizer_error:
-        raise UsageError(optimizer_error)
+        # One worker alone runs any torch optimizer, but the rows of a table need a kernel.
+        dynamic = any(e.dynamic for e in embeddings)
+        raise UsageError(optimizer_error + ("" if dynamic else ", or train with --strategy local"))
     return choice
 
 

@@ -373,7 +373,7 @@ class TestDecisions:
         w = World()
         w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
         w.report_model(0, optimizer_error="LBFGS: use sgd, adam")
-        assert w.job.outcome.error == "LBFGS: use sgd, adam"
+        assert w.job.outcome.error == "LBFGS: use sgd, adam, or train with --strategy local"
         w = World(kind="evaluate", load="/m")
         w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
         w.report_model(0, optimizer_error="LBFGS: use sgd, adam")
