@@ -136,13 +136,17 @@ class Feeder:
         yield Window(lease, offset, length, ready)
 
     def _records(self, lease: pb.LeaseMessage) -> Any:
-        records = self._source(lease.shard).read(lease.start, lease.end)
-        if lease.kind == pb.TASK_TRAIN and self._config.data.shuffle:
-            seed = f"{self._config.train.seed}/{lease.task_id}".encode()
-            digest = hashlib.blake2b(seed, digest_size=8).digest()
-            order = np.random.default_rng(int.from_bytes(digest, "little"))
-            records = take(records, order.permutation(lease.end - lease.start))
-        return records
+        source = self._source(lease.shard)
+        if lease.kind != pb.TASK_TRAIN or not self._config.data.shuffle:
+            return source.read(lease.start, lease.end)
+        # A task that --max-steps cut short begins as the whole of it would: a job that goes on
+        # from there later finds the records that are left.
+        end = max(lease.end, min(lease.start + self._config.records_per_task, source.count))
+        seed = f"{self._config.train.seed}/{lease.task_id}".encode()
+        digest = hashlib.blake2b(seed, digest_size=8).digest()
+        random = np.random.default_rng(int.from_bytes(digest, "little"))
+        order = random.permutation(end - lease.start)[: lease.end - lease.start]
+        return take(source.read(lease.start, end), order)
 
     def _source(self, shard: str) -> Source:
         if shard not in self._sources:

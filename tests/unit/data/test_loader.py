@@ -84,7 +84,9 @@ def values(window: Window) -> list[int]:
 @pytest.mark.parametrize("kind", FEEDS)
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_every_record_once_in_windows_of_one_size(kind: str, local_steps: int) -> None:
-    windows = list(feeder(config(4, local_steps), FEEDS[kind]).prepare(lease(100, 150))(0))
+    windows = list(
+        feeder(config(4, local_steps, records_per_task=50), FEEDS[kind]).prepare(lease(100, 150))(0)
+    )
     span = 4 * local_steps
     assert [(w.first, w.last) for w in windows] == [
         (k, min(k + span, 50)) for k in range(0, 50, span)
@@ -99,6 +101,14 @@ def test_a_task_goes_on_where_another_worker_left_it(kind: str) -> None:
     whole = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(0))
     rest = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(whole[3].last))
     assert [(w.first, values(w)) for w in rest] == [(w.first, values(w)) for w in whole[4:]]
+
+
+def test_a_task_cut_short_begins_as_the_whole_one() -> None:
+    """A job that went on from --max-steps would else repeat records and leave others out."""
+    made = feeder(config(4, records_per_task=20), tensors)
+    whole = list(made.prepare(lease(990, 1000))(0))
+    cut = list(made.prepare(lease(990, 998))(0))
+    assert list(map(values, cut)) == list(map(values, whole))[:2]
 
 
 def test_order_is_shuffled_by_seed_and_task() -> None:
@@ -146,6 +156,6 @@ def test_what_is_wrong_with_a_feed_is_named(feed: Callable[..., Any], message: s
 
 
 def test_dataloader_processes() -> None:
-    job = config(4, loader_workers=2)
+    job = config(4, loader_workers=2, records_per_task=40)
     windows = list(feeder(job, FEEDS["dataset"]).prepare(lease(0, 40))(0))
     assert sorted(v for w in windows for v in values(w)) == list(range(40))

@@ -1,0 +1,93 @@
+"""Goes wrong in the way that its first argument names; right if there is none."""
+
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+import torch_edl
+
+WAY = sys.argv[1] if len(sys.argv) > 1 else ""
+
+if WAY == "slow import":
+    time.sleep(3)
+if WAY == "exit":
+    sys.exit("no licence today")
+if WAY == "import":
+    import no_such_package  # noqa: F401
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch_edl.nn.Embedding(100 if WAY == "range" else None, 4)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, ids):
+        if WAY == "forward":
+            raise ValueError("the net is torn")
+        if WAY == "float ids":
+            ids = ids.float()
+        if WAY == "memory" and self.training:
+            os._exit(9)
+        return self.out(self.rows(ids)) if WAY == "shape" else self.out(self.rows(ids)).squeeze(1)
+
+
+def model():
+    if WAY == "model":
+        raise RuntimeError("no such layer")
+    if WAY == "exit in model":
+        sys.exit(3)
+    return {} if WAY == "no module" else Net()
+
+
+def loss(labels, predictions):
+    if WAY == "loss":
+        raise KeyError("weights")
+    if WAY == "vector loss":
+        return (predictions - labels) ** 2
+    if WAY == "shape":
+        return nn.functional.binary_cross_entropy_with_logits(predictions, labels)
+    value = nn.functional.mse_loss(predictions, labels)
+    return value * np.nan if WAY == "nan" and labels.max() >= 0.75 else value
+
+
+def optimizer(params):
+    if WAY == "optimizer":
+        return torch.optim.Rprop(params)
+    return torch.optim.SGD(params, lr=0.01)
+
+
+def feed(records, mode, metadata):
+    ids = torch.from_numpy(records.column("n").to_numpy().astype(np.int64))
+    if WAY == "feed" and ids.max() >= 300:
+        raise OSError("the camera is off")
+    if WAY == "exit in feed":
+        sys.exit(4)
+    if WAY == "nothing":
+        return None
+    if WAY == "long labels":
+        return ids, torch.zeros(len(ids) + 1)
+    return ids, ids.float() / 400
+
+
+def eval_metrics_fn():
+    def error(labels, predictions):
+        if WAY == "metric":
+            raise IndexError("no class 11")
+        return (labels - predictions).abs().mean()
+
+    return {"error": error}
+
+
+class Callback:
+    def on_batch_end(self, step, loss):
+        if WAY == "callback":
+            raise RuntimeError("the board is full")
+
+
+def callbacks():
+    return [Callback()]

@@ -1,0 +1,328 @@
+"""Every feature of the command line, as real jobs on small data."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.numpy import load_file
+from sklearn.metrics import f1_score, roc_auc_score
+from torch import nn
+
+from torch_edl.data.sources.recordio import RecordIOSource, RecordIOWriter
+from torch_edl.data.sources.tfrecord import TFRecordWriter
+
+ROOT = Path(__file__).parents[2]
+MODELS = Path(__file__).with_name("models")
+MNIST = ROOT.parent / "shared" / "data" / "mnist"
+COUNTING = ROOT / "tests" / "faults" / "counting_model.py"
+FAST = "--batch-size 50 --records-per-task 100"
+
+
+def load(path: Path) -> ModuleType:
+    """A model file, as a plain script would import it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
+    return bool(np.allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=tolerance))
+
+
+# ---- handwritten digits: one training job, and all that can be done with what it made ----
+
+
+@pytest.fixture(scope="module")
+def trained(place: Any, digits: Path) -> tuple[str, dict[str, Any]]:
+    """What the terminal showed, and the summary."""
+    done = place(
+        f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
+        "--ps 2 --workers 2 --epochs 10 --output model --summary s.json --job-name digits "
+        "--checkpoint-dir steps --checkpoint-every 50 --keep-checkpoints 2 --eval-every 100 "
+        "--log-layers 7 --tensorboard board"
+    )
+    return done.text, place.json("s.json")
+
+
+def test_digits_are_learned_and_the_summary_says_all(trained: Any) -> None:
+    text, summary = trained
+    assert summary["metrics"]["accuracy"] >= 0.95
+    assert summary["state"] == "finished"
+    assert summary["records"] == 14370
+    assert summary["tasks"] == 40
+    assert summary["steps"] == 240
+    assert summary["samples_per_s"] == pytest.approx(14370 / summary["wall_s"], rel=1e-3)
+    roles = [(p["role"], p["id"]) for p in summary["processes"]]
+    assert sorted(roles) == [("master", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
+    assert {p["exit"] for p in summary["processes"]} == {"exit code 0"}
+    assert len({p["pid"] for p in summary["processes"]}) == 5
+    assert "epoch 10 of 10 is done" in text
+    assert "output: " in text
+
+
+def test_evaluations_come_at_their_steps(trained: Any) -> None:
+    steps = [e["steps"] for e in trained[1]["evaluations"]]
+    assert len(steps) in (2, 3)  # two that are due while one runs are one
+    assert 100 <= steps[0] < 240
+    assert steps[-1] == 240
+
+
+def test_layers_are_logged_to_the_terminal(trained: Any) -> None:
+    assert re.search(
+        r"worker-\d \| step 51 7 \(\d+, 10\): mean \S+ std \S+ min \S+ max \S+", trained[0]
+    )
+
+
+def test_checkpoints_are_kept_as_asked(place: Any, trained: Any) -> None:
+    kept = sorted(p.name for p in (place / "steps").iterdir())
+    assert len(kept) == 2
+    assert all(re.fullmatch(r"step-\d+", name) for name in kept)
+    assert kept[-1].endswith("240")
+
+
+def test_tensorboard_has_scalars(place: Any, trained: Any) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(place / "board"))
+    events.Reload()
+    found = events.Scalars("eval/accuracy")[-1]
+    assert found.step == 240
+    assert close(found.value, trained[1]["metrics"]["accuracy"], 1e-6)
+    assert "train/loss" in events.Tags()["scalars"]
+
+
+@pytest.mark.parametrize("saved", ["model", "steps"])
+def test_evaluate_gives_the_metrics_of_the_job(
+    place: Any, digits: Path, trained: Any, saved: str
+) -> None:
+    """Of the output folder, and of the newest checkpoint; there is nothing but JSON on stdout."""
+    done = place(
+        f"evaluate %/mnist/model.py --from {saved} --data {digits}/test.recordio --json "
+        "--batch-size 100 --records-per-task 100"
+    )
+    found = json.loads(done.stdout)
+    assert found["records"] == 360
+    assert found["metrics"].keys() == {"accuracy", "loss"}
+    for name, value in trained[1]["metrics"].items():
+        assert close(found["metrics"][name], value), name
+
+
+@pytest.fixture(scope="module")
+def logits(place: Any, digits: Path, trained: Any) -> np.ndarray[Any, Any]:
+    """What plain torch says of the test images with the exported state_dict."""
+    place("export model digits.pt")
+    place("export model digits.safetensors")
+    example = load(ROOT / "examples" / "mnist" / "model.py")
+    net = example.model()
+    net.load_state_dict(torch.load(place / "digits.pt", weights_only=True))
+    other = load_file(place / "digits.safetensors")
+    assert all(np.array_equal(other[k], v.numpy()) for k, v in net.state_dict().items())
+    source = RecordIOSource(str(digits / "test.recordio"))
+    net.eval()
+    with torch.no_grad():
+        return net(example.feed(source.read(0, 360), "prediction", None)).numpy()
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "csv"])
+def test_predictions_come_in_the_order_of_the_input(
+    place: Any, digits: Path, logits: Any, kind: str
+) -> None:
+    workers = "--workers 2 --strategy ps" if kind == "npz" else ""
+    place(
+        f"predict %/mnist/model.py --from model --data {digits}/test.recordio --output p.{kind} "
+        f"--batch-size 16 --records-per-task 48 {workers}"
+    )
+    if kind == "npz":
+        found = np.load(place / "p.npz")["prediction"]
+    elif kind == "parquet":
+        column = pq.read_table(place / "p.parquet")["prediction"].combine_chunks()
+        found = column.flatten().to_numpy().reshape(-1, 10)
+    else:
+        table = pa_csv.read_csv(place / "p.csv")
+        assert table.column_names == [f"prediction_{k}" for k in range(10)]
+        found = np.stack([c.to_numpy() for c in table.columns], 1)
+    assert found.shape == (360, 10)
+    assert close(found, logits)
+
+
+def test_the_strategy_local_learns_as_much(place: Any, digits: Path) -> None:
+    place(
+        f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
+        "--strategy local --epochs 6 --output alone --summary alone.json"
+    )
+    summary = place.json("alone.json")
+    assert summary["strategy"] == "local"
+    assert summary["metrics"]["accuracy"] >= 0.95
+    assert {p["role"] for p in summary["processes"]} == {"master", "worker"}
+    done = place(
+        f"evaluate %/mnist/model.py --from alone --data {digits}/test.recordio --json --strategy ps"
+    )
+    found = json.loads(done.stdout)["metrics"]
+    assert all(close(found[k], v) for k, v in summary["metrics"].items())
+
+
+def test_delayed_updates_scaled_by_staleness_learn_too(place: Any, digits: Path) -> None:
+    place(
+        f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
+        "--ps 2 --workers 2 --epochs 15 --batch-size 16 --local-steps 4 --summary delayed.json "
+        "--learning-rate-by-staleness"
+    )
+    summary = place.json("delayed.json")
+    assert summary["metrics"]["accuracy"] >= 0.95
+    assert summary["records"] == 15 * 1437
+
+
+@pytest.mark.skipif(not MNIST.exists(), reason=f"the original MNIST is not at {MNIST}")
+def test_the_real_mnist(place: Any) -> None:
+    prepare = ROOT / "examples" / "mnist" / "prepare.py"
+    subprocess.run(
+        [sys.executable, prepare, place / "mnist", "--idx", *sorted(MNIST.glob("*.gz"))], check=True
+    )
+    place(
+        "run %/mnist/model.py --data mnist/train-*.recordio --eval-data mnist/test.recordio "
+        "--ps 2 --workers 2 --epochs 8 --summary mnist.json"
+    )
+    summary = place.json("mnist.json")
+    assert summary["records"] == 8 * 8000
+    assert summary["metrics"]["accuracy"] >= 0.97
+
+
+# ---- counting records ----
+
+
+@pytest.mark.parametrize("records", [400, 420])
+def test_sync_averages_exactly(place: Any, records: int) -> None:
+    """An even and an odd number of pushes: the last one then makes an update alone."""
+    pq.write_table(pa.table({"n": np.arange(records)}), place / "count.parquet")
+    place(
+        "run", str(COUNTING), *f"--data count.parquet --mode sync --grads-to-wait 2 --workers 2 "
+        f"--ps 2 --batch-size 20 --records-per-task 40 --output sync-{records}".split()
+    )  # fmt: skip
+    rows = load_file(place / f"sync-{records}" / "embeddings" / "rows.safetensors")
+    assert rows["ids"].tolist() == list(range(records))
+    counts = rows["vectors"][:, 0].tolist()
+    alone = 20 if records % 40 else 0
+    assert sorted(counts) == [0.5] * (records - alone) + [1.0] * alone
+    total = load_file(place / f"sync-{records}" / "model.safetensors")["total"]
+    assert total.tolist() == [(records + alone) / 2] * 3
+
+
+def test_max_steps_is_exact_and_a_job_goes_on_from_its_checkpoint(place: Any) -> None:
+    pq.write_table(pa.table({"n": np.arange(400)}), place / "count.parquet")
+    words = ("--data count.parquet --workers 2 --ps 2 --batch-size 20 --records-per-task 100 "
+             "--checkpoint-dir limited --output limited-model").split()  # fmt: skip
+    place("run", str(COUNTING), *words, "--max-steps", "13", "--summary", "limited.json")
+    summary = place.json("limited.json")
+    assert (summary["steps"], summary["records"]) == (13, 260)
+    rows = load_file(place / "limited-model" / "embeddings" / "rows.safetensors")
+    assert rows["vectors"][:, 0].tolist() == [1.0] * 260
+
+    place("run", str(COUNTING), *words, "--resume", "--summary", "limited.json")
+    rows = load_file(place / "limited-model" / "embeddings" / "rows.safetensors")
+    assert rows["ids"].tolist() == list(range(400))
+    assert rows["vectors"][:, 0].tolist() == [1.0] * 400
+    assert place.json("limited.json")["records"] == 400
+
+
+# ---- a model file with a bit of everything ----
+
+
+@pytest.fixture(scope="module")
+def clicks(place: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The same 700 records as CSV, Parquet, TFRecord and RecordIO."""
+    random = np.random.default_rng(0)
+    id = random.integers(0, 1000, 700)
+    x = random.normal(size=700).round(3)
+    y = (x + (id % 7 - 3) / 2 + random.normal(size=700) > 0).astype(np.int64)
+    table = pa.table({"id": id, "x": x, "y": y})
+    pa_csv.write_csv(table, place / "clicks.csv")
+    pq.write_table(table, place / "clicks.parquet", row_group_size=128)
+    writers = {"tfrecord": TFRecordWriter, "recordio": RecordIOWriter}
+    for suffix, writer in writers.items():
+        with writer(place / f"clicks.{suffix}") as file:
+            for row in zip(id, x, y, strict=True):
+                file.write(" ".join(map(str, row)).encode())
+    return {"id": id, "x": x.astype(np.float32), "y": y.astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("way", "suffix", "flags"),
+    [
+        ("dict", "csv", "--workers 2 --ps 2 --large-embedding 100"),
+        ("stream", "tfrecord", "--strategy ps --loader-workers 1"),
+        ("dataset", "recordio", "--strategy local --loader-workers 1"),
+        ("tuple", "parquet", "--strategy local"),
+    ],
+)
+def test_metrics_equal_those_of_plain_torch(
+    place: Any, clicks: Any, way: str, suffix: str, flags: str
+) -> None:
+    """A table swapped for ours, dropout, batch norm, every kind of data, feed and metric."""
+    notes = f"notes-{way}"
+    place(
+        f"run @clicks --data clicks.{suffix} --eval-data clicks.{suffix} {FAST} {flags} --epochs 2 "
+        f"--output {way} --summary {way}.json -- {way} {notes}"
+    )
+    summary = place.json(f"{way}.json")
+    assert summary["records"] == 1400
+    assert summary["steps"] == 28
+
+    place(f"export {way} {way}.pt")
+    net = load(MODELS / "clicks.py").model().eval()
+    assert isinstance(net.embedding, nn.Embedding)
+    net.load_state_dict(torch.load(place / f"{way}.pt", weights_only=True))
+    with torch.no_grad():
+        said = net(torch.from_numpy(clicks["id"]), torch.from_numpy(clicks["x"]))
+    truth = torch.from_numpy(clicks["y"])
+    expected = {
+        "loss": float(nn.functional.binary_cross_entropy_with_logits(said, truth)),
+        "hits": float(((said > 0) == (truth > 0.5)).float().mean()),
+        "auc": roc_auc_score(truth, said),
+        "exact_auc": roc_auc_score(truth, said),
+        "f1": f1_score(truth, said > 0),
+        "mean": float(said.mean()),
+    }
+    assert summary["metrics"].keys() == expected.keys()
+    for name, value in expected.items():
+        tolerance = 1e-4 if name == "auc" else 1e-5
+        assert close(summary["metrics"][name], value, tolerance), name
+    assert expected["auc"] > 0.6
+    assert net.norm.num_batches_tracked > 0
+    if "--large-embedding" in flags:
+        assert (place / way / "embeddings" / "embedding.safetensors").exists()
+
+    lines = [line.split() for line in (place / notes).read_text().splitlines()]
+    workers = 2 if "--workers 2" in flags else 1
+    assert sum(w == ["begin", "Net"] for w in lines) == workers
+    assert sum(w == ["end", "Net"] for w in lines) == workers
+    assert sorted(int(w[1]) for w in lines if w[0] == "task") == list(range(14))
+    assert sum(w[0] == "batch" for w in lines) == 28
+
+
+def test_a_source_and_a_processor_of_the_users_own(place: Any) -> None:
+    """And an optimizer that no server runs."""
+    place(f"run @own_data {FAST} --epochs 30 --output own --summary own.json")
+    summary = place.json("own.json")
+    assert summary["records"] == 9000
+    weight = load_file(place / "own" / "model.safetensors")["weight"]
+    assert close(weight, 3, 1e-3)
+    place(f"predict @own_data --from own {FAST} --output own.csv")
+    table = pa_csv.read_csv(place / "own.csv").to_pydict()
+    assert close(table["tripled"], np.arange(300) / 100 * weight.item())
+    assert table["rounded"] == np.round(np.float32(table["tripled"])).tolist()
