@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
 
-from torch_edl.config import JobConfig
+from torch_edl import matmul
+from torch_edl.config import ENV_MATMUL, JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Bare, Feeder, Prepared
@@ -56,6 +58,8 @@ class Session:
             torch.set_num_threads(ready.torch_threads)
         # Rows that decay towards zero become denormal numbers, which are many times slower.
         torch.set_flush_denormal(True)
+        if os.environ.get(ENV_MATMUL) != "torch" and matmul.worthwhile():
+            matmul.install()
         log.info("strategy %s: %s", ready.strategy, ready.reason)
         if ready.strategy == "local":
             scheduler = self.contract.make_scheduler(self.optimizer)
