@@ -32,10 +32,10 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.config import ENV_MASTER, ENV_TOKEN
-from torch_edl.ps_client.client import PartitionedIds, PsClient, TableIds
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.channel import COMMON_OPTIONS
+from torch_edl.wire.channel import COMMON_OPTIONS, Stub
 
 ROWS = 1_000_000
 TOKEN = "benchmark"
@@ -110,48 +110,67 @@ def draw(distribution: str, n: int, rng: np.random.Generator) -> Ids:
 
 
 class Server:
-    """One pull and one push of a table through the worker's own client."""
+    """One pull and one push of a table, from arrays to arrays, one call at a time as the echo's.
+
+    (A worker's client starts such a call to each server at once and computes meanwhile.)
+    """
 
     def __init__(self, address: str, dim: int) -> None:
         self.dim = dim
-        self._client = PsClient([address], job="bench", incarnation=1, token=TOKEN)
-        self._client.initialize(
-            {},
-            [
-                pb.EmbeddingTableInfo(
-                    name="table",
-                    dim=dim,
-                    initializer=pb.Initializer(kind="normal", args={"std": 0.01}),
-                    num_embeddings=ROWS,
-                )
-            ],
-            pb.OptimizerConfig(kind="adagrad", groups=[pb.ParamGroup(hyper={"lr": 0.01})]),
-            seed=0,
+        self._fence = pb.Fence(job="bench", incarnation=1)
+        self._stub = Stub(pb.DESCRIPTOR.services_by_name["Pserver"], address, TOKEN)
+        self._call(
+            "PushDenseParameters",
+            pb.PushDenseParametersRequest(
+                fence=self._fence,
+                optimizer=pb.OptimizerConfig(
+                    kind="adagrad", groups=[pb.ParamGroup(hyper={"lr": 0.01})]
+                ),
+            ),
+        )
+        info = pb.EmbeddingTableInfo(
+            name="table",
+            dim=dim,
+            initializer=pb.Initializer(kind="normal", args={"std": 0.01}),
+            num_embeddings=ROWS,
+        )
+        self._call(
+            "PushEmbeddingTableInfos",
+            pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=[info]),
         )
         for start in range(0, ROWS, 100_000):
-            ids = np.arange(start, min(ROWS, start + 100_000), dtype=np.int64)
-            self._client.pull([self.table(ids)], dense=False).wait()
+            self.pull(np.arange(start, min(ROWS, start + 100_000), dtype=np.int64))
         self._pushes = 0
 
-    def table(self, ids: Ids) -> TableIds:
-        return TableIds("table", self.dim, PartitionedIds.of(ids, 1))
+    def _call(self, method: str, request: Any) -> Any:
+        return self._stub.call(method, request, timeout_s=60)
 
-    def pull(self, table: TableIds) -> Floats:
-        return self._client.pull([table], dense=False).wait().rows[0]
+    def pull(self, ids: Ids) -> Floats:
+        """Rows (n, dim) of ids (n,)."""
+        request = pb.PullRequest(
+            fence=self._fence, tables=[pb.TableIds(name="table", ids=ids.tobytes())]
+        )
+        return codec.from_proto(self._call("Pull", request).vectors[0])
 
-    def push(self, table: TableIds, gradients: Floats) -> None:
+    def push(self, ids: Ids, gradients: Floats) -> None:
+        """One update of the rows of ids (n,) with gradients (n, dim)."""
         self._pushes += 1
-        result = self._client.push(
-            None,
-            [(table, gradients)],
-            records=pb.RecordRange(task_id=0, first=self._pushes - 1, last=self._pushes),
-            version=0,
-            retired_before=0,
-        ).wait()
-        assert result.accepted
+        request = pb.PushGradientsRequest(
+            fence=self._fence,
+            range=pb.RecordRange(task_id=0, first=self._pushes - 1, last=self._pushes),
+        )
+        entry = request.tables.add(name="table", ids=ids.tobytes())
+        entry.values.dtype = tensor.DT_FLOAT
+        for size in gradients.shape:
+            entry.values.tensor_shape.dim.add(size=size)
+        entry.values.tensor_content = gradients.tobytes()
+        answer = self._call("PushGradients", request)
+        assert answer.accepted
+        assert not answer.duplicate
 
     def close(self) -> None:
-        self._client.close()
+        """Closes the connection."""
+        self._stub.close()
 
 
 def wire_sizes(n: int, dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -204,7 +223,6 @@ def measure(
     """Median and least milliseconds of each call, all kinds taken in turn."""
     rng = np.random.default_rng(n)
     batches = [draw(distribution, n, rng) for _ in range(8)]
-    tables = [server.table(ids) for ids in batches]
     gradients = rng.standard_normal((n, server.dim), dtype=np.float32)
     sizes = wire_sizes(n, server.dim)
     requests = [answer.to_bytes(8, "little") + bytes(request - 8) for request, answer in sizes]
@@ -221,8 +239,8 @@ def measure(
         k = i % len(batches)
         timed("echo_pull", lambda: echo(requests[0]))
         timed("echo_push", lambda: echo(requests[1]))
-        timed("pull", lambda: server.pull(tables[k]))  # noqa: B023
-        timed("push", lambda: server.push(tables[k], gradients))  # noqa: B023
+        timed("pull", lambda: server.pull(batches[k]))  # noqa: B023
+        timed("push", lambda: server.push(batches[k], gradients))  # noqa: B023
         if plain:
             look, step = plain(batches[k], gradients)
             times.setdefault("torch_lookup", []).append(look)
