@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -359,9 +358,10 @@ def test_servers_with_different_quorums_snapshot_the_same_records(
 
 
 def test_it_starts_fast_without_torch_and_stops_on_sigterm(start: Callable[..., Any]) -> None:
-    began = time.monotonic()
     (server,) = start(1)
-    assert time.monotonic() - began < 2  # 0.2 s on an idle machine
+    # Its own time, 0.25 s, and not the clock's, which a busy machine stretches.
+    stat = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    assert (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") < 1
     maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "_core" in maps
     for library in ("libtorch", "libarrow"):
