@@ -6,7 +6,8 @@ one would not, and a server does not apply the records of a push twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +125,7 @@ class Pending:
             return [f.result() for f in self._futures]
         except grpc.RpcError as error:
             raise translate(error) from None
-        except grpc.FutureCancelledError:
+        except CancelledError:
             raise ServersLostError("the connection was closed") from None
 
 
@@ -138,13 +139,15 @@ class PendingPull(Pending):
     def wait(self) -> PullResult:
         """The answers, put together; raises as :meth:`responses`."""
         answers = self.responses()
-        self._client.received_bytes += sum(a.ByteSize() for a in answers)
+        dense = [_flat(a.dense) for a in answers]
+        rows = [self._rows(i, t, answers) for i, t in enumerate(self._tables)]
+        self._client.received_bytes += sum(a.nbytes for a in [*dense, *rows] if a is not None)
         return PullResult(
             initialized=all(a.initialized for a in answers),
             version=max(a.version for a in answers),
             versions=[a.version for a in answers],
-            dense=[_flat(a.dense) for a in answers],
-            rows=[self._rows(i, t, answers) for i, t in enumerate(self._tables)],
+            dense=dense,
+            rows=rows,
         )
 
     def _rows(self, index: int, table: TableIds, answers: list[Any]) -> Floats:
@@ -190,6 +193,7 @@ class PsClient:
         self._timeout_s = timeout_s
         self.incarnation = incarnation
         self.layout: list[list[Segment]] = [[] for _ in addresses]
+        # Of parameters, rows, gradients and ids; messages and their headers are not counted.
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -272,7 +276,7 @@ class PsClient:
                 if first < len(call.tables):
                     entry.same_ids_as = first
                 else:
-                    entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
+                    entry.ids = self._sent(table.ids.unique[table.ids.part(server)])
             calls.append(call)
         return PendingPull(self, self._futures("Pull", calls), tables)
 
@@ -304,7 +308,7 @@ class PsClient:
                 learning_rates=learning_rates,
             )
             if self.layout[server] and dense is not None:
-                _fill(call.dense, dense[server].flat)
+                _fill(call.dense, dense[server].flat, self._sent)
                 call.without_gradient.extend(dense[server].untouched)
             seen: dict[int, int] = {}
             for table, gradients in tables:
@@ -314,8 +318,8 @@ class PsClient:
                 if first < len(call.tables):
                     entry.same_ids_as = first
                 else:
-                    entry.ids = table.ids.unique[part].tobytes()
-                _fill(entry.values, gradients[part])
+                    entry.ids = self._sent(table.ids.unique[part])
+                _fill(entry.values, gradients[part], self._sent)
             calls.append(call)
         return PendingPush(self, self._futures("PushGradients", calls))
 
@@ -330,11 +334,14 @@ class PsClient:
         for stub in self._stubs:
             stub.close()
 
+    def _sent(self, array: npt.NDArray[Any]) -> bytes:
+        self.sent_bytes += array.nbytes
+        return array.tobytes()
+
     def _send(self, method: str, calls: Sequence[Any], *, wait: bool = False) -> Pending:
         return Pending(self, self._futures(method, calls, wait=wait))
 
     def _futures(self, method: str, calls: Sequence[Any], *, wait: bool = False) -> list[Any]:
-        self.sent_bytes += sum(c.ByteSize() for c in calls)
         return [
             stub.start(method, call, timeout_s=self._timeout_s, wait=wait)
             for stub, call in zip(self._stubs, calls, strict=True)
@@ -368,8 +375,8 @@ def _flat(proto: tensor_pb2.TensorProto) -> Floats | None:
     return codec.from_proto(proto) if proto.dtype else None
 
 
-def _fill(proto: tensor_pb2.TensorProto, array: Floats) -> None:
+def _fill(proto: tensor_pb2.TensorProto, array: Floats, content: Callable[[Floats], bytes]) -> None:
     proto.dtype = tensor_pb2.DT_FLOAT
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
-    proto.tensor_content = array.tobytes()
+    proto.tensor_content = content(array)

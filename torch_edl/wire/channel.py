@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -67,6 +68,7 @@ class Stub:
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
         )
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"calls-{address}")
         self._methods: dict[str, grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
         for method in service.methods:
             answer: Callable[[bytes], Any] = GetMessageClass(method.output_type).FromString
@@ -90,12 +92,19 @@ class Stub:
             request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
         )
 
-    def start(self, method: str, request: Any, *, timeout_s: float, wait: bool = False) -> Any:
-        """Starts the call; the returned future's ``result()`` gives the answer or raises."""
-        return self._methods[method].future(
-            request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
-        )
+    def start(
+        self, method: str, request: Any, *, timeout_s: float, wait: bool = False
+    ) -> Future[Any]:
+        """Starts the call; the returned future's ``result()`` gives the answer or raises. Calls
+        that are started run one after the other, in order.
+
+        They do so in a thread of the stub's own: grpc's futures start a new thread whenever a
+        channel was idle, which costs a worker more than the call itself (three starts and 1.5 ms
+        a step, measured).
+        """
+        return self._calls.submit(self.call, method, request, timeout_s=timeout_s, wait=wait)
 
     def close(self) -> None:
-        """Closes the connection; calls in flight end with ``CANCELLED``."""
+        """Closes the connection; calls in flight end with ``CANCELLED``, others are dropped."""
+        self._calls.shutdown(wait=False, cancel_futures=True)
         self._channel.close()
