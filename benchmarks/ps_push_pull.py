@@ -118,7 +118,7 @@ class Server:
     def __init__(self, address: str, dim: int) -> None:
         self.dim = dim
         self._fence = pb.Fence(job="bench", incarnation=1)
-        self._stub = Stub(pb.DESCRIPTOR.services_by_name["Pserver"], address, TOKEN)
+        self._stub = Stub(pb.DESCRIPTOR.services_by_name["Pserver"], address, TOKEN, retries=False)
         self._call(
             "PushDenseParameters",
             pb.PushDenseParametersRequest(

@@ -188,7 +188,9 @@ class PsClient:
         timeout_s: float = 30.0,
     ) -> None:
         service = pb.DESCRIPTOR.services_by_name["Pserver"]
-        self._stubs = [Stub(service, address, token) for address in addresses]
+        # A server that is away for a moment costs the tasks at work, which are given back and done
+        # again; a retry would cost every call something.
+        self._stubs = [Stub(service, address, token, retries=False) for address in addresses]
         self._fence = pb.Fence(job=job, incarnation=incarnation)
         self._timeout_s = timeout_s
         self.incarnation = incarnation

@@ -48,19 +48,25 @@ _RETRY = {
 class Stub:
     """Callables for the methods of one service at one address.
 
+    Args:
+        retries: try calls again that were ``UNAVAILABLE``. Each call pays for the chance, and
+            messages above 256 KB do not have it.
+
     Example:
         >>> master = Stub(master_pb2.DESCRIPTOR.services_by_name["Master"], "127.0.0.1:4000", "t")
         >>> status = master.call("GetStatus", master_pb2.GetStatusRequest(), timeout_s=5)
     """
 
-    def __init__(self, service: ServiceDescriptor, address: str, token: str) -> None:
+    def __init__(
+        self, service: ServiceDescriptor, address: str, token: str, *, retries: bool = True
+    ) -> None:
         self.address = address
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel = grpc.insecure_channel(
             address,
             options=[
                 *COMMON_OPTIONS,
-                ("grpc.enable_retries", 1),
+                ("grpc.enable_retries", int(retries)),
                 ("grpc.service_config", json.dumps(_RETRY)),
                 # Each stub its own connection: a closed one must not live on in a shared pool.
                 ("grpc.use_local_subchannel_pool", 1),
