@@ -58,7 +58,9 @@ class TaskMetrics:
         ]
         for name, metric in self._metrics.items():
             if hasattr(metric, "update"):
-                state = pb.MetricState(name=name, object=True)
+                # A state that is merged as a mean weighs as many records as it saw.
+                records = int(self._means[LOSS][1])
+                state = pb.MetricState(name=name, object=True, records=records)
                 for key, value, reduction in _tensors(name, metric):
                     state.tensors.add(
                         name=key, value=codec.to_proto(value.cpu().numpy()), reduction=reduction
@@ -78,7 +80,13 @@ def summarize(contract: Contract, states: Iterable[pb.MetricState]) -> dict[str,
             _load_torchmetric(metric, merged)
         else:
             metric.merge(merged)
-        values[state.name] = float(metric.compute())
+        computed = torch.as_tensor(metric.compute())
+        if computed.numel() != 1:
+            raise ContractError(
+                f"metric {state.name!r}: compute() gives {tuple(computed.shape)} numbers; a metric "
+                "is one number: average them, or give each a name of its own"
+            )
+        values[state.name] = float(computed)
     return values
 
 

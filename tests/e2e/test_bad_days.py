@@ -1,0 +1,215 @@
+"""What a user sees on a bad day: the cause, the fix, an exit code, and nothing half-made."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+RECORDS = 400
+RUN = "run @bad --data n.parquet --batch-size 20 --records-per-task 100 --ps 2"
+
+
+@pytest.fixture(autouse=True)
+def data(place: Any) -> None:
+    """The records 0 to 399."""
+    pq.write_table(pa.table({"n": np.arange(RECORDS)}), place / "n.parquet")
+
+
+def failed(place: Any, line: str, *more: str) -> str:
+    """Runs a command that fails, and checks what all failures have in common; its stderr."""
+    before = {p for p in place.folder.rglob("*") if "home" not in p.parts}
+    done = place(line, *more, ok=False)
+    assert done.code in (1, 2)
+    # The first line after a traceback of the user's code, if there is one, and only one such.
+    assert len(re.findall(r"^error: ", done.stderr, re.MULTILINE)) == 1
+    assert "/torch_edl/" not in done.stderr, "a traceback of ours"
+    assert "parameter servers lost" not in done.text
+    assert "Exception in thread" not in done.text
+    after = {p for p in place.folder.rglob("*") if "home" not in p.parts}
+    assert after == before, "something was left behind"
+    assert not re.search("(trained|predicted|evaluated) on", done.text)
+    return done.stderr
+
+
+# Nothing that the others do not cover as well, but for the words.
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("way", "code_line", "message"),
+    [
+        (
+            "exit",
+            'sys.exit("no licence today")',
+            r"bad.py: called sys.exit\('no licence today'\) while .* arguments, .*: exit",
+        ),
+        (
+            "exit in model",
+            "sys.exit(3)",
+            r"bad.py: model\(\) raised SystemExit: it called sys.exit",
+        ),
+        (
+            "optimizer",
+            "",
+            "optimizer Rprop: .* no kernel for it; use one of torch.optim.SGD, .*Ftrl$",
+        ),
+        pytest.param("import", "import no_such", "bad.py: ModuleNotFoundError: No", marks=SLOW),
+        pytest.param("no module", "", "bad.py: model returned dict, expected a torch", marks=SLOW),
+    ],
+)
+def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, message: str) -> None:
+    said = failed(place, f"{RUN} --output never --", way)
+    assert re.search(message, said.split("error: ")[-1].splitlines()[0]), said
+    assert code_line in said
+    assert ("Traceback" in said) == bool(code_line)
+
+
+@pytest.mark.parametrize(
+    ("way", "code_line", "message", "records"),
+    [
+        (
+            "shape",
+            "binary_cross_entropy_with_logits(predictions, labels)",
+            r"loss raised ValueError: .*\(labels \(20,\) float32, predictions \(20, 1\) float32\)",
+            20,
+        ),
+        ("nan", "", "the loss is nan; lower the learning rate, .* --on-nan skip", 20),
+        ("feed", 'OSError("the camera is off")', "feed raised OSError: the camera is off", 100),
+        ("exit in feed", "sys.exit(4)", r"feed raised SystemExit: it called sys.exit\(4\)", 100),
+        ("nothing", "", "feed returned NoneType; expected a tuple", 100),
+        ("float ids", "self.rows(ids)", r"embedding rows: ids are .*int64: .* ids.long\(\)", 20),
+        pytest.param("forward", "the net is torn", "model raised ValueError: the", 20, marks=SLOW),
+        pytest.param("vector loss", "", "loss returned .* expected a scalar", 20, marks=SLOW),
+        pytest.param("long labels", "", "100 samples with 101 labels", 100, marks=SLOW),
+        pytest.param("range", "self.rows(ids)", "id .* is outside .0, 100", 20, marks=SLOW),
+    ],
+)
+def test_user_code_that_fails_at_work(
+    place: Any, way: str, code_line: str, message: str, records: int
+) -> None:
+    said = failed(place, f"{RUN} --strategy ps --output never --", way)
+    last = said.split("error: ")[-1].splitlines()[0]
+    assert re.search(message, last), said
+    first, end = map(int, re.search(r"\(records (\d+) to (\d+) of \S+n.parquet\)", last).groups())
+    assert end - first == records - 1
+    assert code_line in said
+    assert ("Traceback" in said) == bool(code_line)
+
+
+def test_a_metric_and_a_callback_that_fail(place: Any) -> None:
+    said = failed(place, f"{RUN} --eval-data n.parquet --", "metric")
+    assert 'raise IndexError("no class 11")' in said
+    assert re.search(r"error: a metric raised IndexError: no class 11 \(records \d+ to \d+ ", said)
+    said = failed(place, f"{RUN} --", "callback")
+    assert 'raise RuntimeError("the board is full")' in said
+    assert "callback Callback.on_batch_end raised RuntimeError: the board is full" in said
+
+
+def test_nan_minibatches_are_left_out_and_counted(place: Any) -> None:
+    done = place(f"{RUN} --on-nan skip --summary s.json --", "nan")
+    assert "steps left out: 5" in done.text
+    summary = place.json("s.json")
+    assert (summary["nan_steps"], summary["steps"], summary["records"]) == (5, 20, RECORDS)
+
+
+def test_a_model_file_that_takes_its_time(place: Any) -> None:
+    """Silence while it is imported is no reason to give a worker up."""
+    done = place(f"{RUN} --heartbeat-timeout 2 --summary s.json --", "slow import")
+    assert "given up" not in done.text
+    assert place.json("s.json")["records"] == RECORDS
+
+
+# ---- data ----
+
+
+def damage(place: Any, digits: Path) -> None:
+    whole = (place / "n.parquet").read_bytes()
+    (place / "empty.parquet").write_bytes(b"")
+    (place / "cut.parquet").write_bytes(whole[:-20])
+    (place / "holed.parquet").write_bytes(whole[:200] + b"\x55" * 60 + whole[260:])
+    (place / "header.csv").write_text("n\n")
+    (place / "odd.csv").write_text("n\n1\n2,3\n4\n")
+    (place / "noise.bin").write_bytes(bytes(range(256)))
+    image = bytearray((digits / "train-0.recordio").read_bytes())
+    image[9000] ^= 0xFF
+    (place / "image.recordio").write_bytes(image)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("empty.parquet", "no records in it; name files that hold some"),
+        pytest.param("cut.parquet", "not a whole Parquet file", marks=SLOW),
+        pytest.param("header.csv", "no records in it; name files that hold some", marks=SLOW),
+        ("odd.csv", "odd.csv at byte 4: a row of 2 fields, the header has 1: '2,3'"),
+        pytest.param("noise.bin", "neither its suffix nor its first bytes", marks=SLOW),
+        pytest.param(
+            "image.recordio",
+            "image.recordio at byte 0: the chunk's checksum",
+            marks=SLOW,
+        ),
+    ],
+)
+def test_data_that_a_dry_run_refuses(place: Any, digits: Path, file: str, message: str) -> None:
+    damage(place, digits)
+    assert message in failed(place, f"run @bad --dry-run --data {file}")
+
+
+def test_damage_that_only_reading_finds(place: Any, digits: Path) -> None:
+    damage(place, digits)
+    said = failed(place, "run @bad --data holed.parquet --output never")
+    assert re.search(r"error: \S+holed.parquet: row group 0: .*records 0 to 399 ", said)
+    assert "Traceback" not in said
+
+
+def test_damaged_records_are_left_out_and_counted(place: Any, digits: Path) -> None:
+    damage(place, digits)
+    shutil.copy(digits / "train-1.recordio", place / "sound.recordio")
+    words = "--data image.recordio sound.recordio --summary s.json"
+    assert "checksum" in failed(place, f"run %/mnist/model.py {words}").split("error: ")[1]
+    (place / "s.json").unlink()
+    done = place(f"run %/mnist/model.py {words} --skip-damaged")
+    assert "damaged records left out: 1" in done.text
+    summary = place.json("s.json")
+    assert summary["damaged"] == 1
+    assert 300 < summary["records"] < 720
+
+
+# ---- places to write to ----
+
+
+def test_no_room_for_the_output_or_an_export(place: Any, digits: Path, tiny_disk: Path) -> None:
+    """A disk of 8 KB."""
+    train = f"run %/mnist/model.py --data {digits}/train-0.recordio"
+    said = failed(place, f"{train} --strategy ps --output tiny/model")
+    assert "error: --output " in said
+    assert "the model cannot be written: No space left on device" in said
+    place(f"{train} --output sound")
+    for name in ("m.pt", "m.safetensors"):
+        said = failed(place, f"export sound tiny/{name}")
+        assert said.startswith(f"error: tiny/{name}: cannot be written: ")
+        assert "No space left on device" in said
+    said = failed(
+        place, f"predict %/mnist/model.py --from sound --data {digits}/test.recordio "
+        "--output tiny/p.csv"
+    )  # fmt: skip
+    assert "tiny/p.csv: No space left on device; the parts are in " in said
+
+
+@pytest.mark.parametrize("strategy", ["local", pytest.param("ps", marks=SLOW)])
+def test_no_room_for_checkpoints(place: Any, digits: Path, tiny_disk: Path, strategy: str) -> None:
+    (tiny_disk / "steps").mkdir()
+    said = failed(
+        place, f"run %/mnist/model.py --data {digits}/train-0.recordio --strategy {strategy} "
+        "--checkpoint-dir tiny/steps --checkpoint-every 2 --output never"
+    )  # fmt: skip
+    assert "error: the trained model cannot be saved in " in said
+    assert "No space left on device" in said
+    assert list((tiny_disk / "steps").iterdir()) == []
