@@ -107,7 +107,7 @@ def test_tensorboard_has_scalars(place: Any, trained: Any) -> None:
     assert "train/loss" in events.Tags()["scalars"]
 
 
-@pytest.mark.parametrize("saved", ["model", "steps"])
+@pytest.mark.parametrize("saved", ["model", pytest.param("steps", marks=pytest.mark.slow)])
 def test_evaluate_gives_the_metrics_of_the_job(
     place: Any, digits: Path, trained: Any, saved: str
 ) -> None:
@@ -139,7 +139,7 @@ def logits(place: Any, digits: Path, trained: Any) -> np.ndarray[Any, Any]:
         return net(example.feed(source.read(0, 360), "prediction", None)).numpy()
 
 
-@pytest.mark.parametrize("kind", ["npz", "parquet", "csv"])
+@pytest.mark.parametrize("kind", ["npz", "parquet", pytest.param("csv", marks=pytest.mark.slow)])
 def test_predictions_come_in_the_order_of_the_input(
     place: Any, digits: Path, logits: Any, kind: str
 ) -> None:
@@ -273,8 +273,13 @@ def clicks(place: Any) -> dict[str, np.ndarray[Any, Any]]:
     [
         ("dict", "csv", "--workers 2 --ps 2 --large-embedding 100"),
         ("stream", "tfrecord", "--strategy ps --loader-workers 1"),
-        ("dataset", "recordio", "--strategy local --loader-workers 1"),
-        pytest.param("tuple", "parquet", "--strategy local", marks=pytest.mark.slow),
+        ("tuple", "parquet", "--strategy local"),
+        pytest.param(
+            "dataset",
+            "recordio",
+            "--strategy local --loader-workers 1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_metrics_equal_those_of_plain_torch(
