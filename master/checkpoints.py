@@ -47,13 +47,11 @@ def save_servers(
     root: Path,
     known: Progress,
     contents: Contents,
-    replace: bool,
 ) -> Saved:
     """A checkpoint of all servers, at one cut through all their updates.
 
     Args:
         known: tasks known to be done before this began.
-        replace: write it again if there is one of the same step.
 
     Raises:
         CheckpointError: a server does not answer, is not initialised, or could not write.
@@ -69,7 +67,7 @@ def save_servers(
             progress = union([known, targets])
             steps = steps_of(contents.space, progress)
             directory = checkpoint.step_dir(root, steps)
-            if (directory / checkpoint.MANIFEST).exists() and not replace:
+            if (directory / checkpoint.MANIFEST).exists():
                 _release(stubs, fence)
                 return Saved(directory, checkpoint.read(directory))
             _make_empty(directory)
@@ -78,7 +76,11 @@ def save_servers(
             raise
         try:
             request = ps.SnapshotRequest(
-                fence=fence, targets=_marks(targets), directory=str(directory)
+                # Also what is known to be done: in sync mode the last pushes of a task may wait for
+                # their quorum, and a manifest that calls it done must come with them.
+                fence=fence,
+                targets=_marks(progress),
+                directory=str(directory),
             )
             written = _all(stubs, "Snapshot", request, _WRITE_S)
             manifest = Manifest(

@@ -64,8 +64,6 @@ class Effects:
                 root=job.keeper.saves.root,
                 known=effect.progress,
                 contents=self._contents(),
-                # A cut of sync mode may lack what waited for its quorum and was flushed since.
-                replace=job.keeper.saves.running == "final" and job.config.train.mode == "sync",
             )
             return self._saved(saved, effect.incarnation)
         if isinstance(effect, CommitLocal):
@@ -98,9 +96,14 @@ class Effects:
         return lambda now: job.keeper.written("", now)
 
     def _saved(self, saved: Saved, incarnation: int) -> _Result:
-        if self._job.config.checkpoint.dir:
-            checkpoint.prune(self._job.keeper.saves.root, self._job.keeper.saves.keep)
-        return lambda now: self._job.keeper.saved(saved, incarnation, now)
+        def done(now: float) -> None:
+            self._job.keeper.saved(saved, incarnation, now)
+            # Not before it is the one to go back to, and not while servers read an earlier one.
+            newest = self._job.keeper.newest
+            if self._job.config.checkpoint.dir and newest is not None and newest.path == saved.path:
+                checkpoint.prune(self._job.keeper.saves.root, self._job.keeper.saves.keep)
+
+        return done
 
     def _failed(self, effect: Effect, error: str) -> _Result:
         job = self._job

@@ -175,6 +175,10 @@ class TrainingLoop:
             offset = lease.offset
             if lease.retried:
                 offset = max(offset, self._strategy.committed(lease))
+            if offset >= lease.end - lease.start:
+                # Who had it before did it all, and was gone before it could say so.
+                self._report_done(self._open.pop(lease.lease_id))
+                return True
             with _blaming(lease):
                 self._stream, self._stream_lease = item.windows(offset), lease
         return True
@@ -197,17 +201,19 @@ class TrainingLoop:
             self._progress.steps += committed.steps
             self._session.call_back("on_batch_end", self._progress.steps, committed.loss)
             if window.ends_task:
-                del self._open[window.lease.lease_id]
-                self._leases.report(
-                    pb.ReportTaskRequest(
-                        lease_id=window.lease.lease_id,
-                        outcome=pb.ReportTaskRequest.DONE,
-                        records=task.records,
-                        steps=task.steps,
-                        nan_steps=task.nan_steps,
-                    )
-                )
+                self._report_done(self._open.pop(window.lease.lease_id))
                 self._session.call_back("on_task_end", window.lease.task_id)
+
+    def _report_done(self, task: _OpenTask) -> None:
+        self._leases.report(
+            pb.ReportTaskRequest(
+                lease_id=task.lease.lease_id,
+                outcome=pb.ReportTaskRequest.DONE,
+                records=task.records,
+                steps=task.steps,
+                nan_steps=task.nan_steps,
+            )
+        )
 
     # ---- everything but training ----
 
@@ -219,13 +225,16 @@ class TrainingLoop:
         elif isinstance(item, Broken):
             if item.lease is None:
                 raise item.error
-            self._loader.resume()
             with _blaming(item.lease):
                 raise item.error
         elif isinstance(item, Prepared | Bare):
             self._progress.phase = pb.TaskKind.Name(item.lease.kind).removeprefix("TASK_").lower()
-            with _blaming(item.lease):
-                report = self._session.do(item)
+            try:
+                with _blaming(item.lease):
+                    report = self._session.do(item)
+            except ServersLostError:
+                self._leases.release([item.lease])
+                raise
             report.lease_id = item.lease.lease_id
             self._leases.report(report)
 
@@ -235,7 +244,6 @@ class TrainingLoop:
         if not self._begun:
             self._begun = True
             self._session.call_back("on_train_begin", self._strategy.model)
-        self._loader.resume()
 
     def _lose_servers(self, error: ServersLostError) -> None:
         """Gives back what is not committed, and waits a while for word of other servers."""
@@ -244,7 +252,9 @@ class TrainingLoop:
         self._leases.release(self._drop())
         deadline = time.monotonic() + _RETRY_SERVERS_S
         while time.monotonic() < deadline and not self._leaving():
-            item = self._loader.get(timeout_s=0.1)
+            # What waited for the pipeline to be empty comes first: it may be that word.
+            item, self._deferred = self._deferred, None
+            item = item or self._loader.get(timeout_s=0.1)
             if isinstance(item, Changed):
                 self._cluster = item.cluster
                 return

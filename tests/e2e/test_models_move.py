@@ -59,8 +59,21 @@ class Shell:
         return done.stdout
 
     def train(self, *flags: str, epochs: int = 1, output: str) -> None:
-        self("run", "count.py", "--data", "data.parquet", "--batch-size", "4",
-             "--records-per-task", "8", "--epochs", str(epochs), "--output", output, *flags)  # fmt: skip
+        self(
+            "run",
+            "count.py",
+            "--data",
+            "data.parquet",
+            "--batch-size",
+            "4",
+            "--records-per-task",
+            "8",
+            "--epochs",
+            str(epochs),
+            "--output",
+            output,
+            *flags,
+        )
 
     def counts(self, output: str) -> tuple[float, set[float]]:
         """The dense count, and the distinct counts of rows."""

@@ -100,3 +100,14 @@ def test_scaling_while_it_trains(start_job: Callable[..., Any]) -> None:
         job.wait_for(lambda n=int(workers): len(job.pids("worker")) == n)
     assert job.wait(100) == 0, job.log.read_text()[-4000:]
     job.check_counts(RECORDS, 1)
+
+
+def test_a_worker_dies_between_its_last_push_and_its_report(start_job: Callable[..., Any]) -> None:
+    """Tasks of a single minibatch: there is always one that is applied and not reported."""
+    flags = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "8"]
+    job = start_job(RECORDS // 2, *flags, delay_s=0.05)
+    for wanted in (40, 300, 600):
+        job.wait_for(lambda n=wanted: job.records_done() > n)
+        kill(job.pids("worker"))
+    assert job.wait(100) == 0, job.log.read_text()[-4000:]
+    job.check_counts(RECORDS // 2, 1)

@@ -308,17 +308,12 @@ Item = Prepared | Bare | Changed | Ended | Broken
 
 
 class Loader:
-    """A thread that leases one task ahead and prepares it.
-
-    After a :class:`Changed` or a :class:`Broken` it waits for :meth:`resume`.
-    """
+    """A thread that leases one task ahead and prepares it, whatever becomes of the servers."""
 
     def __init__(self, leases: LeaseClient, feeder: Feeder) -> None:
         self._leases = leases
         self._feeder = feeder
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
-        self._go = threading.Event()
-        self._go.set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
 
@@ -340,21 +335,13 @@ class Loader:
         except queue.Empty:
             return None
 
-    def resume(self) -> None:
-        """Leases again."""
-        self._go.set()
-
     def stop(self) -> None:
         """Ends the thread; it may still be waiting for the master, which does no harm."""
         self._stop.set()
-        self._go.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._go.wait()
             for item in self._next():
-                if isinstance(item, Changed | Broken):
-                    self._go.clear()
                 self._put(item)
                 if isinstance(item, Ended):
                     return

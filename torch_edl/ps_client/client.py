@@ -28,6 +28,9 @@ Ids = npt.NDArray[np.int64]
 BUFFER_GROUP = -2
 FROZEN_GROUP = -1
 
+_HELLO_TIMEOUT_S = 3.0
+_RESTORE_TIMEOUT_S = 600.0
+
 
 @dataclass(frozen=True)
 class PartitionedIds:
@@ -223,6 +226,9 @@ class PsClient:
         Raises:
             UsageError: the servers hold a model of another layout.
         """
+        # A short word first: the servers of a cluster that is gone must not be waited for long.
+        hello = [pb.PserverStatusRequest()] * self.servers
+        self._send("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S).responses()
         owners = dense_owners({n: int(v.size) for n, (v, _) in dense.items()}, self.servers)
         self.layout = [
             _segments([(n, *dense[n]) for n in sorted(dense) if owners[n] == s])
@@ -245,8 +251,13 @@ class PsClient:
             )
             for segments in self.layout
         ]
-        answers = self._send("PushDenseParameters", dense_calls, wait=True).responses()
-        self._send("PushEmbeddingTableInfos", [infos] * self.servers).responses()
+        # With them servers read what they restore, which may be large.
+        answers = self._send(
+            "PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S
+        ).responses()
+        self._send(
+            "PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S
+        ).responses()
         return all(a.accepted for a in answers)
 
     def pull(
@@ -288,7 +299,7 @@ class PsClient:
         tables: Sequence[tuple[TableIds, Floats]],
         *,
         records: pb.RecordRange,
-        version: int,
+        versions: Sequence[int],
         retired_before: int,
         learning_rates: Sequence[float] = (),
     ) -> PendingPush:
@@ -298,14 +309,14 @@ class PsClient:
             dense: gradient of each server's parameters; None: no update.
             tables: for each table its ids and their summed gradients (u, dim).
             records: where the gradient comes from; a server applies each range once.
-            version: of the parameters that it was computed with.
+            versions: of the parameters of each server that it was computed with.
         """
         calls = []
         for server in range(self.servers):
             call = pb.PushGradientsRequest(
                 fence=self._fence,
                 range=records,
-                version=version,
+                version=versions[server],
                 retired_before=retired_before,
                 learning_rates=learning_rates,
             )
@@ -340,12 +351,27 @@ class PsClient:
         self.sent_bytes += array.nbytes
         return array.tobytes()
 
-    def _send(self, method: str, calls: Sequence[Any], *, wait: bool = False) -> Pending:
-        return Pending(self, self._futures(method, calls, wait=wait))
+    def _send(
+        self,
+        method: str,
+        calls: Sequence[Any],
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> Pending:
+        return Pending(self, self._futures(method, calls, wait=wait, timeout_s=timeout_s))
 
-    def _futures(self, method: str, calls: Sequence[Any], *, wait: bool = False) -> list[Any]:
+    def _futures(
+        self,
+        method: str,
+        calls: Sequence[Any],
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return [
-            stub.start(method, call, timeout_s=self._timeout_s, wait=wait)
+            stub.start(method, call, timeout_s=timeout_s, wait=wait)
             for stub, call in zip(self._stubs, calls, strict=True)
         ]
 

@@ -83,7 +83,10 @@ class LocalStrategy:
     def train(self, window: Window, retired_before: int) -> list[Committed]:
         """Steps the user's optimizer once for each minibatch."""
         nan_steps = 0
-        for batch in window.batches:
+        task, size = window.lease.task_id, self._config.data.batch_size
+        for done, batch in enumerate(window.batches):
+            # Each minibatch is committed by itself: what comes after it may fail and be retried.
+            self._marks[task] = min(window.first + done * size, window.last)
             self._optimizer.zero_grad()
             loss = self._step.loss(batch)
             if loss is None:

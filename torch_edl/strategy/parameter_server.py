@@ -8,6 +8,7 @@ Within a window the dense parameters go on as the user's optimizer moves them, h
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections import deque
@@ -81,6 +82,9 @@ class ParameterServerStrategy:
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._scheduled = 0
+        self._unscheduled = copy.deepcopy(
+            ([g["lr"] for g in optimizer.param_groups], scheduler and scheduler.state_dict())
+        )
         self._kernel = read_optimizer(optimizer)
         self._step = Step(
             contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers
@@ -120,6 +124,7 @@ class ParameterServerStrategy:
         except BaseException:
             client.close()
             raise
+        self._rewind_schedule()
         self._client = client
         self._flat = FlatParameters(self._tensors, client.layout)
         self._rows.connect(client.servers, self._pull_rows)
@@ -168,9 +173,9 @@ class ParameterServerStrategy:
         if planned.pull is None:
             committed += self._settle()
             planned.pull = self._pull(planned.plan)
-        steps, nan_steps, version = self._compute(planned)
+        steps, nan_steps, versions = self._compute(planned)
         committed += self._settle()
-        self._pushed = self._push(planned, steps, nan_steps, version, retired_before)
+        self._pushed = self._push(planned, steps, nan_steps, versions, retired_before)
         self._trained += 1
         return committed
 
@@ -181,11 +186,11 @@ class ParameterServerStrategy:
     def _train_until_accepted(self, planned: _Planned, retired_before: int) -> list[Committed]:
         while True:
             planned.pull = self._pull(planned.plan)
-            steps, nan_steps, version = self._compute(planned)
-            pushed = self._push(planned, steps, nan_steps, version, retired_before)
+            steps, nan_steps, versions = self._compute(planned)
+            pushed = self._push(planned, steps, nan_steps, versions, retired_before)
             if pushed.push.wait().accepted:
                 return [pushed.committed]
-            log.debug("gradient of version %d is too old: computing it again", version)
+            log.debug("gradient of versions %s is too old: computing it again", versions)
 
     def _pull_ahead(self) -> None:
         """Starts the pulls that the staleness allows now."""
@@ -212,8 +217,8 @@ class ParameterServerStrategy:
         except Exception as error:
             raise UserCodeError(f"the model raised {type(error).__name__}: {error}") from error
 
-    def _compute(self, planned: _Planned) -> tuple[int, int, int]:
-        """Gradients of a window into the parameters and row blocks; steps, NaN steps, version."""
+    def _compute(self, planned: _Planned) -> tuple[int, int, list[int]]:
+        """Gradients of a window into the parameters and row blocks; steps, NaN steps, versions."""
         assert planned.pull is not None
         result = planned.pull.wait()
         self._load(result)
@@ -242,7 +247,7 @@ class ParameterServerStrategy:
                 self._progress.add_loss(self._step.last_loss)
         finally:
             self._busy = 0
-        return steps, nan_steps, result.version
+        return steps, nan_steps, result.versions
 
     def _step_locally(self) -> None:
         """Between two minibatches of a window: moves this worker's dense parameters on.
@@ -264,7 +269,12 @@ class ParameterServerStrategy:
         self._progress.version = result.version
 
     def _push(
-        self, planned: _Planned, steps: int, nan_steps: int, version: int, retired_before: int
+        self,
+        planned: _Planned,
+        steps: int,
+        nan_steps: int,
+        versions: list[int],
+        retired_before: int,
     ) -> _Pushed:
         window, client = planned.window, self._servers
         push = client.push(
@@ -277,9 +287,9 @@ class ParameterServerStrategy:
                 last=window.last,
                 lease_id=window.lease.lease_id,
             ),
-            version=version,
+            versions=versions,
             retired_before=retired_before,
-            learning_rates=self._learning_rates(version),
+            learning_rates=self._learning_rates(max(versions)),
         )
         self._progress.sent_bytes = client.sent_bytes
         self._progress.received_bytes = client.received_bytes
@@ -293,6 +303,16 @@ class ParameterServerStrategy:
         done, self._pushed = self._pushed.committed, None
         self._acked += 1
         return [done]
+
+    def _rewind_schedule(self) -> None:
+        """Servers that were restored are at an earlier version than those before them."""
+        if self._scheduler is None:
+            return
+        rates, state = copy.deepcopy(self._unscheduled)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._scheduler.load_state_dict(state)
+        self._scheduled = 0
 
     def _learning_rates(self, version: int) -> list[float]:
         if self._scheduler is None:

@@ -25,6 +25,7 @@ from torch_edl.ps_client.client import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+_Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 Pull = Callable[[Sequence[TableIds]], Sequence[Floats]]
 
 
@@ -123,9 +124,9 @@ class ServerRows:
             for c, call in enumerate(calls):
                 by_table.setdefault(call.module.table, []).append((b, c, call))
         # Tables asked for the same tensors of ids share one list without duplicates.
-        shared: dict[tuple[tuple[int, int], ...], PartitionedIds] = {}
+        shared: dict[tuple[_Place, ...], PartitionedIds] = {}
         for name, entries in by_table.items():
-            key = tuple((call.ids.data_ptr(), call.ids.numel()) for _, _, call in entries)
+            key = tuple(_place(call.ids) for _, _, call in entries)
             if key not in shared:
                 flat = [_flat(call.ids) for _, _, call in entries]
                 whole = flat[0] if len(flat) == 1 else np.concatenate(flat)
@@ -220,7 +221,12 @@ def _flat(ids: torch.Tensor) -> Ids:
 def _same(call: _Call, module: Table, ids: torch.Tensor) -> bool:
     if call.module is not module or call.ids.shape != ids.shape:
         return False
-    return call.ids.data_ptr() == ids.data_ptr() or torch.equal(call.ids, ids)
+    return _place(call.ids) == _place(ids) or torch.equal(call.ids, ids)
+
+
+def _place(ids: torch.Tensor) -> _Place:
+    """Where a tensor's values are: two of one place have the same values, a view may not."""
+    return ids.data_ptr(), tuple(ids.shape), ids.stride(), ids.dtype
 
 
 def _check_range(module: Table, ids: torch.Tensor) -> None:

@@ -322,3 +322,26 @@ def test_the_path_of_a_module_names_its_table(tmp_path: Path) -> None:
     shared["d"] = torch_edl.nn.Embedding(None, 3, name="x")
     with pytest.raises(UsageError, match="share the table 'x'"):
         bind_tables(shared)
+
+
+def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[str]]) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+            self.b = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+            self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            weight = torch.arange(6.0)
+            rows = self.a(ids).flatten() + self.b(ids.t()).flatten()
+            return (rows * weight * self.scale).sum()
+
+    made = strategy(Twice(), lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
+    made._step._loss = lambda labels, predictions: predictions
+    ids = torch.arange(6).view(2, 3)
+    lease = pb.LeaseMessage(lease_id=1, task_id=0, end=2)
+    made.train(Window(lease, 0, 2, [Batch(ids, ids, 2)]), 0)
+    made.finish()
+    assert rows_of(made, "a", 1)[:6].flatten().tolist() == [0, -1, -2, -3, -4, -5]
+    assert rows_of(made, "b", 1)[:6].flatten().tolist() == [0, -2, -4, -1, -3, -5]
