@@ -369,7 +369,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each part; medians count")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="few records, one run")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Adagrad")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     parser.add_argument("--run-args", default="", help="further arguments of torch-edl run")
     parser.add_argument("--onednn", action="store_true", help=argparse.SUPPRESS)
     hidden = [parser.add_argument(name, help=argparse.SUPPRESS)
