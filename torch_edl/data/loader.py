@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from torch_edl.config import JobConfig
 from torch_edl.data.leases import LeaseClient
@@ -173,25 +173,18 @@ class Feeder:
         self, dataset: Dataset[Any], mode: str, skip: int, lease: pb.LeaseMessage
     ) -> Iterator[Batch]:
         data = self._config.data
+        collate = getattr(dataset, "collate_fn", None)
+        if skip and not isinstance(dataset, IterableDataset):
+            rest = range(skip * data.batch_size, len(dataset))  # type: ignore[arg-type]
+            dataset, skip = Subset(dataset, rest), 0
         loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=data.batch_size,
             num_workers=data.loader_workers,
             pin_memory=data.pin_memory,
-            collate_fn=getattr(dataset, "collate_fn", None),
+            collate_fn=collate,
             shuffle=False,
         )
-        if not isinstance(dataset, IterableDataset) and skip:
-            rest = range(skip * data.batch_size, len(dataset))  # type: ignore[arg-type]
-            loader = DataLoader(
-                torch.utils.data.Subset(dataset, rest),
-                batch_size=data.batch_size,
-                num_workers=data.loader_workers,
-                pin_memory=data.pin_memory,
-                collate_fn=getattr(dataset, "collate_fn", None),
-                shuffle=False,
-            )
-            skip = 0
         try:
             for index, item in enumerate(loader):
                 if index >= skip:
