@@ -14,7 +14,6 @@ class Member:
     id: int
     pid: int
     host: str
-    registered_at: float
     last_heartbeat: float
     last_progress: float
     """When its phase, steps or records last changed."""
@@ -58,7 +57,7 @@ class Membership:
             return None
         member = self._members.get(id)
         if member is None:
-            member = Member(id, pid, host, now, now, now)
+            member = Member(id, pid, host, now, now)
             self._members[id] = member
         member.last_heartbeat = now
         return member

@@ -67,7 +67,6 @@ class TaskSpace:
         for shard in self._shards:
             self._first.append(self._first[-1] + -(-shard.records // records_per_task))
         self.tasks_per_epoch = self._first[-1]
-        self.records_per_epoch = sum(s.records for s in self._shards)
         # The last task of a shard may be shorter: file-order index -> records.
         self._short = {
             last - 1: shard.records % records_per_task

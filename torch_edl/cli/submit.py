@@ -177,7 +177,6 @@ class _Watch:
         # By whomever: then nobody need be told that its processes lose each other.
         self._is_stopped = False
         self._stop_reason = ""
-        self._stop_call: object = None
         self._held: list[pb.Event] = []
 
     def start_master(self) -> None:
@@ -310,10 +309,9 @@ class _Watch:
             self._terminated = True
             self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
             return
-        # Not waited for: the next status tells whether it was heard. Kept, since gRPC cancels a
-        # call when nobody refers to it any more.
+        # Not waited for: the next status tells whether it was heard.
         request = pb.StopRequest(reason=self._stop_reason)
-        self._stop_call = self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
+        self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
 
     def _let_leave(self) -> None:
         """The master goes by itself once the job is over; it is given some time for it."""

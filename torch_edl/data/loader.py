@@ -286,8 +286,6 @@ class Changed:
 class Ended:
     """No more work for this worker."""
 
-    drained: bool
-
 
 @dataclass(frozen=True)
 class Broken:
@@ -354,7 +352,7 @@ class Loader:
             yield Broken(error, None)
             return
         if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
-            yield Ended(drained=answer.next == pb.LeaseResponse.DRAIN)
+            yield Ended()
         elif answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
             yield Changed(answer.cluster)
         for lease in answer.leases:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
-from torch_edl.nn.initializers import Initializer, resolve
+from torch_edl.nn.initializers import InitializerLike, resolve
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowStore
 from torch_edl.wire import pserver_pb2 as pb
@@ -29,12 +28,12 @@ class Table(nn.Module):
         self,
         num_embeddings: int | None,
         embedding_dim: int,
-        padding_idx: int | None,
+        padding_idx: int | None = None,
         *,
-        name: str | None,
-        initializer: str | tuple[str, Mapping[str, float]] | Initializer,
-        min_count: int,
-        max_age: int | None,
+        name: str | None = None,
+        initializer: InitializerLike = "uniform",
+        min_count: int = 0,
+        max_age: int | None = None,
     ) -> None:
         super().__init__()
         if num_embeddings is not None and num_embeddings < 1:
@@ -136,27 +135,6 @@ class Embedding(Table):
         >>> embedding(torch.tensor([[7, -3], [2**60, 7]])).shape
         torch.Size([2, 2, 16])
     """
-
-    def __init__(
-        self,
-        num_embeddings: int | None,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        name: str | None = None,
-        initializer: str | tuple[str, Mapping[str, float]] | Initializer = "uniform",
-        min_count: int = 0,
-        max_age: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            name=name,
-            initializer=initializer,
-            min_count=min_count,
-            max_age=max_age,
-        )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Rows (*input.shape, embedding_dim) of int64 ids."""

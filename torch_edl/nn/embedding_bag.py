@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.initializers import Initializer
+from torch_edl.nn.initializers import InitializerLike
 
 MODES = ("sum", "mean", "sqrtn")
 
@@ -33,7 +31,7 @@ class EmbeddingBag(Table):
         padding_idx: int | None = None,
         *,
         name: str | None = None,
-        initializer: str | tuple[str, Mapping[str, float]] | Initializer = "uniform",
+        initializer: InitializerLike = "uniform",
         min_count: int = 0,
         max_age: int | None = None,
     ) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from torch_edl.errors import UsageError
 
-InitializerLike = "str | tuple[str, Mapping[str, float]] | Initializer"
-
 _ARGS: dict[str, dict[str, float]] = {
     "zeros": {},
     "constant": {"value": 0.0},
@@ -28,8 +26,12 @@ class Initializer:
     args: Mapping[str, float] = field(default_factory=dict)
 
 
+InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer
+"""A name, a name with arguments, or the distribution itself."""
+
+
 def resolve(
-    wish: str | tuple[str, Mapping[str, float]] | Initializer,
+    wish: InitializerLike,
     num_embeddings: int | None,
     dim: int,
 ) -> Initializer:

@@ -26,7 +26,6 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 BUFFER_GROUP = -2
-FROZEN_GROUP = -1
 
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0

@@ -130,7 +130,8 @@ class LocalStrategy:
     def snapshot(self, directory: str) -> pb.ReportTaskRequest:
         """Writes model and optimizer; the master makes a checkpoint of it."""
         folder = Path(directory)
-        safetensors.torch.save_file(self._dense(), folder / _DENSE)
+        dense = {n: t.detach().clone().contiguous() for n, t in self._dense().items()}
+        safetensors.torch.save_file(dense, folder / _DENSE)
         tensors, described = _flatten(self._optimizer.state_dict())
         if self._scheduler is not None:
             described["scheduler"] = _jsonable(self._scheduler.state_dict())
@@ -154,7 +155,7 @@ class LocalStrategy:
     def _dense(self) -> dict[str, torch.Tensor]:
         tables = {id(m.weight) for m in self.model.modules() if isinstance(m, Table)}
         return {
-            name: tensor.detach().clone().contiguous()
+            name: tensor
             for name, tensor in self.model.state_dict(keep_vars=True).items()
             if isinstance(tensor, torch.Tensor) and id(tensor) not in tables
         }
