@@ -26,9 +26,9 @@ from master.job import Job
 from master.saves import Saved
 from master.service import Service
 from master.store.sqlite import SqliteStore
-from master.task_space import Shard
 from torch_edl import checkpoint
 from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig, job_dir
+from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.launch.base import Launcher
 from torch_edl.launch.child import follow_parent, setup_logging

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 
 from master.saves import Saved
-from master.task_space import TaskSpace
 from master.tasks import Progress, TaskQueue, union
 from torch_edl import checkpoint
 from torch_edl.checkpoint import Manifest
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import CheckpointError
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import Stub

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from master.task_space import TaskSpace
 from master.tasks import Pass, TaskQueue, errand
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb

@@ -19,9 +19,9 @@ from master.fleet import CrashLoop, Fleet, ServersGone, check_scale
 from master.keeper import Keeper
 from master.membership import Membership
 from master.saves import Saved
-from master.task_space import Shard
 from master.work import Work
 from torch_edl.config import JobConfig
+from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.launch.base import ProcessExit
 from torch_edl.strategy.choose import Choice, EmbeddingSize, choose

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from master.task_space import Shard
 from master.tasks import Progress
 from torch_edl.checkpoint import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 
 _RETRY_S = 5.0

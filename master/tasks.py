@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from master.task_space import Shard, Task, TaskSpace
+from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.wire import master_pb2 as pb
 
 

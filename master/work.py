@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from master.evaluation import Evaluations
 from master.membership import Membership
 from master.saves import Saved, check_resume, identity
-from master.task_space import Shard, TaskSpace
 from master.tasks import Pass, Progress, TaskQueue, errand
 from torch_edl.config import JobConfig
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch_edl.errors import UsageError
 
-STRATEGIES = ("auto", "ps", "local")
+STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 NAN_POLICIES = ("stop", "skip")
-JOB_KINDS = ("train", "evaluate", "predict")
+JOB_KINDS = ("train", "evaluate", "predict", "script")
 
 # An embedding of more elements than this goes to the parameter servers: 4M floats are 16 MB,
 # which is where sending the dense gradient of a table costs more than sending its rows.
@@ -71,7 +71,7 @@ class TrainConfig:
     """How gradients become parameters."""
 
     strategy: str = "auto"
-    """``auto`` chooses from the model; ``ps`` and ``local`` are explicit."""
+    """``auto`` chooses from the model; ``ps``, ``allreduce`` and ``local`` are explicit."""
     mode: str = "async"
     """``async``: each push is applied at once; ``sync``: ``grads_to_wait`` pushes are averaged."""
     grads_to_wait: int = 1
@@ -177,9 +177,9 @@ class JobConfig:
     name: str
     """Name of the job; also the name of its folder."""
     kind: str = "train"
-    """``train``, ``evaluate`` or ``predict``."""
+    """``train``, ``evaluate`` or ``predict`` (a model file), or ``script`` (a training script)."""
     model_file: str
-    """Absolute path of the model file."""
+    """Absolute path of the model file, or of the script."""
     model_args: tuple[str, ...] = ()
     """What followed ``--`` on the command line: ``sys.argv[1:]`` of the model file."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -247,6 +247,8 @@ ENV_TOKEN = "TORCH_EDL_TOKEN"
 ENV_MASTER = "TORCH_EDL_MASTER"
 # "torch": workers leave torch's own matrix products in place; see matmul.py.
 ENV_MATMUL = "TORCH_EDL_MATMUL"
+# Name of the agent that started a worker of a script.
+ENV_NODE = "TORCH_EDL_NODE"
 
 
 def edl_home() -> Path:

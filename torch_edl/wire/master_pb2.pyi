@@ -23,20 +23,26 @@ TASK_SUMMARIZE: TaskKind
 TASK_SNAPSHOT: TaskKind
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("worker_id", "pid", "host")
+    __slots__ = ("worker_id", "pid", "host", "node", "local_rank")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     pid: int
     host: str
-    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    node: str
+    local_rank: int
+    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., node: _Optional[str] = ..., local_rank: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("config_json",)
+    __slots__ = ("config_json", "worker_id")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     config_json: str
-    def __init__(self, config_json: _Optional[str] = ...) -> None: ...
+    worker_id: int
+    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ...) -> None: ...
 
 class RegisterServerRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "address", "pid")
@@ -97,18 +103,20 @@ class ReportModelRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
-    __slots__ = ("ready", "strategy", "reason", "cluster", "torch_threads")
+    __slots__ = ("ready", "strategy", "reason", "cluster", "torch_threads", "shards")
     READY_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     strategy: str
     reason: str
     cluster: Cluster
     torch_threads: int
-    def __init__(self, ready: _Optional[bool] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
+    def __init__(self, ready: _Optional[bool] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("incarnation", "servers", "restored_from", "values_only")
@@ -272,7 +280,7 @@ class ReportTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_records")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +289,10 @@ class HeartbeatRequest(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    PASS_RECORDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -289,17 +301,170 @@ class HeartbeatRequest(_message.Message):
     phase: str
     sent_bytes: float
     received_bytes: float
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ...) -> None: ...
+    ring: int
+    position: int
+    pass_records: int
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_records: _Optional[int] = ..., **kwargs) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "incarnation")
+    __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
+    STALE_RING_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     known: bool
     incarnation: int
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    broken_ring: int
+    stale_ring: int
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., incarnation: _Optional[int] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ...) -> None: ...
+
+class JoinRingRequest(_message.Message):
+    __slots__ = ("worker_id", "ring", "store", "step", "leaving", "finished")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    ring: int
+    store: str
+    step: int
+    leaving: bool
+    finished: bool
+    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ..., leaving: _Optional[bool] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class JoinRingResponse(_message.Message):
+    __slots__ = ("ready", "leave", "ring", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    HEAL_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
+    VALUES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    leave: bool
+    ring: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    store: str
+    source: int
+    heal: bool
+    fresh: bool
+    restored_from: str
+    values_only: bool
+    def __init__(self, ready: _Optional[bool] = ..., leave: _Optional[bool] = ..., ring: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
+
+class CommitCheckpointRequest(_message.Message):
+    __slots__ = ("worker_id", "ring", "directory", "written")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    ring: int
+    directory: str
+    written: bool
+    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., directory: _Optional[str] = ..., written: _Optional[bool] = ...) -> None: ...
+
+class CommitCheckpointResponse(_message.Message):
+    __slots__ = ("accepted",)
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    def __init__(self, accepted: _Optional[bool] = ...) -> None: ...
+
+class AgentWorker(_message.Message):
+    __slots__ = ("local_rank", "pid", "exited", "code", "log")
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EXITED_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    local_rank: int
+    pid: int
+    exited: bool
+    code: int
+    log: str
+    def __init__(self, local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exited: _Optional[bool] = ..., code: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
+
+class AgentReportRequest(_message.Message):
+    __slots__ = ("node", "pid", "host", "workers", "done", "error", "traceback")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    pid: int
+    host: str
+    workers: _containers.RepeatedCompositeFieldContainer[AgentWorker]
+    done: bool
+    error: str
+    traceback: str
+    def __init__(self, node: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class AgentReportResponse(_message.Message):
+    __slots__ = ("kill", "node_rank", "nodes", "workers_wanted", "over", "error")
+    KILL_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    kill: _containers.RepeatedScalarFieldContainer[int]
+    node_rank: int
+    nodes: int
+    workers_wanted: int
+    over: bool
+    error: str
+    def __init__(self, kill: _Optional[_Iterable[int]] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., over: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RendezvousRequest(_message.Message):
+    __slots__ = ("node", "min_nodes", "max_nodes", "last_call_s", "store", "leaving", "closed", "round")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    MIN_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    LAST_CALL_S_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    min_nodes: int
+    max_nodes: int
+    last_call_s: float
+    store: str
+    leaving: bool
+    closed: bool
+    round: int
+    def __init__(self, node: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., last_call_s: _Optional[float] = ..., store: _Optional[str] = ..., leaving: _Optional[bool] = ..., closed: _Optional[bool] = ..., round: _Optional[int] = ...) -> None: ...
+
+class RendezvousResponse(_message.Message):
+    __slots__ = ("ready", "round", "rank", "nodes", "store", "waiting", "closed", "over")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    ready: bool
+    round: int
+    rank: int
+    nodes: int
+    store: str
+    waiting: int
+    closed: bool
+    over: bool
+    def __init__(self, ready: _Optional[bool] = ..., round: _Optional[int] = ..., rank: _Optional[int] = ..., nodes: _Optional[int] = ..., store: _Optional[str] = ..., waiting: _Optional[int] = ..., closed: _Optional[bool] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class ProcessStatus(_message.Message):
     __slots__ = ("role", "id", "pid", "state", "address", "exit", "log")

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from master import checkpoints
-from master.task_space import Shard, TaskSpace
 from master.tasks import Progress
 from torch_edl import checkpoint
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.server import serve

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from master.evaluation import Evaluations, MetricStates
-from master.task_space import Shard, TaskSpace
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb

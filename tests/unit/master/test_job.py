@@ -14,7 +14,6 @@ from master.checkpoints import steps_of
 from master.fleet import Fleet, Start, Stop
 from master.job import Job
 from master.saves import Saved, identity
-from master.task_space import Shard
 from master.workers import Workers
 from torch_edl.checkpoint import Manifest, step_dir
 from torch_edl.config import (
@@ -24,6 +23,7 @@ from torch_edl.config import (
     JobConfig,
     TrainConfig,
 )
+from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.launch.base import ProcessExit
 from torch_edl.wire import master_pb2 as pb

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from master.task_space import Shard, TaskSpace
 from master.tasks import Progress, TaskQueue
+from torch_edl.data.task_space import Shard, TaskSpace
 
 
 def queue(space: TaskSpace, timeout_s: float = 10.0) -> TaskQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.permutation import Permutation
+from torch_edl.data.permutation import Permutation
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1023, 1024, 1025])

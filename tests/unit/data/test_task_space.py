@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from master.task_space import Shard, TaskSpace
+from torch_edl.data.task_space import Shard, TaskSpace
 
 SHARDS = [Shard("a", 10), Shard("empty", 0), Shard("b", 4), Shard("c", 7)]
 

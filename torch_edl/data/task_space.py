@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from master.permutation import Permutation
+from torch_edl.data.permutation import Permutation
 
 
 @dataclass(frozen=True)
