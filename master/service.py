@@ -13,6 +13,7 @@ import grpc
 from master.job import Job
 from master.status import LogPath, describe
 from master.workers import Workers
+from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.server import serve
 
@@ -59,6 +60,10 @@ class Service:
                 "Lease": self._lease,
                 "ReportTask": self._changing(self._workers.report_task),
                 "Heartbeat": self._heartbeat,
+                "JoinRing": self._not_here("JoinRing"),
+                "CommitCheckpoint": self._not_here("CommitCheckpoint"),
+                "AgentReport": self._not_here("AgentReport"),
+                "Rendezvous": self._not_here("Rendezvous"),
                 "GetStatus": self._status,
                 "Scale": self._scale,
                 "Stop": self._stop,
@@ -99,6 +104,12 @@ class Service:
                 answer = event(request, self._clock())
                 self.changed.notify_all()
             return answer
+
+        return handle
+
+    def _not_here(self, name: str) -> Callable[[Any, Any], Any]:
+        def handle(request: Any, _: grpc.ServicerContext) -> Any:
+            raise UsageError(f"{name}: this job has no ring")
 
         return handle
 
