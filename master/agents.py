@@ -1,0 +1,95 @@
+"""Who starts workers on a machine: the agents of a job of kind ``script``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Agent:
+    """One agent as it last told of itself."""
+
+    node: str
+    """Its name; unique in the job."""
+    pid: int
+    host: str
+    seen: float
+    done: bool = False
+    """All its workers ended well."""
+    told: bool = False
+    """It heard that the job is over."""
+    kill: set[int] = field(default_factory=set)
+    """Pids of its workers that were given up."""
+
+
+class Agents:
+    """The agents that have reported and are not lost, in the order of their arrival."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._agents: dict[str, Agent] = {}
+        self._lost: dict[str, Agent] = {}
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(self._agents.values())
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def get(self, node: str) -> Agent | None:
+        """The agent of that name, also one that was lost: it may come back."""
+        return self._agents.get(node) or self._lost.get(node)
+
+    def rank(self, node: str) -> int:
+        """Its place in the order of arrival."""
+        return list(self._agents).index(node)
+
+    @property
+    def done(self) -> bool:
+        """There are agents, and all of them are done."""
+        return bool(self._agents) and all(agent.done for agent in self._agents.values())
+
+    def over(self, now: float, *, linger_s: float) -> bool:
+        """Every agent heard that the job is over, or is silent."""
+        return all(agent.told or now - agent.seen >= linger_s for agent in self)
+
+    def report(self, node: str, pid: int, host: str, now: float) -> tuple[Agent, bool]:
+        """An agent lives. Returns it, and whether another one of that name came before it."""
+        agent = self._agents.get(node)
+        back = self._lost.pop(node, None)
+        replaces = any(a is not None and a.pid != pid for a in (agent, back))
+        if agent is None or replaces:
+            kept = back if back is not None and not replaces else Agent(node, pid, host, now)
+            # One that starts again keeps the rank of its machine.
+            self._agents[node] = agent = kept
+        agent.seen = now
+        return agent, replaces
+
+    def silent(self, now: float) -> Sequence[Agent]:
+        """Takes out the agents whose last report is a timeout ago or more, and returns them."""
+        lost = [
+            agent
+            for agent in self
+            if not agent.done and not agent.told and now - agent.seen >= self._timeout_s
+        ]
+        for agent in lost:
+            self._lost[agent.node] = self._agents.pop(agent.node)
+        return lost
+
+    # ---- a restart of the master ----
+
+    def export(self) -> list[dict[str, Any]]:
+        """What a successor must know, as JSON can say it."""
+        return [
+            {"node": a.node, "pid": a.pid, "host": a.host, "done": a.done, "kill": sorted(a.kill)}
+            for a in self
+        ]
+
+    def restore(self, state: Sequence[dict[str, Any]], now: float) -> None:
+        """The inverse of :meth:`export`; every agent was heard just now."""
+        for saved in state:
+            agent = Agent(saved["node"], saved["pid"], saved["host"], now, saved["done"])
+            agent.kill = set(saved["kill"])
+            self._agents[agent.node] = agent

@@ -1,0 +1,213 @@
+"""Who steps in lockstep: the ring of the strategy ``allreduce``. Pure.
+
+A ring has a number that grows, and members in the order of their ranks. It never changes: when a
+member dies, leaves or wants to come in, the living members ask into the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# The first ring of a life waits so long after the last one that asked, for those that start beside.
+PATIENCE_S = 0.5
+# A member that asks or leaves ends the ring. Others that are in the same step finish it meanwhile;
+# one that hangs in a later step hears after this that nobody will answer.
+GRACE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formed:
+    """One ring."""
+
+    number: int
+    life: int
+    """Which life of the model; a new one begins where nobody has the model any more."""
+    workers: tuple[int, ...]
+    """Ids in the order of ranks."""
+    store: str
+    """``host:port`` where they meet: of rank 0."""
+    source: int
+    """Rank whose model the others take."""
+    heal: bool
+    """Some lack the model of the source."""
+    fresh: bool
+    """The source has none either."""
+    restored_from: str = ""
+    """Fresh: the checkpoint or exported model that the source begins with."""
+    values_only: bool = False
+    """Of it, no optimizer state and no position."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    worker: int
+    step: int
+    store: str
+    survivor: bool
+
+
+class Ring:
+    """The newest ring and who asked into the next one."""
+
+    def __init__(self) -> None:
+        self.current: Formed | None = None
+        self.finished = False
+        """A member's script is over: nobody joins any more."""
+        self._living: set[int] = set()  # members of the current ring, neither dropped nor left
+        self._asked: dict[int, _Asked] = {}
+        self._left: set[int] = set()
+        self._lost = False  # the current ring lost a member
+        self._shrinks = False  # one left it before the end
+        self._ended_at: float | None = None  # when a member first asked or left
+        self._last_asked = 0.0
+
+    # ---- what it says ----
+
+    @property
+    def number(self) -> int:
+        """Of the newest ring; 0 before the first."""
+        return self.current.number if self.current is not None else 0
+
+    @property
+    def life(self) -> int:
+        """Of the model; from 1."""
+        return self.current.life if self.current is not None else 1
+
+    def living(self) -> frozenset[int]:
+        """Members of the newest ring that were neither dropped nor left."""
+        return frozenset(self._living)
+
+    def wanted(self, worker: int) -> bool:
+        """Whether a worker may ask; one that left may not, nor a new one after the end."""
+        return worker not in self._left and (not self.finished or worker in self._living)
+
+    def broken(self, now: float) -> int:
+        """Rings up to this number have lost a member."""
+        late = self._ended_at is not None and now - self._ended_at >= GRACE_S
+        return self.number if self._lost or late else 0
+
+    def stale(self) -> int:
+        """Rings up to this number are to change after the step that runs."""
+        joiner = any(worker not in self._living for worker in self._asked)
+        return self.number if joiner or self._shrinks else 0
+
+    def due(self, now: float, *, min_workers: int, max_workers: int) -> bool:
+        """Whether the next ring can be formed."""
+        if not self._asked or not self._living <= self._asked.keys():
+            return False
+        if any(asked.survivor for asked in self._asked.values()):
+            return True
+        if len(self._asked) < min_workers:
+            return False
+        return len(self._asked) >= max_workers or now - self._last_asked >= PATIENCE_S
+
+    @property
+    def model_lost(self) -> bool:
+        """Nobody who asked has the model of the ring before."""
+        lost = not any(asked.survivor for asked in self._asked.values())
+        return self.current is not None and lost
+
+    # ---- what happens ----
+
+    def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> Formed | None:
+        """A worker that was in ``ring`` last asks into the next one.
+
+        Returns the ring that it is in already, if it does not know that: its answer was lost, or
+        this is an old request that comes late. Else it waits.
+        """
+        assert self.wanted(worker)
+        member = worker in self._living
+        if member and ring < self.number:
+            return self.current
+        if worker not in self._asked:
+            self._last_asked = now
+        survivor = member and ring == self.number and step >= 0
+        self._asked[worker] = _Asked(worker, step, store, survivor)
+        if member and self._ended_at is None:
+            self._ended_at = now
+        return None
+
+    def form(self, *, restored_from: str = "", values_only: bool = False) -> Formed:
+        """Makes the next ring of all that asked.
+
+        Args:
+            restored_from: what a model begins with, if nobody has it.
+            values_only: of it, no optimizer state and no position.
+        """
+        assert self._asked
+        assert self._living <= self._asked.keys()
+        before = self.current.workers if self.current is not None else ()
+        survivors = sorted(
+            (asked for asked in self._asked.values() if asked.survivor),
+            key=lambda asked: before.index(asked.worker),
+        )
+        joiners = sorted(
+            (asked for asked in self._asked.values() if not asked.survivor),
+            key=lambda asked: asked.worker,
+        )
+        members = survivors + joiners
+        fresh = not survivors
+        step = max((asked.step for asked in survivors), default=0)
+        self.current = Formed(
+            number=self.number + 1,
+            life=self.life + (fresh and self.current is not None),
+            workers=tuple(asked.worker for asked in members),
+            store=members[0].store,
+            source=0 if fresh else [asked.step for asked in survivors].index(step),
+            heal=bool(joiners) or any(asked.step != step for asked in survivors),
+            fresh=fresh,
+            restored_from=restored_from if fresh else "",
+            values_only=values_only if fresh else False,
+        )
+        self._living = set(self.current.workers)
+        self._asked = {}
+        self._lost = self._shrinks = False
+        self._ended_at = None
+        return self.current
+
+    def leave(self, worker: int, now: float, *, finished: bool = False) -> None:
+        """A worker does not come along, and is never to ask again."""
+        self._left.add(worker)
+        self._asked.pop(worker, None)
+        if finished:
+            self.finished = True
+            self._asked = {id: a for id, a in self._asked.items() if id in self._living}
+        if worker in self._living:
+            self._living.remove(worker)
+            self._shrinks = self._shrinks or not finished
+            self._ended_at = now if self._ended_at is None else self._ended_at
+
+    def drop(self, worker: int) -> None:
+        """A worker is gone."""
+        self._asked.pop(worker, None)
+        if worker in self._living:
+            self._living.remove(worker)
+            self._lost = True
+
+    # ---- a restart of the master ----
+
+    def export(self) -> dict[str, Any]:
+        """What a successor must know, as JSON can say it; who waits asks again by itself."""
+        return {
+            "current": None if self.current is None else asdict(self.current),
+            "living": sorted(self._living),
+            "left": sorted(self._left),
+            "finished": self.finished,
+            "lost": self._lost,
+            "shrinks": self._shrinks,
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Ring:
+        """The inverse of :meth:`export`."""
+        ring = cls()
+        if state["current"] is not None:
+            workers = tuple(state["current"]["workers"])
+            ring.current = Formed(**{**state["current"], "workers": workers})
+        ring._living = set(state["living"])
+        ring._left = set(state["left"])
+        ring.finished = state["finished"]
+        ring._lost = state["lost"]
+        ring._shrinks = state["shrinks"]
+        return ring

@@ -1,0 +1,173 @@
+"""Where torchrun's agents meet (``--rdzv-backend=edl``): rounds of nodes with ranks. Pure.
+
+A round is over when a node joins or leaves. Unlike a key in a store, nothing of a round is left
+behind for the next one, and a node that dies before it asks for its rank holds nobody up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# A node asks all the time while it waits, and for the state of its round while that runs.
+SILENT_S = 5.0
+# A round that has all the nodes it may have goes on: only a silence that no setting of the agents'
+# monitor interval explains makes room for those that wait.
+FULL_SILENT_S = 30.0
+
+
+@dataclass
+class _Waiting:
+    store: str
+    seen: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a node hears."""
+
+    ready: bool = False
+    round: int = 0
+    rank: int = 0
+    nodes: int = 0
+    store: str = ""
+    waiting: int = 0
+    closed: bool = False
+    over: bool = False
+
+
+class Rounds:
+    """The newest round and who waits for the next one."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.closed = False
+        """The job is over: nobody may join any more."""
+        self._members: dict[str, str] = {}  # node -> its store, in the order of ranks
+        self._seen: dict[str, float] = {}  # members that were not known to leave -> last heard
+        self._waiting: dict[str, _Waiting] = {}  # in the order of arrival
+        self._last_arrival = 0.0
+        self._limits = (1, 1)
+        self._last_call_s = 0.0
+
+    def ask(
+        self,
+        node: str,
+        store: str,
+        now: float,
+        *,
+        min_nodes: int,
+        max_nodes: int,
+        last_call_s: float,
+    ) -> Place:
+        """A node wants to be in a round.
+
+        Args:
+            store: made for this wish; the same one again is the same wish.
+        """
+        if self.closed:
+            return Place(closed=True)
+        if self._members.get(node) == store:
+            # Its answer was lost, or it asks once more.
+            if node in self._seen:
+                self._seen[node] = now
+            return self._place(node)
+        self._limits, self._last_call_s = (min_nodes, max(min_nodes, max_nodes)), last_call_s
+        waiting = self._waiting.get(node)
+        if waiting is None:
+            self._last_arrival = now
+            self._waiting[node] = _Waiting(store, now)
+        else:
+            waiting.store, waiting.seen = store, now
+        if self.form(now) and node in self._members:
+            return self._place(node)
+        return Place(waiting=self.waiting(now))
+
+    def look(self, node: str, round: int, now: float) -> Place:
+        """A node asks how its round stands."""
+        if node in self._seen and round == self.number:
+            self._seen[node] = now
+        return Place(
+            round=self.number,
+            nodes=len(self._members),
+            waiting=self.waiting(now),
+            closed=self.closed,
+            over=round != self.number,
+        )
+
+    def leave(self, node: str) -> None:
+        """A node gives up or is shut down."""
+        self._waiting.pop(node, None)
+        self._seen.pop(node, None)
+
+    def close(self) -> None:
+        """Nobody may join any more."""
+        self.closed = True
+        self._waiting = {}
+
+    def waiting(self, now: float) -> int:
+        """Nodes for which the round is to end: those of it that ask again, and room for others."""
+        present = self._present(now)
+        again = sum(node in self._members for node in present)
+        staying = [n for n, seen in self._seen.items() if now - seen < FULL_SILENT_S]
+        room = self._limits[1] - len(set(staying) - present.keys()) - again
+        return again + max(0, min(len(present) - again, room))
+
+    def form(self, now: float) -> bool:
+        """Makes the next round if it is time."""
+        for node in [n for n, w in self._waiting.items() if now - w.seen >= SILENT_S]:
+            del self._waiting[node]
+        least, most = self._limits
+        if self.closed or len(self._waiting) < least or self._held_up(now):
+            return False
+        if len(self._waiting) < most and now - self._last_arrival < self._last_call_s:
+            return False
+        self.number += 1
+        chosen = list(self._waiting)[:most]
+        self._members = {node: self._waiting.pop(node).store for node in chosen}
+        self._seen = dict.fromkeys(chosen, now)
+        return True
+
+    def _held_up(self, now: float) -> bool:
+        """A living node of the round that runs has not asked again yet."""
+        full = len(self._seen) >= self._limits[1] and not self._waiting.keys() & self._seen.keys()
+        limit = FULL_SILENT_S if full else SILENT_S
+        return any(
+            now - seen < limit for node, seen in self._seen.items() if node not in self._waiting
+        )
+
+    def _present(self, now: float) -> dict[str, _Waiting]:
+        return {node: w for node, w in self._waiting.items() if now - w.seen < SILENT_S}
+
+    def _place(self, node: str) -> Place:
+        nodes = list(self._members)
+        return Place(
+            ready=True,
+            round=self.number,
+            rank=nodes.index(node),
+            nodes=len(nodes),
+            store=self._members[nodes[0]],
+        )
+
+    # ---- a restart of the master ----
+
+    def export(self) -> dict[str, Any]:
+        """What a successor must know, as JSON can say it; who waits asks again by itself."""
+        return {
+            "number": self.number,
+            "members": list(self._members.items()),
+            "living": list(self._seen),
+            "limits": list(self._limits),
+            "closed": self.closed,
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], now: float) -> Rounds:
+        """The inverse of :meth:`export`; every node was heard just now."""
+        rounds = cls()
+        rounds.number = state["number"]
+        rounds._members = dict(state["members"])
+        rounds._seen = dict.fromkeys(state["living"], now)
+        rounds._limits = (state["limits"][0], state["limits"][1])
+        rounds.closed = state["closed"]
+        return rounds

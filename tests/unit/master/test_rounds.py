@@ -1,0 +1,147 @@
+"""Rounds of torchrun's agents: nobody waits for the dead, nobody stays in an old round."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from master.rounds import FULL_SILENT_S, SILENT_S, Place, Rounds
+
+
+def ask(rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_call=1.0) -> Place:
+    return rounds.ask(
+        node, f"{node}:{wish}", now, min_nodes=least, max_nodes=most, last_call_s=last_call
+    )
+
+
+def test_the_maximum_need_not_be_waited_with() -> None:
+    rounds = Rounds()
+    assert not ask(rounds, "a", 0.0, least=1, most=2).ready
+    second = ask(rounds, "b", 0.1, least=1, most=2)
+    assert second == Place(ready=True, round=1, rank=1, nodes=2, store="a:0")
+    assert ask(rounds, "a", 0.2, least=1, most=2) == Place(
+        ready=True, round=1, rank=0, nodes=2, store="a:0"
+    )
+
+
+def test_the_last_call_begins_again_with_each_node() -> None:
+    rounds = Rounds()
+    ask(rounds, "a", 0.0)
+    ask(rounds, "b", 0.9)
+    assert not rounds.form(1.8)
+    assert not ask(rounds, "a", 1.8).ready, "a node that asks again is the same node"
+    assert rounds.form(2.0)
+    assert ask(rounds, "b", 2.0).nodes == 2
+
+
+def test_a_node_that_died_before_it_had_its_rank_holds_nobody_up() -> None:
+    rounds = Rounds()
+    ask(rounds, "dead", 0.0, least=2, most=2)
+    assert not ask(rounds, "a", SILENT_S, least=2, most=2).ready
+    found = ask(rounds, "b", SILENT_S + 0.1, least=2, most=2)
+    assert (found.ready, found.nodes, found.store) == (True, 2, "a:0")
+
+
+def test_a_node_that_died_in_its_round_holds_nobody_up() -> None:
+    rounds = Rounds()
+    for node in "abc":
+        ask(rounds, node, 0.0, least=2, most=3)
+    now = 10.0
+    rounds.look("a", 1, now)
+    rounds.look("b", 1, now)
+    ask(rounds, "a", now, least=2, most=3, wish=1)
+    assert rounds.look("b", 1, now).waiting == 1
+    found = ask(rounds, "b", now + 2, least=2, most=3, wish=1)
+    assert not found.ready, "the last call: c may come"
+    rounds.form(now + 3)
+    assert ask(rounds, "a", now + 3, least=2, most=3, wish=1).nodes == 2
+    assert rounds.look("c", 1, now + 3).over
+
+
+def test_a_living_node_of_the_round_is_waited_for() -> None:
+    rounds = Rounds()
+    ask(rounds, "a", 0.0, most=2)
+    ask(rounds, "b", 0.0, most=2)
+    ask(rounds, "a", 1.0, most=2, wish=1)
+    assert not rounds.form(4.0)
+    assert ask(rounds, "b", 4.0, most=2, wish=1).ready
+
+
+def test_a_joiner_ends_the_round_only_if_there_is_room() -> None:
+    rounds = Rounds()
+    ask(rounds, "a", 0.0, most=2)
+    ask(rounds, "b", 0.0, most=2)
+    ask(rounds, "c", 1.0, most=2)
+    assert rounds.look("a", 1, 1.0).waiting == 0, "full"
+    for now in range(2, int(FULL_SILENT_S)):
+        assert not ask(rounds, "c", float(now), most=2).ready
+    rounds.leave("b")
+    now = FULL_SILENT_S - 1
+    assert rounds.look("a", 1, now).waiting == 1
+    ask(rounds, "c", now, most=2)
+    assert ask(rounds, "a", now, most=2, wish=1).nodes == 2
+    assert ask(rounds, "c", now, most=2).rank == 0, "by order of arrival"
+
+
+def test_a_round_that_was_replaced_is_over() -> None:
+    rounds = Rounds()
+    ask(rounds, "a", 0.0, most=1)
+    assert not rounds.look("a", 1, 0.5).over
+    ask(rounds, "a", 1.0, most=1, wish=1)
+    assert rounds.look("a", 1, 1.0).over
+    assert not rounds.look("a", 2, 1.0).over
+
+
+def test_nobody_joins_once_it_is_closed() -> None:
+    rounds = Rounds()
+    ask(rounds, "a", 0.0, most=1)
+    rounds.close()
+    assert ask(rounds, "b", 1.0).closed
+    assert rounds.look("a", 1, 1.0).closed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_storms(seed: int) -> None:
+    """No two nodes have one rank, and those that live are in a round before long."""
+    random_ = random.Random(seed)
+    rounds, now = Rounds(), 0.0
+    wish = dict.fromkeys("abcde", 0)
+    alive = set("abcde")
+    inside: dict[str, int] = {}
+    for _ in range(600):
+        now += 0.3 * random_.random()
+        if random_.random() < 0.02 and len(alive) > 2:
+            inside.pop(node := random_.choice(sorted(alive)), None)
+            alive.remove(node)
+        elif random_.random() < 0.05 and alive != set("abcde"):
+            alive.add(node := random_.choice(sorted(set("abcde") - alive)))
+            wish[node] += 1
+        if random_.random() < 0.05:
+            rounds = Rounds.restored(json.loads(json.dumps(rounds.export())), now)
+        taken: dict[int, str] = {}
+        for node in sorted(alive):
+            if node in inside:
+                place = rounds.look(node, inside[node], now)
+                if place.over or place.waiting or random_.random() < 0.01:
+                    wish[node] += 1
+                    del inside[node]
+            else:
+                place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
+                if place.ready and random_.random() < 0.8:
+                    assert place.round == rounds.number
+                    assert place.rank < place.nodes <= 4
+                    assert taken.setdefault(place.rank, node) == node
+                    inside[node] = place.round
+    for _ in range(200):
+        now += 0.5
+        for node in sorted(alive):
+            if node not in inside:
+                place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
+                if place.ready:
+                    inside[node] = place.round
+            elif (place := rounds.look(node, inside[node], now)).over or place.waiting:
+                wish[node] += 1
+                del inside[node]
+    assert sum(n == rounds.number for n in inside.values()) == min(4, len(alive))
