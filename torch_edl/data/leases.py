@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,13 @@ class Progress:
     phase: str = "importing"
     sent_bytes: int = 0
     received_bytes: int = 0
+    ring: int = 0
+    """Strategy allreduce: the ring that the worker is in; 0: none."""
+    position: int = 0
+    """Records of the pass over data that are in the model."""
+    pass_index: int = 0
+    pass_records: int = 0
+    """Of the whole pass, all epochs; 0: not known."""
     _losses: list[float] = field(default_factory=list)
 
     def add_loss(self, loss: float) -> None:
@@ -116,6 +124,9 @@ class Heartbeat:
 
     ``draining`` is set when the worker is to finish what it does and leave; ``lost`` when the
     master gave it up, or is itself gone.
+
+    ``on_broken_ring`` is called (in this thread) when the ring that the worker is in has lost a
+    member; ``stale_ring`` is the newest ring that is to be left after a step.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: Progress) -> None:
@@ -125,6 +136,9 @@ class Heartbeat:
         self._stop = threading.Event()
         self.draining = threading.Event()
         self.lost = threading.Event()
+        self.on_broken_ring: Callable[[], None] = lambda: None
+        self.stale_ring = 0
+        self._contact = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -135,6 +149,11 @@ class Heartbeat:
         """Sends one last heartbeat and ends the thread."""
         self._stop.set()
         self._thread.join(timeout=5)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the last heartbeat that the master answered was sent."""
+        return time.monotonic() - self._contact
 
     def _run(self) -> None:
         while True:
@@ -154,13 +173,22 @@ class Heartbeat:
             phase=now.phase,
             sent_bytes=now.sent_bytes,
             received_bytes=now.received_bytes,
+            ring=now.ring,
+            position=now.position,
+            pass_records=now.pass_records,
+            pass_index=now.pass_index,
         )
+        sent = time.monotonic()
         try:
             answer = self._master.call("Heartbeat", request, timeout_s=5)
         except grpc.RpcError as error:
             # Not fatal by itself: training goes on, on the leases that are held.
             log.debug("heartbeat: %s", error.code())
             return
+        self._contact = sent
+        self.stale_ring = max(self.stale_ring, answer.stale_ring)
+        if answer.broken_ring and answer.broken_ring >= self._progress.ring > 0:
+            self.on_broken_ring()
         if answer.drain:
             self.draining.set()
         if not answer.known:

@@ -37,12 +37,14 @@ class RegisterRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., node: _Optional[str] = ..., local_rank: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("config_json", "worker_id")
+    __slots__ = ("config_json", "worker_id", "ring")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
     config_json: str
     worker_id: int
-    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ...) -> None: ...
+    ring: int
+    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ..., ring: _Optional[int] = ...) -> None: ...
 
 class RegisterServerRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "address", "pid")
@@ -280,7 +282,7 @@ class ReportTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_records")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -291,7 +293,7 @@ class HeartbeatRequest(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
-    PASS_FIELD_NUMBER: _ClassVar[int]
+    PASS_INDEX_FIELD_NUMBER: _ClassVar[int]
     PASS_RECORDS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
@@ -303,8 +305,9 @@ class HeartbeatRequest(_message.Message):
     received_bytes: float
     ring: int
     position: int
+    pass_index: int
     pass_records: int
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_records: _Optional[int] = ..., **kwargs) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring")

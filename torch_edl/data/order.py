@@ -1,0 +1,138 @@
+"""Which records an update takes, and which of them are whose: pure functions of the position.
+
+A pass is ``epochs`` times over the records of a dataset, in an order that depends on (seed, pass,
+epoch) only. A position counts records of the pass. An update takes the next records from there,
+the same whoever is in the ring as long as it takes the same number; each member has a contiguous
+part of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_edl.errors import UsageError
+
+Span = tuple[int, int]
+"""Positions from the first to one after the last."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one member has of an update."""
+
+    records: int
+    """Of the whole update, of all members."""
+    spans: Sequence[Span]
+    """Its minibatches, as positions; none if there were not records enough for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One pass over data.
+
+    Raises:
+        UsageError: a number that cannot be.
+    """
+
+    records: int
+    """Of the dataset."""
+    batch_size: int
+    """Records of a minibatch, at most."""
+    epochs: int = 1
+    accumulate: int = 1
+    """Minibatches of each member in an update."""
+    global_batch_size: int = 0
+    """Records of an update, whatever the number of members; 0: as many as their minibatches."""
+    drop_last: bool = False
+    """Leave the records out that do not fill the last update of an epoch."""
+    shuffle: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}: must be 1 or more")
+        if self.global_batch_size < 0:
+            raise UsageError(f"global_batch_size {self.global_batch_size}: must be 1 or more")
+        if self.global_batch_size and self.accumulate > 1:
+            raise UsageError(
+                f"accumulate {self.accumulate} with global_batch_size {self.global_batch_size}: "
+                "the latter says how much is gathered; leave accumulate out"
+            )
+
+    @property
+    def total(self) -> int:
+        """Records of the whole pass, those that are left out included."""
+        return self.records * self.epochs
+
+    def update_size(self, world: int) -> int:
+        """Records of an update of ``world`` members, but for the last of an epoch."""
+        return self.global_batch_size or self.batch_size * self.accumulate * world
+
+    def next_start(self, position: int, world: int) -> int:
+        """Where the update at ``position`` begins: at the next epoch if the rest of this one is
+        left out; ``total`` at the end."""
+        if self.drop_last and position < self.total:
+            epoch_end = (position // self.records + 1) * self.records
+            if position + self.update_size(world) > epoch_end:
+                if self.update_size(world) > self.records:
+                    return self.total
+                return epoch_end
+        return position
+
+    def part(self, start: int, rank: int, world: int) -> Part:
+        """What the member has of the update that begins at ``start`` (see :meth:`next_start`).
+
+        An update ends with its epoch.
+        """
+        epoch_end = (start // self.records + 1) * self.records
+        records = min(self.update_size(world), epoch_end - start)
+        # As equal as can be; the first members have one more.
+        whole, rest = divmod(records, world)
+        if not self.global_batch_size and records < self.update_size(world):
+            # The end of an epoch: full minibatches first, as a DataLoader would cut them.
+            each = self.batch_size * self.accumulate
+            first = min(rank * each, records)
+            last = min(first + each, records)
+        else:
+            first = rank * whole + min(rank, rest)
+            last = first + whole + (rank < rest)
+        spans = [
+            (start + at, start + min(at + self.batch_size, last))
+            for at in range(first, last, self.batch_size)
+        ]
+        return Part(records, spans)
+
+
+class Order:
+    """From positions of a pass to indices of the dataset.
+
+    Args:
+        number: of the pass in the job: each is shuffled anew.
+    """
+
+    def __init__(self, data: Pass, number: int) -> None:
+        self._data = data
+        self._number = number
+        self._epoch = -1
+        self._indices = torch.empty(0, dtype=torch.int64)
+
+    def indices(self, span: Span) -> list[int]:
+        """The indices at some positions, all of one epoch."""
+        first, last = span
+        epoch, start = divmod(first, self._data.records)
+        if not self._data.shuffle:
+            return list(range(start, start + last - first))
+        if epoch != self._epoch:
+            # 8 bytes a record, as torch's RandomSampler has.
+            generator = torch.Generator()
+            text = f"{self._data.seed}/{self._number}/{epoch}".encode()
+            digest = hashlib.blake2b(text, digest_size=8).digest()
+            generator.manual_seed(int.from_bytes(digest, "little"))
+            self._indices = torch.randperm(self._data.records, generator=generator)
+            self._epoch = epoch
+        return self._indices[start : start + last - first].tolist()

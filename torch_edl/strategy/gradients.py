@@ -1,0 +1,316 @@
+"""Averages gradients over a ring while backward still runs: flat buckets, one collective each.
+
+The idea is DistributedDataParallel's (Li et al., PyTorch Distributed, VLDB 2020); this one can be
+given another ring without being built anew, weighs each member by its records, gathers several
+minibatches into one update, and lets a failed collective end in a flag rather than in the user's
+backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.strategy.group import Group, RingBrokenError
+
+# As DistributedDataParallel: a small first bucket lets the first collective begin early.
+BUCKET_BYTES = 25 << 20
+_FIRST_BUCKET_BYTES = 1 << 20
+
+_NORMS = (nn.modules.batchnorm._NormBase,)
+
+
+class Phase(Enum):
+    """What the end of a backward does."""
+
+    IDLE = auto()
+    """Nothing: gradients stay as they are."""
+    GATHER = auto()
+    """More minibatches of this update follow: gradients are put aside, weighted."""
+    REDUCE = auto()
+    """The last one: gradients are summed over the ring."""
+
+
+class _Bucket:
+    """Parameters of one type whose gradients travel together, and ``extra`` lanes behind them."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], extra: int, like: torch.Tensor) -> None:
+        self.parameters = list(parameters)
+        length = sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(length + extra, dtype=like.dtype, device=like.device)
+        self.extra = self.flat[length:]
+        self.views: list[torch.Tensor] = []
+        start = 0
+        for parameter in self.parameters:
+            self.views.append(self.flat[start : start + parameter.numel()].view(parameter.shape))
+            start += parameter.numel()
+        self.pending = len(self.parameters)
+
+
+class Gradients:
+    """The gradients of a model's parameters.
+
+    Args:
+        model: its parameters that require gradients when this is made.
+
+    After a backward in the phase ``REDUCE`` (or :meth:`reduce_nothing`) ``p.grad`` is the sum over
+    all members of ``share * gradient``; None where no member has one. ``broken`` tells that the
+    ring failed instead: then there are no gradients at all.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.phase = Phase.IDLE
+        self.share = 1.0
+        """Of this minibatch in the update: its records over those of all members together."""
+        self.broken = ""
+        """Why the ring failed; empty: it did not."""
+        self.reduced = False
+        self.lead = True
+        """Running statistics of normalisation are this member's (the first with records)."""
+        self._group: Group | None = None
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = [
+            buffer
+            for module in model.modules()
+            if isinstance(module, _NORMS)
+            for buffer in (module.running_mean, module.running_var)
+            if buffer is not None
+        ]
+        self._gathered = False
+        self._touched: set[int] = set()  # in this backward
+        self._used: set[int] = set()  # in those gathered before
+        self._in_backward = False
+        self._next = 0
+        self._works: list[Any] = []
+        self._buckets: list[_Bucket] = []
+        self._place: dict[int, tuple[int, int]] = {}
+        self._lanes = 0
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+            for number, p in enumerate(self._parameters)
+        ]
+        self.fill_lanes: Callable[[torch.Tensor], None] = lambda lanes: None
+        """Called before the last collective begins; writes this member's numbers, float32."""
+        self.refuse: Callable[[list[float]], str] = lambda lanes: ""
+        """Called with their sums over all members; a text undoes the update."""
+
+    def close(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def use(self, group: Group | None, lanes: int) -> None:
+        """From now on with this ring; None: alone. ``lanes``: how many numbers travel along."""
+        self._group = group
+        if group is not None and (not self._buckets or lanes != self._lanes):
+            self._lanes = lanes
+            self._make_buckets()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what was gathered and reduced; gradients that are views of buckets too."""
+        self.broken, self.reduced = "", False
+        self._gathered = self._in_backward = False
+        self._touched.clear()
+        self._used.clear()
+        self._works.clear()
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.pending = len(bucket.parameters)
+
+    def drop(self) -> None:
+        """No gradients: an optimizer that steps now changes nothing."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def reduce_nothing(self) -> None:
+        """Takes part in the collectives of this update without a gradient of one's own."""
+        self.phase, self.share = Phase.REDUCE, 0.0
+        self._finish_backward()
+
+    # ---- buckets ----
+
+    def _make_buckets(self) -> None:
+        self._buckets.clear()
+        self._place.clear()
+        numbers = {id(p): n for n, p in enumerate(self._parameters)}
+        kinds: dict[tuple[torch.dtype, torch.device], list[list[nn.Parameter]]] = {}
+        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+        for parameter in reversed(self._parameters):
+            kind = (parameter.dtype, parameter.device)
+            groups = kinds.setdefault(kind, [[]])
+            limit = _FIRST_BUCKET_BYTES if len(groups) == 1 else BUCKET_BYTES
+            if groups[-1] and sizes[kind] + parameter.nbytes > limit:
+                groups.append([])
+                sizes[kind] = 0
+            groups[-1].append(parameter)
+            sizes[kind] = sizes.get(kind, 0) + parameter.nbytes
+        plan = [(group, kind) for kind, groups in kinds.items() for group in groups]
+        # In the order in which backward will have filled them, about.
+        plan.sort(key=lambda each: -max(numbers[id(p)] for p in each[0]))
+        extra = len(self._parameters) + self._lanes + sum(b.numel() for b in self._buffers)
+        for index, (group, (dtype, device)) in enumerate(plan):
+            like = torch.empty(0, dtype=dtype, device=device)
+            last = index == len(plan) - 1
+            self._buckets.append(
+                _Bucket(group, extra if last and dtype is torch.float32 else 0, like)
+            )
+        if not plan or plan[-1][1][0] is not torch.float32:
+            device = plan[-1][1][1] if plan else torch.device("cpu")
+            self._buckets.append(_Bucket([], extra, torch.empty(0, device=device)))
+        for index, bucket in enumerate(self._buckets):
+            for slot, parameter in enumerate(bucket.parameters):
+                self._place[numbers[id(parameter)]] = (index, slot)
+
+    # ---- backward ----
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def ready(parameter: torch.Tensor) -> None:
+            if self.phase is Phase.IDLE:
+                return
+            if not self._in_backward:
+                self._in_backward = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+            self._touched.add(number)
+            if self.phase is Phase.REDUCE and self._group is not None and not self.broken:
+                index, slot = self._place[number]
+                bucket = self._buckets[index]
+                self._put(parameter, bucket.views[slot])
+                bucket.pending -= 1
+                if index == self._next and bucket.pending == 0:
+                    self._launch_full()
+
+        return ready
+
+    def _put(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        if self._gathered:
+            view.add_(gradient, alpha=self.share)
+        elif self.share:
+            torch.mul(gradient, self.share, out=view)
+        else:
+            view.zero_()  # zero times what is not finite would be no zero
+
+    def _launch_full(self) -> None:
+        """Begins the collectives of full buckets, in the one order that all members have."""
+        assert self._group is not None
+        # The last one carries the lanes, which are filled at the end.
+        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].pending:
+            self._launch()
+
+    def _launch(self) -> None:
+        assert self._group is not None
+        try:
+            self._works.append(self._group.allreduce(self._buckets[self._next].flat))
+        except (RuntimeError, RingBrokenError) as error:
+            self._fail(str(error))
+        self._next += 1
+
+    def _fail(self, why: str) -> None:
+        # Only the text: a traceback would keep the ring's sockets open, and others waiting.
+        if not self.broken:
+            self.broken = why
+
+    def _finish_backward(self) -> None:
+        self._in_backward = False
+        if self.broken:
+            self._touched.clear()
+            self.drop()
+            return
+        if self.phase is Phase.GATHER:
+            self._gather()
+        elif self._group is not None:
+            self._reduce(self._group)
+        elif self._gathered:
+            self._add_up()
+        self.reduced = self.phase is Phase.REDUCE and not self.broken
+        self._touched.clear()
+
+    def _gather(self) -> None:
+        """Puts the gradients of one minibatch aside, weighted."""
+        if not self._buckets:
+            self._make_buckets()
+        for number, parameter in enumerate(self._parameters):
+            index, slot = self._place[number]
+            view = self._buckets[index].views[slot]
+            if number in self._touched:
+                self._put(parameter, view)
+            elif not self._gathered:
+                view.zero_()
+        self._gathered = True
+        self._used |= self._touched
+        self.drop()
+
+    def _add_up(self) -> None:
+        """Alone: the gathered minibatches and this one."""
+        for number, parameter in enumerate(self._parameters):
+            index, slot = self._place[number]
+            view = self._buckets[index].views[slot]
+            if number in self._touched:
+                self._put(parameter, view)
+            parameter.grad = view if number in self._touched | self._used else None
+        self._gathered = False
+        self._used.clear()
+
+    def _reduce(self, group: Group) -> None:
+        for number, parameter in enumerate(self._parameters):
+            if number in self._touched:
+                continue
+            index, slot = self._place[number]
+            bucket = self._buckets[index]
+            if self.share and parameter.grad is not None:
+                # Of an earlier backward of this update: it stays what it is, summed over shares.
+                self._put(parameter, bucket.views[slot])
+            elif not self._gathered:
+                bucket.views[slot].zero_()
+            bucket.pending -= 1
+        last = self._buckets[-1]
+        count = len(self._parameters)
+        used, lanes = last.extra[:count], last.extra[count : count + self._lanes]
+        statistics = last.extra[count + self._lanes :]
+        last.extra.zero_()
+        if self.share:
+            has = [
+                float(n in self._touched or n in self._used or p.grad is not None)
+                for n, p in enumerate(self._parameters)
+            ]
+            used.copy_(torch.tensor(has))
+        self.fill_lanes(lanes)
+        if self.lead and self._buffers:
+            statistics.copy_(torch.cat([b.detach().reshape(-1).float() for b in self._buffers]))
+        while self._next < len(self._buckets) and not self.broken:
+            self._launch()
+        try:
+            group.wait(self._works)
+        except RingBrokenError as error:
+            self._fail(str(error))
+        self._works.clear()
+        self._next = 0
+        self._gathered = False
+        self._used.clear()
+        for bucket in self._buckets:
+            bucket.pending = len(bucket.parameters)
+        if not self.broken:
+            self._take(last, count, statistics)
+        if self.broken:
+            self.drop()
+
+    def _take(self, last: _Bucket, count: int, statistics: torch.Tensor) -> None:
+        numbers = last.extra[: count + self._lanes].tolist()
+        self.broken = self.refuse(numbers[count:])
+        if self.broken:
+            return
+        for number, parameter in enumerate(self._parameters):
+            index, slot = self._place[number]
+            parameter.grad = self._buckets[index].views[slot] if numbers[number] else None
+        start = 0
+        for buffer in self._buffers:
+            buffer.copy_(statistics[start : start + buffer.numel()].view(buffer.shape))
+            start += buffer.numel()

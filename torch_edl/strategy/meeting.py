@@ -1,0 +1,260 @@
+"""Who is in the next ring: the master says so, or torchrun's environment, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
+from torch_edl.errors import EdlError, JobFailedError
+from torch_edl.strategy.group import StoreServer, local_address
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+# The master waits two seconds for a ring before it says "ask again".
+_CALL_S = 20.0
+# How long a master may be away; it is started again in seconds.
+_MASTER_AWAY_S = 600.0
+# Of the time after which the master takes a silent worker for lost: so long may a ring whose
+# members are all cut off from it go on. Less than all of it, so that it has stopped when the
+# master forms another.
+_AUTHORITY = 0.8
+
+
+class DismissedError(EdlError):
+    """This process is not wanted in the job any more, or the job is over."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place in a ring."""
+
+    ring: int
+    rank: int
+    workers: tuple[int, ...]
+    """Ids of the members in the order of ranks."""
+    store: str
+    """``host:port``."""
+    source: int
+    """Rank of the member whose state the others take."""
+    heal: bool
+    """Some member lacks that state."""
+    fresh: bool
+    """The source has none either: it begins with what it built, or with a checkpoint."""
+    restored_from: str = ""
+    values_only: bool = False
+
+
+class Meeting(Protocol):
+    """Where the members of the next ring find each other."""
+
+    host: str
+    """Address of this machine for them."""
+
+    def next(self, ring: int, step: int) -> Seat:
+        """Waits for the next ring.
+
+        Args:
+            ring: the one that this process was in; 0: none.
+            step: updates that its model has had; -1: it has no model to give.
+
+        Raises:
+            DismissedError: there is none with this process in it.
+        """
+        ...
+
+    def joined(self, ring: int) -> None:
+        """This process is in that ring."""
+        ...
+
+    @property
+    def authorized(self) -> bool:
+        """Whether this process has heard of the master lately enough to train."""
+        ...
+
+    def is_stale(self, ring: int) -> bool:
+        """Whether the ring is to be left after this step: somebody waits, or this one leaves."""
+        ...
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this process was asked to leave."""
+        ...
+
+    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+        """Whether a checkpoint that was taken in that ring may be committed (or, once written, is
+        the one to go back to)."""
+        ...
+
+    def leave(self, ring: int, *, finished: bool) -> None:
+        """Tells that this process does not come along.
+
+        Args:
+            finished: since everything is done.
+        """
+        ...
+
+
+class MasterMeeting:
+    """The master forms the rings: see :class:`Meeting`."""
+
+    def __init__(
+        self,
+        master: Stub,
+        worker_id: int,
+        heartbeat: Heartbeat,
+        progress: Progress,
+        *,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        self._master = master
+        self._worker_id = worker_id
+        self._heartbeat = heartbeat
+        self._progress = progress
+        self._authority_s = _AUTHORITY * heartbeat_timeout_s
+        self.host = local_address(master.address.rpartition(":")[0])
+        self._store = StoreServer(self.host)
+
+    def next(self, ring: int, step: int) -> Seat:
+        """See :meth:`Meeting.next`."""
+        self._progress.ring = 0
+        request = pb.JoinRingRequest(
+            worker_id=self._worker_id, ring=ring, store=self._store.address, step=step
+        )
+        give_up = time.monotonic() + _MASTER_AWAY_S
+        while True:
+            if self._heartbeat.lost.is_set():
+                raise DismissedError("the master gave this worker up")
+            if self.leaving:
+                raise DismissedError("asked to leave")
+            try:
+                answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
+            except grpc.RpcError as error:
+                if error.code() in _AWAY and time.monotonic() < give_up:
+                    log.warning("the master does not answer; asking again")
+                    continue
+                raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+            if answer.leave:
+                raise DismissedError("the job goes on without this worker, or is over")
+            if answer.ready:
+                return Seat(
+                    ring=answer.ring,
+                    rank=answer.rank,
+                    workers=tuple(answer.workers),
+                    store=answer.store,
+                    source=answer.source,
+                    heal=answer.heal,
+                    fresh=answer.fresh,
+                    restored_from=answer.restored_from,
+                    values_only=answer.values_only,
+                )
+
+    def joined(self, ring: int) -> None:
+        """Heartbeats name the ring from now on."""
+        self._progress.ring = ring
+
+    @property
+    def authorized(self) -> bool:
+        """A heartbeat was answered lately."""
+        return self._heartbeat.silence_s < self._authority_s
+
+    def is_stale(self, ring: int) -> bool:
+        """A heartbeat said so."""
+        return self._heartbeat.stale_ring >= ring or self.leaving
+
+    @property
+    def leaving(self) -> bool:
+        """The master, or a signal, asked for it."""
+        return self._heartbeat.draining.is_set()
+
+    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+        """The master knows which ring is the newest; no answer is no."""
+        request = pb.CommitCheckpointRequest(
+            worker_id=self._worker_id, ring=ring, directory=directory, written=written
+        )
+        try:
+            answer = self._master.call("CommitCheckpoint", request, timeout_s=_CALL_S, wait=True)
+        except grpc.RpcError as error:
+            log.warning("no checkpoint: the master does not answer: %s", error.code().name)
+            return False
+        return bool(answer.accepted)
+
+    def leave(self, ring: int, *, finished: bool) -> None:
+        """Best effort: the master notices by itself, later."""
+        self._progress.ring = 0
+        request = pb.JoinRingRequest(
+            worker_id=self._worker_id, ring=ring, step=-1, leaving=True, finished=finished
+        )
+        try:
+            self._master.call("JoinRing", request, timeout_s=5)
+        except grpc.RpcError as error:
+            log.debug("leaving: %s", error.code())
+
+
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class TorchrunMeeting:
+    """One ring of all processes that torchrun started together: see :class:`Meeting`.
+
+    Torchrun's agent ends all of them when one ends, so there is no second one; the next life of
+    the processes goes on from a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        env = os.environ
+        self._rank, self._size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        # Keys of an earlier life of the processes may still be in the store.
+        self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.host = local_address(env["MASTER_ADDR"])
+        self._met = False
+
+    def next(self, ring: int, step: int) -> Seat:
+        """The ring of the environment, the first time."""
+        if self._met:
+            raise JobFailedError(
+                "a process of this job ended, and torchrun starts all of them again when one does; "
+                "start with torch-edl run, and the others live on"
+            )
+        self._met = True
+        return Seat(
+            ring=self._ring,
+            rank=self._rank,
+            workers=tuple(range(self._size)),
+            store=self._store,
+            source=0,
+            heal=True,
+            fresh=True,
+        )
+
+    def joined(self, ring: int) -> None:
+        """Nobody has to know."""
+
+    @property
+    def authorized(self) -> bool:
+        """There is no master to lose."""
+        return True
+
+    def is_stale(self, ring: int) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def leaving(self) -> bool:
+        """Never: torchrun's signals end the process."""
+        return False
+
+    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+        """There is one ring."""
+        return True
+
+    def leave(self, ring: int, *, finished: bool) -> None:
+        """Nobody has to know."""

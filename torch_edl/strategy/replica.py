@@ -1,0 +1,264 @@
+"""All that makes one member of a ring equal to another: model, optimizer, and how far it is.
+
+A replica can be described (a header of plain JSON, and tensors in a fixed order), sent, written
+and taken over. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from torch_edl.errors import CheckpointError
+
+MODEL_FILE = "shard-0-of-1.dense.safetensors"
+OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
+
+
+@dataclass
+class Position:
+    """How far the replica is; part of what members share."""
+
+    step: int = 0
+    """Updates that the model has had (or passed over: a gradient that was not finite)."""
+    pass_index: int = 0
+    """Which pass over data: the loaders and evaluations of a script, in the order of its code."""
+    records: int = 0
+    """Records of that pass that are in the model."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """What earlier passes gave that a later joiner must know: evaluations by pass."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A replica at one moment."""
+
+    header: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    """``model.NAME`` and ``optimizer.I.PARAMETER.SLOT``."""
+
+
+class Replica:
+    """The parts of a training script that every member holds alike.
+
+    Args:
+        optimizers: in an order that is the same in every process.
+        stateful: other parts with ``state_dict`` and ``load_state_dict`` of plain values:
+            schedulers, gradient scalers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        stateful: Sequence[Any] = (),
+    ) -> None:
+        self.model = model
+        self.optimizers = tuple(optimizers)
+        self.stateful = tuple(stateful)
+        self.position = Position()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        first = next(self.model.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def state(self) -> State:
+        """What there is now: the tensors themselves, not copies."""
+        header: dict[str, Any] = {"position": vars(self.position).copy(), "optimizers": []}
+        tensors = {f"model.{name}": value for name, value in _values(self.model).items()}
+        for number, optimizer in enumerate(self.optimizers):
+            slots, rest = flatten_optimizer(optimizer.state_dict())
+            header["optimizers"].append(rest)
+            tensors |= {f"optimizer.{number}.{name}": slot for name, slot in slots.items()}
+        header["stateful"] = [jsonable(part.state_dict()) for part in self.stateful]
+        header["tensors"] = [
+            [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
+            for name, value in tensors.items()
+        ]
+        return State(header, tensors)
+
+    def load(self, state: State) -> None:
+        """Becomes what ``state`` says; the parameters keep their place in memory.
+
+        Raises:
+            CheckpointError: it is of another model or optimizer.
+        """
+        header, tensors = state.header, state.tensors
+        if len(header["optimizers"]) != len(self.optimizers) or len(header["stateful"]) != len(
+            self.stateful
+        ):
+            raise CheckpointError(
+                f"the state has {len(header['optimizers'])} optimizers and "
+                f"{len(header['stateful'])} schedulers and scalers; this script prepared "
+                f"{len(self.optimizers)} and {len(self.stateful)}"
+            )
+        self.load_model({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
+        for number, optimizer in enumerate(self.optimizers):
+            prefix = f"optimizer.{number}."
+            slots = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            optimizer.load_state_dict(unflatten_optimizer(slots, header["optimizers"][number]))
+        for part, values in zip(self.stateful, header["stateful"], strict=True):
+            part.load_state_dict(values)
+        self.position = Position(**header["position"])
+
+    def load_model(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Takes over the values of a model alone.
+
+        Raises:
+            CheckpointError: it is of another model.
+        """
+        own = _values(self.model)
+        if own.keys() != values.keys():
+            missing, extra = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
+            raise CheckpointError(f"it is of another model: it lacks {missing}, has {extra}")
+        with torch.no_grad():
+            for name, value in values.items():
+                if own[name].shape != value.shape:
+                    raise CheckpointError(
+                        f"it is of another model: {name} has the shape {tuple(value.shape)}, "
+                        f"here {tuple(own[name].shape)}"
+                    )
+                own[name].copy_(value)
+
+    def digest(self) -> int:
+        """A 32-bit checksum of all parameters, bit by bit."""
+        value = 0
+        for parameter in self.model.parameters():
+            raw = parameter.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+            value = zlib.crc32(raw.numpy(), value)  # type: ignore[arg-type]
+        return value
+
+
+def copied(state: State) -> State:
+    """The same state in memory of its own, on the CPU: training may go on."""
+    return State(
+        json.loads(json.dumps(state.header)),
+        {n: t.detach().to("cpu", copy=True).contiguous() for n, t in state.tensors.items()},
+    )
+
+
+def write(state: State, folder: Path) -> dict[str, int]:
+    """Writes a copied state into a folder; file names to sizes in bytes.
+
+    The model's file is a plain ``state_dict`` in safetensors.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    model = {n[6:]: t for n, t in state.tensors.items() if n.startswith("model.")}
+    slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
+    safetensors.torch.save_file(model, folder / MODEL_FILE)
+    header = {key: value for key, value in state.header.items() if key != "tensors"}
+    safetensors.torch.save_file(
+        slots, folder / OPTIMIZER_FILE, metadata={"state": json.dumps(header)}
+    )
+    return {name: os.path.getsize(folder / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+
+
+def read(folder: Path) -> State:
+    """What :func:`write` wrote.
+
+    Raises:
+        CheckpointError: it is something else.
+    """
+    try:
+        with safe_open(folder / OPTIMIZER_FILE, "pt") as file:
+            header = json.loads((file.metadata() or {})["state"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if "position" not in header:
+            raise CheckpointError(f"{folder}: not a checkpoint of the strategy allreduce")
+        model = read_model(folder)
+    except (OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{folder}: not a checkpoint that can be read: {error}") from error
+    return State(header, {f"model.{n}": t for n, t in model.items()} | tensors)
+
+
+def read_model(folder: Path) -> dict[str, torch.Tensor]:
+    """The values of the model in a checkpoint, by name in its ``state_dict``."""
+    return safetensors.torch.load_file(folder / MODEL_FILE)
+
+
+def flatten_optimizer(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors, and the rest as what JSON can say."""
+    tensors: dict[str, torch.Tensor] = {}
+    rest: dict[str, Any] = {"groups": jsonable(state["param_groups"]), "values": {}}
+    for index, slots in state["state"].items():
+        for key, value in slots.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{index}.{key}"] = value.detach()
+            else:
+                rest["values"][f"{index}.{key}"] = value
+    return tensors, rest
+
+
+def unflatten_optimizer(
+    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The inverse of :func:`flatten_optimizer`."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**tensors, **rest["values"]}.items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = value
+    return {"state": state, "param_groups": rest["groups"]}
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON can say of a state: numbers, texts, lists; tensors of one number as numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    if isinstance(value, dict):
+        return {k: jsonable(v) for k, v in value.items() if not callable(v)}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    return value
+
+
+def chunks(
+    tensors: Sequence[torch.Tensor], limit_bytes: int
+) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Groups of tensors with one buffer of bytes for each, so that few large messages travel.
+
+    The buffer holds the tensors of its group one after the other when it is given out.
+    """
+    group: list[torch.Tensor] = []
+    size = 0
+    for tensor in [*tensors, None]:
+        if group and (tensor is None or size + tensor.nbytes > limit_bytes):
+            yield torch.cat([as_bytes(t) for t in group]), group
+            group, size = [], 0
+        if tensor is not None and tensor.numel():
+            group.append(tensor)
+            size += tensor.nbytes
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, one-dimensional; of a copy, unless it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
+    """Copies a buffer of :func:`chunks` back into the (contiguous) tensors of its group."""
+    start = 0
+    for tensor in group:
+        as_bytes(tensor).copy_(buffer[start : start + tensor.nbytes])
+        start += tensor.nbytes
+
+
+def _values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        name: value.detach()
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, torch.Tensor)
+    }
