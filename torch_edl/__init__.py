@@ -11,16 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_edl import metrics, nn, optim
+    from torch_edl.trainer.job import Job, init
 
 __version__ = "0.1.0"
-__all__ = ["metrics", "nn", "optim"]
+__all__ = ["Job", "init", "metrics", "nn", "optim"]
 
-_LAZY = {"nn": "torch_edl.nn", "optim": "torch_edl.optim", "metrics": "torch_edl.metrics"}
+# Name to its module, and to what it is there; the module itself where that is empty.
+_LAZY = {
+    "nn": ("torch_edl.nn", ""),
+    "optim": ("torch_edl.optim", ""),
+    "metrics": ("torch_edl.metrics", ""),
+    "init": ("torch_edl.trainer.job", "init"),
+    "Job": ("torch_edl.trainer.job", "Job"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return importlib.import_module(_LAZY[name])
+        module, attribute = _LAZY[name]
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
     raise AttributeError(f"module 'torch_edl' has no attribute {name!r}")
 
 

@@ -74,6 +74,9 @@ class AllReduce:
         self._digest: list[float] = []
         self._digest_step = -1
         self._warned = False
+        self._records = 0
+        self.catching_up = False
+        """The script runs through what the others did before this process came."""
         self.gradients.fill_lanes = self._fill_lanes
         self.gradients.refuse = self._refuse
         for optimizer in replica.optimizers:
@@ -215,21 +218,31 @@ class AllReduce:
     @property
     def live(self) -> bool:
         """Whether what moves the model (optimizer, scheduler, scaler) may act now."""
-        return not self._in_step or self.gradients.reduced
+        if self._in_step:
+            return self.gradients.reduced
+        return not self.catching_up
 
     def _before_step(self, *_: Any) -> None:
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
             self.gradients.drop()
 
-    def finish(self, records: int) -> bool:
+    def expect(self, records: int) -> None:
+        """The update that begins takes so many records, of all members together."""
+        self._records = records
+
+    def settle(self) -> None:
+        """Counts an update that the script made before it left its loop."""
+        if self._in_step and self.gradients.reduced:
+            self.finish()
+        self._in_step = False
+        self.gradients.phase = Phase.IDLE
+
+    def finish(self) -> bool:
         """The update is over; True if it is in the model of all members.
 
         False: the ring broke and this process is in another one. Nothing was counted, unless
         another member had finished the step: :attr:`replica.position` says so.
-
-        Args:
-            records: of the update, of all members together.
         """
         gradients = self.gradients
         if not gradients.reduced and not gradients.broken and gradients.phase is Phase.REDUCE:
@@ -242,7 +255,7 @@ class AllReduce:
             self.join()
             return False
         self.replica.position.step += 1
-        self.replica.position.records += records
+        self.replica.position.records += self._records
         return True
 
     def tend(self) -> None:

@@ -40,13 +40,15 @@ def choose(
     max_workers: int,
     large_embedding: int,
     optimizer_error: str = "",
+    trains: bool = True,
 ) -> Choice:
     """The strategy of a job.
 
     Args:
-        wanted: ``auto``, ``ps`` or ``local``.
+        wanted: ``auto``, ``ps``, ``allreduce`` or ``local``.
         large_embedding: tables of more elements belong on servers.
         optimizer_error: why the servers cannot run the optimizer; empty: they can.
+        trains: false for an evaluation or a prediction, where nothing is reduced.
 
     Raises:
         UsageError: the explicit wish cannot be had.
@@ -54,18 +56,41 @@ def choose(
     if wanted == "local" and max_workers > 1:
         raise UsageError(
             f"--workers {max_workers}: the strategy local runs one worker; "
-            "use --workers 1 or --strategy ps"
+            "use --workers 1, --strategy allreduce or --strategy ps"
         )
-    choice = _from_model(wanted, embeddings, max_workers, large_embedding)
+    if wanted == "allreduce":
+        _check_allreduce(embeddings, trains)
+    choice = _from_model(wanted, embeddings, max_workers, large_embedding, trains)
     if choice.name == "ps" and optimizer_error:
-        # One worker alone runs any torch optimizer, but the rows of a table need a kernel.
+        # Whole models run with any torch optimizer, but the rows of a table need a kernel.
         dynamic = any(e.dynamic for e in embeddings)
-        raise UsageError(optimizer_error + ("" if dynamic else ", or train with --strategy local"))
+        other = "local" if max_workers == 1 else "allreduce"
+        raise UsageError(
+            optimizer_error + ("" if dynamic else f", or train with --strategy {other}")
+        )
     return choice
 
 
+def _check_allreduce(embeddings: Sequence[EmbeddingSize], trains: bool) -> None:
+    if not trains:
+        raise UsageError(
+            "--strategy allreduce: it is for training; use --strategy ps, or --strategy local "
+            "with one worker"
+        )
+    for embedding in embeddings:
+        if embedding.dynamic and not embedding.num_embeddings:
+            raise UsageError(
+                f"--strategy allreduce: embedding {embedding.name} has no bound, its rows live on "
+                "servers; use --strategy ps"
+            )
+
+
 def _from_model(
-    wanted: str, embeddings: Sequence[EmbeddingSize], max_workers: int, large_embedding: int
+    wanted: str,
+    embeddings: Sequence[EmbeddingSize],
+    max_workers: int,
+    large_embedding: int,
+    trains: bool,
 ) -> Choice:
     if wanted != "auto":
         return Choice(name=wanted, reason=f"asked for with --strategy {wanted}")
@@ -80,4 +105,6 @@ def _from_model(
             )
     if max_workers == 1:
         return Choice(name="local", reason="no large embedding, and one worker")
-    return Choice(name="ps", reason=f"up to {max_workers} workers share one model")
+    if not trains:
+        return Choice(name="ps", reason=f"up to {max_workers} workers share one model")
+    return Choice(name="allreduce", reason=f"no large embedding, and up to {max_workers} workers")

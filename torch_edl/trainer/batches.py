@@ -1,0 +1,191 @@
+"""Batches of a dataset by position: a plain DataLoader that is told which records come next."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from torch_edl.data.order import Order, Pass, Span
+from torch_edl.errors import UsageError
+
+# What a DataLoader decides by its own order; ours is the job's.
+_REFUSED = {
+    "sampler": "the job deals the records out; leave it out",
+    "batch_sampler": "the job deals the records out; use batch_size",
+}
+_ENDLESS = 1 << 62
+
+
+class Indices(Protocol):
+    """From positions of a pass to what the dataset is indexed by."""
+
+    def indices(self, span: Span) -> list[int]:
+        """The indices at some positions, all of one epoch."""
+        ...
+
+
+class Batches:
+    """The minibatches of one member, as its DataLoader makes them.
+
+    As long as the ring stays the same the loader runs ahead as far as its options say. When it
+    changes, or a step is taken again, it is made anew from there.
+
+    Args:
+        dataset: with ``__len__`` and ``__getitem__`` (or ``__getitems__``).
+        options: of the DataLoader.
+    """
+
+    def __init__(
+        self, dataset: Any, data: Pass, order: Indices, options: Mapping[str, Any]
+    ) -> None:
+        for name, why in _REFUSED.items():
+            if options.get(name) is not None:
+                raise UsageError(f"{name}: {why}")
+        self.data = data
+        self._dataset = dataset
+        self._order = order
+        self._options = dict(options)
+        self._running: Iterator[Any] | None = None
+        self._ahead: deque[Span] = deque()
+        self._place = (0, 0)
+
+    def known_end(self, start: int, world: int) -> Pass:
+        """The pass, as far as its length is known at ``start``."""
+        return self.data
+
+    def take(self, span: Span, start: int, rank: int, world: int) -> Any:
+        """The minibatch at ``span``, of the update at ``start``."""
+        if self._place == (rank, world) and self._running is not None:
+            batch = next(self._running, None)
+            if self._ahead and self._ahead.popleft() == span:
+                return batch
+        # Another ring, or a step that is taken again.
+        self._place = (rank, world)
+        self._ahead.clear()
+        self._running = iter(self._loader(self._spans(start, span, rank, world)))
+        batch = next(self._running)
+        self._ahead.popleft()
+        return batch
+
+    def sample(self, span: Span) -> Any:
+        """A minibatch beside the order, for a step that does not count."""
+        collate = self._options.get("collate_fn") or default_collate
+        indices = self._order.indices(span)
+        if hasattr(self._dataset, "__getitems__"):
+            return collate(self._dataset.__getitems__(indices))
+        return collate([self._dataset[i] for i in indices])
+
+    def close(self) -> None:
+        """Ends the loader's processes."""
+        self._running = None
+        self._ahead.clear()
+
+    def _spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[list[int]]:
+        """The indices of this and all later minibatches, should nothing change."""
+        while (start := self.data.next_start(start, world)) < self.data.total:
+            part = self.data.part(start, rank, world)
+            for span in part.spans:
+                if span >= first:
+                    self._ahead.append(span)
+                    yield self._order.indices(span)
+            start += part.records
+
+    def _loader(self, indices: Iterator[list[int]]) -> DataLoader[Any]:
+        return DataLoader(self._dataset, batch_sampler=_Once(indices), **self._options)
+
+
+class _Once:
+    """An iterator where a DataLoader wants an iterable of lists of indices."""
+
+    def __init__(self, indices: Iterator[list[int]]) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._indices
+
+
+class StreamBatches:
+    """The minibatches of one member, of a dataset that can only be iterated.
+
+    Every member reads the whole stream and takes its part, so the stream must be the same in all
+    of them; a job that goes on from a checkpoint reads up to there first.
+    """
+
+    def __init__(
+        self, dataset: IterableDataset[Any], data: Pass, epochs: int, options: Mapping[str, Any]
+    ) -> None:
+        unknown = set(options) - {"collate_fn"}
+        if unknown:
+            raise UsageError(
+                f"{', '.join(sorted(unknown))}: an IterableDataset is read in the training "
+                "process; only collate_fn is taken (use a dataset with __getitem__ for more)"
+            )
+        if data.shuffle:
+            raise UsageError("shuffle=True: an IterableDataset has the order of its own stream")
+        self.data = data
+        self._collate = options.get("collate_fn") or default_collate
+        self._stream = itertools.chain.from_iterable(itertools.repeat(dataset, epochs))
+        self._records: deque[Any] = deque()
+        self._first = 0  # position of the first record that is kept
+
+    def known_end(self, start: int, world: int) -> Pass:
+        """Reads one update ahead: is this the end?"""
+        wanted = start + self.data.update_size(world)
+        while self._first < start and self._records:
+            self._records.popleft()
+            self._first += 1
+        for record in itertools.islice(self._stream, start - self._first - len(self._records)):
+            del record
+            self._first += 1
+        missing = wanted - self._first - len(self._records)
+        self._records.extend(itertools.islice(self._stream, missing))
+        end = self._first + len(self._records)
+        if end < wanted:
+            return dataclasses.replace(self.data, records=max(end, 1))
+        return self.data
+
+    def take(self, span: Span, start: int, rank: int, world: int) -> Any:
+        """The minibatch at ``span``."""
+        return self.sample(span)
+
+    def sample(self, span: Span) -> Any:
+        """The records at ``span``, as far as they are there."""
+        first = min(span[0] - self._first, max(0, len(self._records) - 1))
+        last = max(first + 1, span[1] - self._first)
+        return self._collate(list(itertools.islice(self._records, first, last)))
+
+    def close(self) -> None:
+        """Forgets what was read."""
+        self._records.clear()
+
+
+def open_batches(
+    dataset: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
+) -> Batches | StreamBatches:
+    """The batches of a dataset of any kind.
+
+    Args:
+        data: arguments of :class:`~torch_edl.data.order.Pass`, but for ``records``.
+        number: of the pass in the job.
+
+    Raises:
+        UsageError: it can neither be indexed nor iterated, or has no records.
+    """
+    if isinstance(dataset, IterableDataset):
+        # The length shows when the end is there; epochs follow each other without a border.
+        stream = Pass(records=_ENDLESS, **{**data, "epochs": 1})
+        return StreamBatches(dataset, stream, data["epochs"], options)
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"dataset {type(dataset).__name__}: expected __len__ and __getitem__, an "
+            "IterableDataset, or the path of data files"
+        )
+    if not len(dataset):
+        raise UsageError("the dataset is empty")
+    whole = Pass(records=len(dataset), **data)
+    return Batches(dataset, whole, Order(whole, number), options)

@@ -1,0 +1,446 @@
+"""A training script's view of its job: ``init``, ``prepare``, ``loader``.
+
+The same three lines do nothing worth naming in a plain process, and make the script elastic under
+``torch-edl run`` or torchrun.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.config import ENV_MASTER
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.strategy.allreduce import AllReduce
+from torch_edl.strategy.meeting import DismissedError, Meeting, TorchrunMeeting
+from torch_edl.strategy.replica import Replica
+from torch_edl.trainer.batches import Batches, StreamBatches, open_batches
+from torch_edl.trainer.link import Link
+from torch_edl.trainer.metrics import Meter
+from torch_edl.trainer.saver import Saver, Settings
+
+log = logging.getLogger(__name__)
+
+_current: Job | None = None
+
+
+def init(
+    *,
+    seed: int = 0,
+    checkpoint_dir: str | os.PathLike[str] = "",
+    checkpoint_every: int = 0,
+    keep_checkpoints: int = 3,
+    resume: bool = False,
+    check_every: int = 0,
+    on_resize: Callable[[Job], None] | None = None,
+) -> Job:
+    """The job of this process; called once, before the model is built or after.
+
+    Args:
+        seed: of the order of records.
+        checkpoint_dir: checkpoints go there; empty: none are kept.
+        checkpoint_every: updates between checkpoints; 0: one at the end only.
+        keep_checkpoints: how many stay.
+        resume: go on from the newest checkpoint there, if there is one.
+        check_every: compare the parameters of all processes bit by bit each so many updates;
+            0: never.
+        on_resize: called with the job when the number of processes has changed.
+
+    What the command line gives (``torch-edl run --checkpoint-dir ...``) goes before these.
+
+    Raises:
+        UsageError: a value that cannot work, or there is a job in this process already.
+    """
+    global _current
+    if _current is not None and not _current.closed:
+        raise UsageError("torch_edl.init(): this process has a job already; close() it first")
+    settings = Settings(
+        directory=os.fspath(checkpoint_dir),
+        every=checkpoint_every,
+        keep=keep_checkpoints,
+        resume=resume,
+    )
+    link = Link.connect() if os.environ.get(ENV_MASTER) else None
+    _current = Job(link, settings, seed=seed, check_every=check_every, on_resize=on_resize)
+    return _current
+
+
+class Job:
+    """One process's part in a job; made by :func:`init`."""
+
+    def __init__(
+        self,
+        link: Link | None,
+        settings: Settings,
+        *,
+        seed: int,
+        check_every: int,
+        on_resize: Callable[[Job], None] | None,
+    ) -> None:
+        self.closed = False
+        self._link = link
+        self._seed = seed
+        self._check_every = check_every
+        self._on_resize = on_resize
+        self._engine: AllReduce | None = None
+        self._meter = Meter()
+        self._passes = 0
+        self._finished = True
+        meeting: Meeting | None = None
+        if link is not None:
+            settings = settings.under(link.config.checkpoint)
+            meeting = link.meeting()
+        elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            meeting = TorchrunMeeting()
+            # Torchrun starts all processes again after a failure; they go on from where they were.
+            settings = settings.restarted(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+        self._meeting = meeting
+        self._saver = Saver(settings, meeting)
+        atexit.register(self.close)
+
+    # ---- what it says ----
+
+    @property
+    def rank(self) -> int:
+        """This process's number among those that train now; it may change."""
+        return 0 if self._engine is None else self._engine.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train now; it may change."""
+        return 1 if self._engine is None else self._engine.world
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0: the one to print and to write files."""
+        return self.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Updates that the model has had."""
+        return 0 if self._engine is None else self._engine.replica.position.step
+
+    def metrics(self) -> dict[str, float]:
+        """Means of what was logged since the last call, over this process, weighted by records."""
+        return self._meter.take()
+
+    def log(self, **values: Any) -> None:
+        """Notes metrics of the batch at hand: numbers, or tensors of one number.
+
+        They count once the batch is in the model, and never twice.
+        """
+        self._meter.note(values)
+
+    # ---- what a script does ----
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | list[torch.optim.Optimizer],
+        scheduler: Any = None,
+        scaler: Any = None,
+    ) -> Any:
+        """Says what is trained; returns what it was given, the same objects, in that order.
+
+        Args:
+            model: on its device. What requires gradients now is trained.
+            scheduler: of learning rates; steps of it count when the update did.
+            scaler: a ``torch.amp.GradScaler``.
+
+        Raises:
+            UsageError: called twice, or something of the wrong type.
+        """
+        if self._engine is not None:
+            raise UsageError("prepare(): called twice; give all parts in one call")
+        optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"prepare(): expected a torch.nn.Module, not {type(model).__name__}")
+        for each in optimizers:
+            if not isinstance(each, torch.optim.Optimizer):
+                raise UsageError(
+                    f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
+                )
+        stateful = [part for part in (scheduler, scaler) if part is not None]
+        engine = AllReduce(
+            Replica(model, optimizers, stateful),
+            self._meeting,
+            check_every=self._check_every,
+            on_resize=self._resized,
+        )
+        self._engine = engine
+        if scheduler is not None:
+            _gate(scheduler, ("step",), engine)
+        if scaler is not None:
+            _gate(scaler, ("step", "update", "unscale_"), engine)
+        if self._link is not None:
+            self._link.heartbeat.on_broken_ring = engine.interrupt
+        restored = self._saver.newest()
+        if restored is not None and self._link is None:
+            engine.restore(restored, values_only=False)
+            log.info("going on from %s, step %d", restored, self.step)
+        given = [part for part in (model, optimizer, scheduler, scaler) if part is not None]
+        return tuple(given)
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        epochs: int = 1,
+        shuffle: bool = False,
+        accumulate: int = 1,
+        global_batch_size: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """Batches for the training loop, where a ``DataLoader`` was.
+
+        Args:
+            dataset: with ``__len__`` and ``__getitem__``, or an ``IterableDataset``.
+            batch_size: records of a batch of this process, at most.
+            epochs: passes over the data.
+            shuffle: another order in each epoch, a function of the job's seed.
+            accumulate: batches of this process in one update; ``optimizer.step()`` acts after
+                the last of them.
+            global_batch_size: records of an update over all processes, however many there are;
+                batches of at most ``batch_size`` are accumulated where needed.
+            drop_last: leave out what does not fill an update at the end of an epoch.
+            options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ...
+
+        Raises:
+            UsageError: a value that cannot work.
+        """
+        data = {
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "shuffle": shuffle,
+            "accumulate": accumulate,
+            "global_batch_size": global_batch_size,
+            "drop_last": drop_last,
+            "seed": self._seed,
+        }
+        return Loader(self, dataset, data, options)
+
+    def collect(
+        self, make: Callable[[int, int], bytes], merge: Callable[[list[bytes]], Any]
+    ) -> Any:
+        """Computes something over all processes once, as an evaluation does.
+
+        Args:
+            make: from (rank, world size) to this process's part; called again if the ring
+                changes meanwhile.
+            merge: from all parts, in the order of ranks, to what JSON can say; it must be the
+                same in all processes.
+
+        Returns:
+            What ``merge`` gave, also in a process that joined later.
+        """
+        number, engine = self.enter_pass()
+        position = engine.replica.position
+        if position.pass_index == number:
+            result = json.loads(json.dumps(merge(engine.agree(make))))
+            position = engine.replica.position
+            position.results[str(number)] = result
+            position.pass_index, position.records = number + 1, 0
+        return position.results.get(str(number))
+
+    def close(self) -> None:
+        """Ends this process's part: the last checkpoint is written, the others need not wait.
+
+        Called at the end of the script by itself.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        atexit.unregister(self.close)
+        failed = getattr(sys, "last_value", None) is not None
+        if self._engine is not None:
+            if not failed and self._finished:
+                self._saver.save_last(self._engine)
+            self._engine.leave(finished=not failed and self._finished)
+        self._saver.close()
+        if self._link is not None:
+            self._link.close()
+
+    # ---- for loaders ----
+
+    def enter_pass(self) -> tuple[int, AllReduce]:
+        """The number of a pass that begins, and the engine, in its ring."""
+        engine = self._engine
+        if engine is None:
+            raise UsageError("call job.prepare(model, optimizer) before the first batch")
+        number, self._passes = self._passes, self._passes + 1
+        if not engine.joined:
+            with self._dismissal():
+                engine.join()
+        # A process that joins late runs through what the others did before it came.
+        engine.catching_up = engine.replica.position.pass_index > number
+        return number, engine
+
+    @property
+    def late(self) -> bool:
+        """Whether others trained before this process came: it warms up before it asks in."""
+        engine = self._engine
+        return (
+            engine is not None
+            and not engine.joined
+            and self._link is not None
+            and (self._link.ring > 0)
+        )
+
+    def _resized(self) -> None:
+        if self._on_resize is not None:
+            self._on_resize(self)
+
+    def _dismissal(self) -> _Dismissal:
+        return _Dismissal(self)
+
+
+class _Dismissal:
+    """Ends the process in an orderly way where the job goes on without it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, DismissedError):
+            return
+        log.info("leaving: %s", error)
+        self._job._finished = False
+        self._job.close()
+        if self._job._link is not None and self._job._link.terminated.is_set():
+            # As if the signal had not been caught: who sent it sees what became of it.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait()
+        raise SystemExit(0) from None
+
+
+class Loader:
+    """Iterable once per pass; see :meth:`Job.loader`."""
+
+    def __init__(
+        self, job: Job, dataset: Any, data: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        self._job = job
+        self._dataset = dataset
+        self._data = data
+        self._options = options
+        # What cannot work is said here rather than in the first step.
+        self._length = open_batches(dataset, data, 0, options).data
+
+    def __len__(self) -> int:
+        """Batches of this process in a pass, if the ring stays as it is."""
+        data, world = self._length, self._job.world_size
+        if not hasattr(self._dataset, "__len__"):
+            raise TypeError("an IterableDataset has no length")
+        count = position = 0
+        for _ in range(data.epochs):
+            whole, rest = divmod(data.records, data.update_size(world))
+            count += whole * len(data.part(0, self._job.rank, world).spans)
+            position += whole * data.update_size(world)
+            if rest and not data.drop_last:
+                count += max(1, len(data.part(position, self._job.rank, world).spans))
+            position = (position // data.records + bool(rest)) * data.records
+        return count
+
+    def __iter__(self) -> Iterator[Any]:
+        job = self._job
+        if job.late:
+            yield from self._rehearse()
+        number, engine = job.enter_pass()
+        if engine.replica.position.pass_index != number:
+            return
+        batches = open_batches(self._dataset, self._data, number, self._options)
+        try:
+            while engine.replica.position.pass_index == number:
+                position = engine.replica.position
+                data = batches.known_end(position.records, engine.world)
+                start = data.next_start(position.records, engine.world)
+                if start >= data.total:
+                    position.pass_index, position.records = number + 1, 0
+                    break
+                yield from self._update(engine, batches, start)
+        finally:
+            batches.close()
+            if engine.replica.position.pass_index == number:
+                # The script broke out of its loop: the rest of the pass is not wanted.
+                engine.settle()
+                position = engine.replica.position
+                position.pass_index, position.records = number + 1, 0
+
+    def _update(
+        self, engine: AllReduce, batches: Batches | StreamBatches, start: int
+    ) -> Iterator[Any]:
+        job = self._job
+        data = batches.known_end(start, engine.world)
+        part = data.part(start, engine.rank, engine.world)
+        engine.expect(start + part.records - engine.replica.position.records)
+        for number, span in enumerate(part.spans):
+            batch = batches.take(span, start, engine.rank, engine.world)
+            records = span[1] - span[0]
+            job._meter.open(records)
+            engine.begin(
+                records / part.records,
+                last=number == len(part.spans) - 1,
+                lead=engine.rank == 0,
+            )
+            yield batch
+            if engine.gradients.broken:
+                break
+        if not part.spans:
+            # Nothing is left for this process; it takes the others' gradients all the same.
+            job._meter.open(0)
+            engine.begin(0.0, last=True, lead=False)
+            yield batches.sample((start, start + min(2, part.records)))
+        with job._dismissal():
+            counted = engine.finish()
+            job._meter.settle(counted=counted)
+            if counted:
+                job._saver.after_step(engine)
+            if job._link is not None:
+                job._link.tell(engine.replica.position, data.total, job._meter)
+            engine.tend()
+
+    def _rehearse(self) -> Iterator[Any]:
+        """One batch that counts for nothing: what is slow the first time is over when this
+        process asks in, and the others wait for it."""
+        batches = open_batches(self._dataset, self._data, 0, self._options)
+        engine = self._job._engine
+        assert engine is not None
+        data = batches.known_end(0, 1)
+        engine.rehearse()
+        self._job._meter.open(0)
+        yield batches.sample((0, min(data.batch_size, data.records)))
+        self._job._meter.settle(counted=False)
+        engine.abandon()
+        batches.close()
+
+
+def _gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
+    """Makes methods act only when the update does that they belong to."""
+    for name in names:
+        setattr(part, name, _gated(getattr(part, name), engine))
+
+
+def _gated(method: Callable[..., Any], engine: AllReduce) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs) if engine.live else None
+
+    return call
+
+
+__all__ = ["CheckpointError", "Job", "Loader", "init"]

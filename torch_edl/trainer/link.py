@@ -1,0 +1,89 @@
+"""A script's connection to the master of its job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from typing import Any
+
+from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
+from torch_edl.data.leases import Heartbeat, Progress
+from torch_edl.strategy.meeting import MasterMeeting
+from torch_edl.strategy.replica import Position
+from torch_edl.trainer.metrics import Meter
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_REGISTER_S = 60.0
+
+
+class Link:
+    """Registers this process as a worker, and says each second that it lives."""
+
+    def __init__(self, master: Stub, registered: pb.RegisterResponse) -> None:
+        self.config = JobConfig.from_json(registered.config_json)
+        self.worker_id = registered.worker_id
+        self.ring = registered.ring
+        """The newest ring when this process came; 0: there had been none."""
+        self.terminated = threading.Event()
+        """Somebody sent SIGTERM."""
+        self.progress = Progress(phase="starting")
+        self.master = master
+        self.heartbeat = Heartbeat(master, self.worker_id, self.progress)
+        self.heartbeat.start()
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            # Finish the update, leave the ring, then end by the signal.
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    @classmethod
+    def connect(cls) -> Link:
+        """To the master that the environment names."""
+        env = os.environ
+        master = Stub(
+            pb.DESCRIPTOR.services_by_name["Master"], env[ENV_MASTER], env.get(ENV_TOKEN, "")
+        )
+        request = pb.RegisterRequest(
+            worker_id=-1,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            node=env.get(ENV_NODE, ""),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+        )
+        return cls(master, master.call("Register", request, timeout_s=_REGISTER_S, wait=True))
+
+    def meeting(self) -> MasterMeeting:
+        """Where the rings of this job are formed."""
+        return MasterMeeting(
+            self.master,
+            self.worker_id,
+            self.heartbeat,
+            self.progress,
+            heartbeat_timeout_s=self.config.cluster.heartbeat_timeout_s,
+        )
+
+    def tell(self, position: Position, records: int, meter: Meter) -> None:
+        """What the next heartbeats say of the training."""
+        progress = self.progress
+        progress.phase = "training"
+        progress.steps = progress.version = position.step
+        progress.position = progress.records = position.records
+        progress.pass_index, progress.pass_records = position.pass_index, records
+        loss = meter.last("loss")
+        if loss is not None:
+            progress.add_loss(loss)
+
+    def close(self) -> None:
+        """Ends the heartbeat."""
+        self.heartbeat.stop()
+        self.master.close()
+
+    def _terminate(self, *_: Any) -> None:
+        self.terminated.set()
+        self.heartbeat.draining.set()

@@ -1,0 +1,144 @@
+"""Checkpoints of a ring: copied in memory between two updates, written in the background."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch_edl import checkpoint
+from torch_edl.checkpoint import Manifest
+from torch_edl.config import CheckpointConfig
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.strategy import replica
+from torch_edl.strategy.allreduce import AllReduce
+from torch_edl.strategy.meeting import Meeting
+from torch_edl.strategy.replica import State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Where checkpoints go and when.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
+
+    directory: str = ""
+    every: int = 0
+    keep: int = 3
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise UsageError(f"checkpoint_every={self.every}: must be 0 or more")
+        if self.keep < 1:
+            raise UsageError(f"keep_checkpoints={self.keep}: the newest one is always kept")
+        if (self.every or self.resume) and not self.directory:
+            raise UsageError("checkpoint_every and resume need checkpoint_dir")
+
+    def under(self, config: CheckpointConfig) -> Settings:
+        """What the command line says goes first."""
+        if not config.dir:
+            return self
+        return Settings(
+            directory=config.dir, every=config.every, keep=config.keep, resume=config.resume
+        )
+
+    def restarted(self, times: int) -> Settings:
+        """Processes that were started again go on from where they were."""
+        return replace(self, resume=True) if times and self.directory else self
+
+
+class Saver:
+    """The checkpoints of one process; only rank 0 writes.
+
+    Raises:
+        UsageError: the folder holds checkpoints of an earlier job, and ``resume`` is not set.
+    """
+
+    def __init__(self, settings: Settings, meeting: Meeting | None) -> None:
+        self._settings = settings
+        self._meeting = meeting
+        self._root = Path(settings.directory) if settings.directory else None
+        self._writing: threading.Thread | None = None
+        self._last = -1  # step of the newest one
+        if self._root is not None and not settings.resume and meeting is None:
+            found = checkpoint.newest(self._root)
+            if found is not None:
+                raise UsageError(
+                    f"checkpoint_dir={settings.directory}: holds {found.name} of an earlier job; "
+                    "pass resume=True to go on from it, or choose another folder"
+                )
+
+    def newest(self) -> Path | None:
+        """The checkpoint to go on from; None: begin afresh."""
+        if self._root is None or not self._settings.resume:
+            return None
+        return checkpoint.newest(self._root)
+
+    def after_step(self, engine: AllReduce) -> None:
+        """Takes one if it is due and this is rank 0; training goes on while it is written."""
+        every, step = self._settings.every, engine.replica.position.step
+        if self._root is None or not every or step % every or engine.rank:
+            return
+        if self._writing is not None and self._writing.is_alive():
+            log.warning("checkpoint of step %d left out: the one before is still written", step)
+            return
+        state = replica.copied(engine.replica.state())
+        self._writing = threading.Thread(
+            target=self._write, args=(state, engine.ring, step), name="checkpoint", daemon=True
+        )
+        self._writing.start()
+
+    def save_last(self, engine: AllReduce) -> None:
+        """The model as it is at the end, written now."""
+        self.close()
+        step = engine.replica.position.step
+        if self._root is not None and engine.rank == 0 and step and step != self._last:
+            self._write(replica.copied(engine.replica.state()), engine.ring, step)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def _write(self, state: State, ring: int, step: int) -> None:
+        assert self._root is not None
+        folder = checkpoint.step_dir(self._root, step)
+        try:
+            if (folder / checkpoint.MANIFEST).exists():
+                return
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            files = replica.write(state, folder)
+            # A ring that was given up must not overrule the one that goes on.
+            if self._meeting and not self._meeting.may_commit(ring, str(folder), written=False):
+                log.warning("checkpoint of step %d dropped: the ring is not the newest", step)
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            position = state.header["position"]
+            checkpoint.commit(
+                folder,
+                Manifest(
+                    job="",
+                    strategy="allreduce",
+                    steps=step,
+                    shards=1,
+                    retired_before=0,
+                    files=files,
+                    versions=(step,),
+                    data={"pass": position["pass_index"], "records": position["records"]},
+                ),
+            )
+            checkpoint.prune(self._root, self._settings.keep)
+            self._last = step
+            if self._meeting:
+                self._meeting.may_commit(ring, str(folder), written=True)
+            log.info("checkpoint %s", folder)
+        except (OSError, CheckpointError) as error:
+            log.warning("no checkpoint of step %d: %s", step, error)
