@@ -104,6 +104,36 @@ def inference_job(args: argparse.Namespace, kind: str) -> JobConfig:
     )
 
 
+def script_job(
+    args: argparse.Namespace, *, name: str, min_workers: int, max_workers: int
+) -> JobConfig:
+    """The job of ``torch-edl run`` for a script: its data and its model are its own.
+
+    Raises:
+        UsageError: a value that cannot work.
+    """
+    return JobConfig(
+        name=name,
+        kind="script",
+        model_file=args.training_script if args.module else _absolute(args.training_script),
+        model_args=tuple(args.training_script_args),
+        train=TrainConfig(strategy=args.strategy, seed=args.seed),
+        cluster=ClusterConfig(
+            min_workers=min_workers,
+            max_workers=max_workers,
+            servers=_servers(args),
+            heartbeat_timeout_s=args.heartbeat_timeout,
+        ),
+        checkpoint=CheckpointConfig(
+            dir=_absolute(args.checkpoint_dir),
+            every=args.checkpoint_every,
+            keep=args.keep_checkpoints,
+            resume=args.resume,
+            load=_absolute(args.load),
+        ),
+    )
+
+
 def default_name(model_file: str) -> str:
     """The model file's stem, or its folder's name where that says more, and a unique suffix."""
     path = Path(_absolute(model_file))
@@ -117,12 +147,16 @@ def _cluster(args: argparse.Namespace) -> ClusterConfig:
     return ClusterConfig(
         min_workers=least,
         max_workers=most,
-        servers=ClusterConfig().servers if args.servers is None else args.servers,
+        servers=_servers(args),
         worker_threads=args.worker_threads,
         heartbeat_timeout_s=args.heartbeat_timeout,
         task_timeout_s=args.task_timeout,
         max_task_failures=args.max_task_failures,
     )
+
+
+def _servers(args: argparse.Namespace) -> int:
+    return ClusterConfig().servers if args.servers is None else int(args.servers)
 
 
 def _absolute(path: str) -> str:

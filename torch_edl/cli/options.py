@@ -207,8 +207,8 @@ def _add_strategy(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--strategy",
         default=_TRAIN.strategy,
-        metavar="auto|ps|local",
-        help="how workers share (default auto: by model)",
+        metavar="NAME",
+        help="auto|ps|allreduce|local (default auto: by model)",
     )
     group.add_argument(
         "--large-embedding",
@@ -298,6 +298,11 @@ def add_keeping(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the trained model goes there (default nowhere)",
     )
+    add_checkpoints(group)
+
+
+def add_checkpoints(group: argparse._ArgumentGroup) -> None:
+    """Where checkpoints go, and where to start from."""
     group.add_argument(
         "--checkpoint-dir",
         default=_KEEP.dir,
@@ -367,4 +372,48 @@ def add_looking(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="DIR",
         help="TensorBoard scalars go there (default nowhere)",
+    )
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Our options for a training script, on top of torchrun's."""
+    group = parser.add_argument_group("options of torch-edl, for a script that uses torch_edl")
+    group.add_argument(
+        "--workers",
+        type=worker_range,
+        default=None,
+        metavar="N|MIN:MAX",
+        help="workers of this machine: MAX are started, MIN are enough to begin and to go on",
+    )
+    group.add_argument(
+        "--ps",
+        dest="servers",
+        type=whole,
+        default=None,
+        metavar="N",
+        help=f"parameter servers, strategy ps (default {_CLUSTER.servers})",
+    )
+    group.add_argument(
+        "--strategy",
+        default=_TRAIN.strategy,
+        metavar="NAME",
+        help="auto, ps, allreduce or local: how workers share (default %(default)s)",
+    )
+    group.add_argument(
+        "--seed",
+        type=whole,
+        default=_TRAIN.seed,
+        metavar="N",
+        help="of the order of records (default %(default)s)",
+    )
+    group.add_argument(
+        "--heartbeat-timeout",
+        type=seconds,
+        default=_CLUSTER.heartbeat_timeout_s,
+        metavar="S",
+        help=f"silence that means lost, in seconds (default {_CLUSTER.heartbeat_timeout_s:g})",
+    )
+    add_checkpoints(group)
+    group.add_argument(
+        "--job-name", default="", metavar="NAME", help="default: the script's name and a suffix"
     )

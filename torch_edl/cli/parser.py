@@ -11,11 +11,13 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
 from torch_edl.cli import options
+from torch_edl.cli.script_words import script_words
 from torch_edl.errors import UsageError
 
 _EXAMPLES = """\
 examples:
   torch-edl run model.py --data train.parquet --workers 2:8 --ps 2 --epochs 3 --output trained
+  torch-edl run --nproc-per-node 4 train.py --lr 0.1
   torch-edl evaluate model.py --from trained --data test.parquet
   torch-edl predict model.py --from trained --data new.parquet --output scores.csv
   torch-edl status
@@ -40,6 +42,11 @@ examples:
 
 MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
 feed(records, mode, metadata); learning rates and layers live there.
+
+A training script runs with torchrun's options, elastically if it uses torch_edl:
+  torch-edl run train.py --workers 2:4
+  torch-edl run --nnodes 1:4 --nproc-per-node 2 train.py --lr 0.1
+      all options: torch-edl run --help-torchrun
 """
 
 
@@ -99,7 +106,11 @@ def build_parser() -> argparse.ArgumentParser:
         page.epilog = epilog or None
         return page
 
-    run = verb("run", "train the model that a file defines", epilog=_RUN_EXAMPLES)
+    run = verb(
+        "run",
+        "train the model that a file defines, or launch a training script",
+        epilog=_RUN_EXAMPLES,
+    )
     run.description = "Train the model that a file defines. Words after `--` are the model file's."
     run.usage = "torch-edl run MODEL.py --data PATH... [options] [-- ARGS]"
     options.add_model(run)
@@ -179,16 +190,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Parses the words after ``torch-edl``.
 
     Returns:
-        The options; ``model_args`` is what followed ``--``.
+        The options; ``model_args`` is what followed ``--``. Of ``run`` with a training script,
+        ``words`` for the verb ``script``: torch's own parser reads them.
 
     Raises:
         UsageError: a word that is not known, a value that is missing or of the wrong kind.
     """
+    parser = build_parser()
+    if argv[:1] == ["run"]:
+        run = _verbs(parser)["run"]
+        words = script_words(argv[1:], run)
+        if words is not None:
+            return argparse.Namespace(verb="script", words=words)
     model_args: list[str] = []
     if "--" in argv:
         cut = argv.index("--")
         argv, model_args = argv[:cut], argv[cut + 1 :]
-    parser = build_parser()
     if not argv:
         parser.print_help()
         raise SystemExit(2)
@@ -201,11 +218,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(next(actions).choices)
+
+
 def _unknown(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
     if not word.startswith("-"):
         return f"{word}: not expected here; arguments of the model file go after `--`"
-    choices = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    known = list(choices.choices[verb]._option_string_actions)
+    known = list(_verbs(parser)[verb]._option_string_actions)
     flag = word.split("=")[0]
     close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75) or [
         k for k in known if k.startswith(flag)

@@ -7,7 +7,8 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from torch_edl.cli import jobs, merge, preflight, static_check, submit, summary
+from torch_edl import job_folder
+from torch_edl.cli import merge, preflight, static_check, submit, summary
 from torch_edl.cli.job_config import inference_job
 from torch_edl.cli.progress import make_display
 from torch_edl.cli.terminal import stderr
@@ -27,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     config = inference_job(args, "predict")
     preflight.check_output_file(args.output, merge.SUFFIXES)
     config = preflight.check(config, model_file=args.model_file, summary=args.summary)
-    parts = jobs.Job(config.name).dir / jobs.PREDICTIONS
+    parts = job_folder.Job(config.name).dir / job_folder.PREDICTIONS
     keep = dataclasses.replace(config.checkpoint, output=str(parts))
     config = dataclasses.replace(config, checkpoint=keep)
     if args.summary:

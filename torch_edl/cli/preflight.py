@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch_edl import checkpoint
 from torch_edl.cli import saved_model, static_check
-from torch_edl.config import DataConfig, JobConfig
+from torch_edl.config import CheckpointConfig, DataConfig, JobConfig
 from torch_edl.errors import UsageError
 
 
@@ -28,14 +28,7 @@ def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig
     evaluates = config.kind == "evaluate" or bool(config.data.eval)
     bound = static_check.check(config.model_file, evaluates=evaluates, shown=model_file)
     data = _expand_data(config, custom_source="data_source" in bound)
-    keep = config.checkpoint
-    if keep.load:
-        option = "--load" if config.kind == "train" else "--from"
-        keep = dataclasses.replace(keep, load=saved_model.resolve(keep.load, option=option))
-    if keep.load and keep.resume:
-        raise UsageError("--load and --resume: both name where to start from; choose one")
-    if keep.dir:
-        _check_checkpoint_dir(keep.dir, resume=keep.resume)
+    keep = _check_start(config.checkpoint, "--load" if config.kind == "train" else "--from")
     if config.kind == "train" and keep.output:
         check_output_dir(keep.output)
     if config.tensorboard:
@@ -43,6 +36,26 @@ def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig
     if summary:
         _check_writable(Path(summary), "--summary", is_file=True)
     return dataclasses.replace(config, data=data, checkpoint=keep)
+
+
+def check_script(config: JobConfig) -> JobConfig:
+    """Checks the places of a script's job; the script itself was looked at before.
+
+    Raises:
+        UsageError: something is missing or in the way.
+    """
+    return dataclasses.replace(config, checkpoint=_check_start(config.checkpoint, "--load"))
+
+
+def _check_start(keep: CheckpointConfig, option: str) -> CheckpointConfig:
+    """Where the model comes from, and where its checkpoints go."""
+    if keep.load:
+        keep = dataclasses.replace(keep, load=saved_model.resolve(keep.load, option=option))
+    if keep.load and keep.resume:
+        raise UsageError("--load and --resume: both name where to start from; choose one")
+    if keep.dir:
+        _check_checkpoint_dir(keep.dir, resume=keep.resume)
+    return keep
 
 
 def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:

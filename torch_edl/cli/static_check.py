@@ -15,27 +15,29 @@ from torch_edl.errors import ContractError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Need:
+class Need:
+    """One thing that a model file binds."""
+
     names: tuple[str, ...]
+    """Any of these."""
     example: str
 
 
-_MODEL = _Need(
+_MODEL = Need(
     names=("model", "forward", "custom_model"),
     example="def model(): return torch.nn.Linear(10, 1)",
 )
-_LOSS = _Need(names=("loss",), example="def loss(labels, predictions): ...")
-_OPTIMIZER = _Need(
+_LOSS = Need(names=("loss",), example="def loss(labels, predictions): ...")
+_OPTIMIZER = Need(
     names=("optimizer",),
     example="def optimizer(params): return torch.optim.SGD(params, lr=0.1)",
 )
-_FEED = _Need(
-    names=("feed", "dataset_fn"), example="def feed(records, mode, metadata): return x, y"
-)
-_METRICS = _Need(
+_FEED = Need(names=("feed", "dataset_fn"), example="def feed(records, mode, metadata): return x, y")
+_METRICS = Need(
     names=("eval_metrics_fn",),
     example='def eval_metrics_fn(): return {"mse": torch.nn.functional.mse_loss}',
 )
+TRAIN_NEEDS = (_MODEL, _LOSS, _OPTIMIZER, _FEED)
 
 
 def check(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
@@ -53,25 +55,28 @@ def check(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str
         ContractError: a name of the contract is bound nowhere.
     """
     shown = shown or model_file
-    tree = _parse(Path(model_file), shown)
-    bound = set(_bound(tree.body))
-    if _is_dynamic(tree) or "*" in bound:
+    tree = parse(Path(model_file), shown)
+    bound = set(bound_names(tree.body))
+    if is_dynamic(tree) or "*" in bound:
         return frozenset(bound)
-    needs = [_MODEL, _LOSS, _OPTIMIZER, _FEED]
-    if evaluates:
-        needs.append(_METRICS)
+    needs = [*TRAIN_NEEDS, *[_METRICS] * evaluates]
     missing = [n for n in needs if bound.isdisjoint(n.names)]
     if missing:
         raise ContractError("\n".join(_complaint(shown, need) for need in missing))
     return frozenset(bound)
 
 
-def _complaint(shown: str, need: _Need) -> str:
+def _complaint(shown: str, need: Need) -> str:
     other = f" (or {', '.join(map(repr, need.names[1:]))})" if need.names[1:] else ""
     return f"{shown}: no function {need.names[0]!r}{other}: add for example:\n    {need.example}"
 
 
-def _parse(path: Path, shown: str) -> ast.Module:
+def parse(path: Path, shown: str) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+        UsageError: it is missing, unreadable or not Python.
+    """
     if not path.exists():
         raise UsageError(f"{shown}: no such file; the model file comes first")
     if path.is_dir():
@@ -91,7 +96,7 @@ def _parse(path: Path, shown: str) -> ast.Module:
         raise UsageError(f"{shown}: not a Python file: {error}") from error
 
 
-def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
+def bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
     """Names bound by statements and by the blocks in them, but not inside defs and classes."""
     for statement in statements:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -112,7 +117,7 @@ def _bound(statements: Iterable[ast.stmt]) -> Iterator[str]:
                 for item in statement.items:
                     if item.optional_vars is not None:
                         yield from _targets(item.optional_vars)
-            yield from _bound(_blocks(statement))
+            yield from bound_names(_blocks(statement))
 
 
 def _blocks(statement: ast.stmt) -> Iterator[ast.stmt]:
@@ -129,8 +134,8 @@ def _targets(target: ast.expr) -> Iterator[str]:
             yield node.id
 
 
-def _is_dynamic(tree: ast.Module) -> bool:
-    """The file may bind names in ways that cannot be seen: exec, globals(), __getattr__."""
+def is_dynamic(tree: ast.Module) -> bool:
+    """Whether the file may bind names in ways that cannot be seen: exec, globals(), __getattr__."""
     return any(
         isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
     ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)

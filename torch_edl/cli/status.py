@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from torch_edl.cli import jobs
+from torch_edl import job_folder
 from torch_edl.cli.progress import duration, number
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.terminal import stdout
@@ -35,13 +35,13 @@ def main(args: argparse.Namespace) -> int:
     if args.all and args.job:
         raise UsageError(f"{args.job} --all: name one job, or list all")
     if args.all:
-        reports = [report(job) for job in jobs.all_jobs()]
+        reports = [report(job) for job in job_folder.all_jobs()]
         if args.json:
             print(json.dumps(reports, indent=1))
         else:
             _print_list(reports)
         return 0
-    found = report(jobs.find(args.job))
+    found = report(job_folder.find(args.job))
     if args.json:
         print(json.dumps(found, indent=1))
     else:
@@ -49,13 +49,13 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(job: jobs.Job) -> dict[str, Any]:
+def report(job: job_folder.Job) -> dict[str, Any]:
     """The status of a job as plain data.
 
     A job whose master is gone is told from its folder: ``finished``, ``failed`` or ``stopped``
     where its client saw that, else ``dead``; none of its processes lives.
     """
-    status = jobs.get_status(job)
+    status = job_folder.get_status(job)
     if status is not None:
         return as_dict(status)
     seen: dict[str, Any] = {"job": job.name, **_EMPTY, **job.last_status()}
@@ -63,7 +63,7 @@ def report(job: jobs.Job) -> dict[str, Any]:
         return seen
     if job.is_watched() and job.master() is None:
         return {**seen, "state": "starting"}
-    if seen.get("state") not in jobs.ENDED:
+    if seen.get("state") not in job_folder.ENDED:
         seen["state"] = "dead"
     seen["processes"] = [{**p, "state": "exited"} for p in seen["processes"]]
     seen["rates"] = {}

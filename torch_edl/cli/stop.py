@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from torch_edl.cli import jobs
+from torch_edl import job_folder
 from torch_edl.cli.terminal import stdout
 from torch_edl.errors import EdlError
 
@@ -22,8 +22,8 @@ def main(args: argparse.Namespace) -> int:
     """
     from torch_edl.wire import master_pb2 as pb
 
-    job = jobs.find(args.job)
-    jobs.ask(job, "Stop", pb.StopRequest(reason="torch-edl stop"))
+    job = job_folder.find(args.job)
+    job_folder.ask(job, "Stop", pb.StopRequest(reason="torch-edl stop"))
     deadline = time.monotonic() + _PATIENCE_S
     while job.is_alive():
         if time.monotonic() > deadline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,14 +11,13 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch_edl.cli import jobs
-from torch_edl.cli.log_tail import LogTail, last_error, last_lines
+from torch_edl import job_folder
 from torch_edl.cli.progress import Display
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.config import ENV_TOKEN, JobConfig
-from torch_edl.errors import UsageError
 from torch_edl.launch.base import ProcessExit, ProcessSpec
 from torch_edl.launch.local import LocalLauncher
+from torch_edl.log_tail import LogTail, last_error, last_lines
 
 if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb
@@ -88,10 +86,10 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         UsageError: a job of that name runs.
         OSError: the job's folder cannot be written, or the master not started.
     """
-    job = jobs.Job(config.name)
-    _claim_folder(job, config)
+    job = job_folder.Job(config.name)
+    job_folder.claim(job, config)
     with job.hold(), _Signals() as signals:
-        launcher = LocalLauncher(job.dir / jobs.LOGS)
+        launcher = LocalLauncher(job.dir / job_folder.LOGS)
         watch = _Watch(job, launcher, display, observers, signals)
         try:
             watch.start_master()
@@ -99,27 +97,6 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         finally:
             launcher.stop_all(grace_s=0)
             watch.close()
-
-
-def _claim_folder(job: jobs.Job, config: JobConfig) -> None:
-    if job.dir.exists():
-        if job.is_watched() or job.is_alive():
-            raise UsageError(
-                f"--job-name {job.name}: a job of that name is running; choose another, "
-                f"or end it with torch-edl stop {job.name}"
-            )
-        if not (job.dir / jobs.CONFIG).exists() and any(job.dir.iterdir()):
-            raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
-        shutil.rmtree(job.dir)
-    job.dir.parent.mkdir(parents=True, exist_ok=True)
-    job.dir.mkdir(mode=0o700)
-    try:
-        if config.kind == "predict":
-            (job.dir / jobs.PREDICTIONS).mkdir()
-        jobs.write_text(job.dir / jobs.CONFIG, config.to_json())
-    except OSError:
-        shutil.rmtree(job.dir, ignore_errors=True)
-        raise
 
 
 class _Signals:
@@ -150,7 +127,7 @@ class _Signals:
 class _Watch:
     def __init__(
         self,
-        job: jobs.Job,
+        job: job_folder.Job,
         launcher: LocalLauncher,
         display: Display,
         observers: Sequence[Observer],
@@ -214,7 +191,7 @@ class _Watch:
             self._stub.close()
 
     def _ended(self) -> bool:
-        return self._status is not None and self._status.state in jobs.ENDED
+        return self._status is not None and self._status.state in job_folder.ENDED
 
     def _observe_exit(self) -> None:
         for ended in self._launcher.poll():
@@ -229,7 +206,7 @@ class _Watch:
             master = self._job.master()
             if master is None:
                 return
-            self._stub = jobs.stub_of(master)
+            self._stub = job_folder.stub_of(master)
         request = pb.GetStatusRequest(events_after=self._events_after)
         try:
             status = self._stub.call("GetStatus", request, timeout_s=_CALL_TIMEOUT_S)
@@ -249,7 +226,7 @@ class _Watch:
         self._status = status
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)
-            if event.level == "error" and status.state in ("finishing", *jobs.ENDED):
+            if event.level == "error" and status.state in ("finishing", *job_folder.ENDED):
                 self._held.append(event)  # the cause of the end is told once, in the last line
                 continue
             if event.text.startswith(_STOPPING):
@@ -267,7 +244,7 @@ class _Watch:
     def _keep(self, status: pb.GetStatusResponse) -> None:
         text = json.dumps(as_dict(status), indent=1)
         try:
-            jobs.write_text(self._job.dir / jobs.LAST_STATUS, text)
+            job_folder.write_text(self._job.dir / job_folder.LAST_STATUS, text)
         except OSError as error:  # only `torch-edl status` of a dead job would read it
             if not self._keep_failed:
                 self._keep_failed = True
@@ -332,7 +309,7 @@ class _Watch:
             signal=self._signals.first,
             master_pid=self._pid,
             master_exit="" if ended is None else str(ended),
-            logs=str(self._job.dir / jobs.LOGS),
+            logs=str(self._job.dir / job_folder.LOGS),
         )
         if status is not None and self._ended():
             return replace(

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_edl.cli import jobs
+from torch_edl import job_folder
 from torch_edl.cli.progress import duration, number
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.submit import Outcome
@@ -64,7 +64,7 @@ def write(path: str, config: JobConfig, outcome: Outcome) -> None:
     """
     file = Path(path).expanduser().absolute()
     file.parent.mkdir(parents=True, exist_ok=True)
-    jobs.write_text(file, json.dumps(build(config, outcome), indent=1) + "\n")
+    job_folder.write_text(file, json.dumps(build(config, outcome), indent=1) + "\n")
 
 
 def forget(path: str) -> None:

@@ -19,6 +19,8 @@ class ProcessSpec:
     """Python module to run with ``-m``."""
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    follows: bool = True
+    """It ends when the process that started it is gone."""
 
     @property
     def name(self) -> str:

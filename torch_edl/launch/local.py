@@ -122,8 +122,11 @@ def _environment(spec: ProcessSpec) -> dict[str, str]:
         **os.environ,
         "PYTHONUNBUFFERED": "1",  # prints of a process that is killed are not lost
         **spec.env,
-        ENV_PARENT_PID: str(os.getpid()),
     }
+    if spec.follows:
+        env[ENV_PARENT_PID] = str(os.getpid())
+    else:
+        env.pop(ENV_PARENT_PID, None)
     # From a bare checkout the children import the code that this process runs. Installed, it is
     # found anyway, and site-packages must not come before the standard library.
     root = Path(__file__).resolve().parents[2]

@@ -100,7 +100,7 @@ def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
         ("--resume", "--checkpoint-every and --resume need --checkpoint-dir DIR"),
         ("--grads-to-wait 2", "--grads-to-wait 2: only --mode sync waits"),
         ("--job-name a/b", "--job-name a/b: use letters"),
-        ("--strategy mpi", "--strategy mpi: choose one of auto, ps, local"),
+        ("--strategy mpi", "--strategy mpi: choose one of auto, ps, allreduce, local"),
     ],
 )
 def test_values_that_cannot_work_are_refused(words: str, message: str) -> None:

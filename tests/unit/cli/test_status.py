@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli import jobs
+from torch_edl import job_folder
 from torch_edl.cli.__main__ import main
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.wire import master_pb2 as pb
@@ -38,20 +38,22 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def job(home: Path) -> jobs.Job:
+def job(home: Path) -> job_folder.Job:
     """A job whose client and master are gone, and that nobody saw end."""
     return make_job("net-abc")
 
 
-def make_job(name: str) -> jobs.Job:
-    job = jobs.Job(name)
+def make_job(name: str) -> job_folder.Job:
+    job = job_folder.Job(name)
     job.dir.mkdir(parents=True)
-    (job.dir / jobs.CONFIG).write_text("{}")
+    (job.dir / job_folder.CONFIG).write_text("{}")
     return job
 
 
 @pytest.fixture
-def master(job: jobs.Job) -> Iterator[Callable[[pb.GetStatusResponse], subprocess.Popen[str]]]:
+def master(
+    job: job_folder.Job,
+) -> Iterator[Callable[[pb.GetStatusResponse], subprocess.Popen[str]]]:
     """Starts a process that answers for the job."""
     started: list[subprocess.Popen[str]] = []
 
@@ -63,7 +65,7 @@ def master(job: jobs.Job) -> Iterator[Callable[[pb.GetStatusResponse], subproces
         assert process.stdout is not None
         address = f"127.0.0.1:{int(process.stdout.readline())}"
         raw = {"address": address, "pid": process.pid, "token": "t"}
-        (job.dir / jobs.MASTER).write_text(json.dumps(raw))
+        (job.dir / job_folder.MASTER).write_text(json.dumps(raw))
         return process
 
     yield start
@@ -73,7 +75,7 @@ def master(job: jobs.Job) -> Iterator[Callable[[pb.GetStatusResponse], subproces
 
 
 def test_status_of_a_running_job(
-    job: jobs.Job,
+    job: job_folder.Job,
     master: Callable[..., object],
     make_status: Make,
     capsys: pytest.CaptureFixture[str],
@@ -108,16 +110,16 @@ def test_json_has_no_nan(make_status: Make) -> None:
     [(None, "dead"), ("running", "dead"), ("finished", "finished"), ("failed", "failed")],
 )
 def test_status_of_a_job_whose_master_is_gone(
-    job: jobs.Job,
+    job: job_folder.Job,
     make_status: Make,
     capsys: pytest.CaptureFixture[str],
     seen: str | None,
     state: str,
 ) -> None:
-    (job.dir / jobs.MASTER).write_text('{"address": "127.0.0.1:1", "pid": 1, "token": "t"}')
+    (job.dir / job_folder.MASTER).write_text('{"address": "127.0.0.1:1", "pid": 1, "token": "t"}')
     if seen:
         text = json.dumps(as_dict(make_status(state=seen)))
-        jobs.write_text(job.dir / jobs.LAST_STATUS, text)
+        job_folder.write_text(job.dir / job_folder.LAST_STATUS, text)
     assert main(["status", "net-abc", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)
     assert got["state"] == state
@@ -128,10 +130,10 @@ def test_status_of_a_job_whose_master_is_gone(
 
 
 def test_a_job_whose_client_lives_is_starting(
-    job: jobs.Job, capsys: pytest.CaptureFixture[str]
+    job: job_folder.Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (
-        "from torch_edl.cli.jobs import Job\n"
+        "from torch_edl.job_folder import Job\n"
         f"with Job({job.name!r}).hold():\n    print(1, flush=True)\n    input()"
     )
     client = subprocess.Popen(
@@ -150,10 +152,10 @@ def test_a_job_whose_client_lives_is_starting(
 
 
 def test_all_lists_every_job_newest_first(
-    job: jobs.Job, capsys: pytest.CaptureFixture[str]
+    job: job_folder.Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     newer = make_job("zzz")
-    assert [j.name for j in jobs.all_jobs()] == [newer.name, job.name]
+    assert [j.name for j in job_folder.all_jobs()] == [newer.name, job.name]
     assert main(["status", "--all"]) == 0
     text = capsys.readouterr().out
     assert text.index("zzz") < text.index("net-abc")
@@ -162,7 +164,7 @@ def test_all_lists_every_job_newest_first(
 
 
 def test_scale_and_stop_reach_the_master(
-    job: jobs.Job, master: Callable[..., subprocess.Popen[str]], make_status: Make,
+    job: job_folder.Job, master: Callable[..., subprocess.Popen[str]], make_status: Make,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     process = master(make_status())
@@ -178,21 +180,21 @@ def test_scale_and_stop_reach_the_master(
 
 
 def test_a_wrong_token_is_told(
-    job: jobs.Job,
+    job: job_folder.Job,
     master: Callable[..., object],
     make_status: Make,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     master(make_status())
-    raw = json.loads((job.dir / jobs.MASTER).read_text())
-    (job.dir / jobs.MASTER).write_text(json.dumps({**raw, "token": "other"}))
+    raw = json.loads((job.dir / job_folder.MASTER).read_text())
+    (job.dir / job_folder.MASTER).write_text(json.dumps({**raw, "token": "other"}))
     assert main(["scale", job.name, "--workers", "2"]) == 2
     assert "unauthenticated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["stop"], ["scale", "--workers", "2"]])
 def test_jobs_that_are_over_cannot_be_asked(
-    job: jobs.Job, capsys: pytest.CaptureFixture[str], words: list[str]
+    job: job_folder.Job, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert main([*words, job.name]) == 2
     assert "net-abc: not running any more, it is dead" in capsys.readouterr().err

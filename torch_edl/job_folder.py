@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from torch_edl.config import edl_home, job_dir
+from torch_edl.config import JobConfig, edl_home, job_dir
 from torch_edl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +87,33 @@ class Job:
         file = open(self.dir / LOCK, "wb")  # noqa: SIM115 - the caller closes it
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
+
+
+def claim(job: Job, config: JobConfig) -> None:
+    """Makes the folder of a new job, in the place of an older one's of that name.
+
+    Raises:
+        UsageError: a job of that name runs.
+        OSError: the folder cannot be written.
+    """
+    if job.dir.exists():
+        if job.is_watched() or job.is_alive():
+            raise UsageError(
+                f"--job-name {job.name}: a job of that name is running; choose another, "
+                f"or end it with torch-edl stop {job.name}"
+            )
+        if not (job.dir / CONFIG).exists() and any(job.dir.iterdir()):
+            raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
+        shutil.rmtree(job.dir)
+    job.dir.parent.mkdir(parents=True, exist_ok=True)
+    job.dir.mkdir(mode=0o700)
+    try:
+        if config.kind == "predict":
+            (job.dir / PREDICTIONS).mkdir()
+        write_text(job.dir / CONFIG, config.to_json())
+    except OSError:
+        shutil.rmtree(job.dir, ignore_errors=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

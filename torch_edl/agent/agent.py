@@ -1,0 +1,377 @@
+"""The agent's loop: one thread owns the workers and decides; see ``torch_edl.agent``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
+
+from torch_edl.agent.environment import Placement
+from torch_edl.agent.ledger import Ledger, Verdict
+from torch_edl.agent.reporter import Reporter
+from torch_edl.agent.workers import Ended, Workers
+from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN
+from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.master_host import HostedMaster, Master, split
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+# Without pidfds, how soon an end is seen.
+_POLL_FAST_S = 0.05
+_MASTER_LEAVES_S = 10.0
+# All workers here ended well; so long a silent master is waited for.
+_DONE_SILENCE_S = 30.0
+# The job is over, and a worker does not leave by itself.
+_OVER_GRACE_S = 30.0
+_STOP_CALL_S = 2.0
+# After the last worker; so long the master is given to say that the job is over.
+_FAREWELL_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """What an agent is to do."""
+
+    config: LaunchConfig
+    """As torchrun makes it of its options; ``nproc_per_node`` workers are started here."""
+    command: Sequence[str]
+    """What a worker runs."""
+    name: str
+    """Of the script, for the report of a failure."""
+    master: Master
+
+
+class Agent:
+    """Runs the workers of one machine to their end. Use it from the main thread."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self._spec = spec
+        self._config = spec.config
+        self._master = spec.master
+        self._node = f"{socket.gethostname()}-{os.getpid()}"
+        self._is_alone = spec.config.max_nodes == 1
+        env = {
+            ENV_MASTER: spec.master.address,
+            ENV_TOKEN: spec.master.token,
+            ENV_NODE: self._node,
+        }
+        self._workers = Workers(spec.config, spec.command, env)
+        self._ledger = Ledger(max_restarts=spec.config.max_restarts)
+        self._wanted = spec.config.nproc_per_node
+        self._done: set[int] = set()
+        self._start_at: dict[int, float] = {}
+        self._failures: dict[int, ProcessFailure] = {}
+        self._placement: Placement | None = None
+        self._stopping = ""
+        """Why all workers are to end; empty: they are not."""
+        self._over: pb.AgentReportResponse | None = None
+        self._stop_at: float | None = None
+        self._ended_at: float | None = None
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signals = _Signals(spec.config.signals_to_handle, self._wake)
+        service = pb.DESCRIPTOR.services_by_name["Master"]
+        self._stub = Stub(service, spec.master.address, spec.master.token)
+        self._reporter = Reporter(
+            Stub(service, spec.master.address, spec.master.token),
+            node=self._node,
+            host=spec.config.local_addr or socket.gethostname(),
+            pid=os.getpid(),
+            wake=self._wake,
+        )
+
+    def run(self) -> int:
+        """Returns the exit code: 0, or 128 + the signal that ended it.
+
+        Raises:
+            ChildFailedError: a worker failed, and no restart is left; torch's report of it.
+            JobFailedError: the job ended elsewhere, or its master cannot be reached.
+        """
+        self._signals.install()
+        # Contexts of torch install handlers for these as well.
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = self._config.signals_to_handle
+        try:
+            while not self._is_finished():
+                self._wait()
+                self._turn(time.monotonic())
+            return self._conclude()
+        finally:
+            self._workers.close()
+            self._reporter.close()
+            if self._master.hosted is not None:
+                self._master.hosted.stop(grace_s=_MASTER_LEAVES_S)
+            self._stub.close()
+            self._signals.restore()
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+
+    @property
+    def status(self) -> pb.GetStatusResponse | None:
+        """Of the job, as the master told it last."""
+        return self._reporter.status
+
+    # ---- one turn ----
+
+    def _turn(self, now: float) -> None:
+        self._heed_signals(now)
+        self._take_ends(self._workers.reap(), now)
+        if self._master.hosted is not None:
+            self._heed_master(self._master.hosted, now)
+        for response in self._reporter.answers():
+            self._obey(response, now)
+        self._heed_silence(now)
+        self._workers.kill_overdue(now)
+        if self._stop_at is not None and now >= self._stop_at:
+            self._workers.stop(self._workers.local_ranks, grace_s=self._grace_s, now=now)
+        if not self._stopping and self._placement is not None:
+            self._balance(self._placement, now)
+
+    def _wait(self) -> None:
+        pidfds = self._workers.pidfds()
+        timeout_s = _POLL_S if len(pidfds) == len(self._workers.local_ranks) else _POLL_FAST_S
+        if self._start_at:
+            timeout_s = min(timeout_s, _POLL_FAST_S)
+        poll = select.poll()
+        for fd in (*pidfds, self._wake_reader):
+            poll.register(fd, select.POLLIN)
+        poll.poll(1000 * timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_reader, 4096)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is awake already, or gone
+            os.write(self._wake_writer, b"\0")
+
+    def _heed_signals(self, now: float) -> None:
+        if not self._signals.count:
+            return
+        name = signal.Signals(self._signals.first).name
+        if not self._stopping:
+            log.warning("%s: stopping %d workers", name, len(self._workers.local_ranks))
+            if self._is_alone or self._master.hosted is not None:
+                request = pb.StopRequest(reason=name)
+                self._stub.start("Stop", request, timeout_s=_STOP_CALL_S)
+            else:  # the others go on without this machine
+                self._reporter.tell(self._workers.running(), done=True)
+        self._stop(name, now, grace_s=0 if self._signals.count > 1 else None)
+
+    def _take_ends(self, ends: Sequence[Ended], now: float) -> None:
+        if not ends:
+            return
+        # First of all: others may be waiting for somebody who is not there any more.
+        self._reporter.tell(self._workers.running(), ends)
+        for ended in ends:
+            verdict = self._ledger.judge(
+                ended.code, stopping=ended.stopping, steps=self.status.steps if self.status else 0
+            )
+            if verdict is Verdict.DONE:
+                self._done.add(ended.local_rank)
+            elif verdict is Verdict.REPLACE and not self._stopping:
+                log.warning("rank %d (pid %d) ended (%s): replacing it", ended.rank, ended.pid,
+                            _describe(ended.code))  # fmt: skip
+                self._start_at[ended.local_rank] = now + self._ledger.pause_s
+            elif verdict is Verdict.FAIL or (self._failures and verdict is Verdict.STOPPED):
+                self._failures[ended.rank] = ended.failure()
+        if self._failures and not self._stopping:
+            self._fail(now)
+        elif self._done.issuperset(range(self._wanted)) and not self._workers.local_ranks:
+            self._reporter.tell([], done=True)
+        for ended in ends:
+            ended.close.close()
+
+    def _fail(self, now: float) -> None:
+        rank, failure = min(self._failures.items(), key=lambda item: item[1].timestamp)
+        error = f"{self._spec.name}: rank {rank} ended ({_describe(failure.exitcode)})"
+        message: Any = failure.message
+        trace = ""
+        if isinstance(message, dict):
+            trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
+            error += f": {message.get('message', '')}"
+        self._reporter.tell(self._workers.running(), error=error, traceback=trace)
+        self._stop("failure", now)
+
+    def _heed_master(self, hosted: HostedMaster, now: float) -> None:
+        ended = hosted.revive()
+        if ended is not None:
+            error = "" if ended.code == 0 else hosted.cause() or f"the master ended ({ended})"
+            self._leave(pb.AgentReportResponse(over=True, error=error), now)
+
+    def _obey(self, response: pb.AgentReportResponse, now: float) -> None:
+        if self._master.hosted is not None:
+            self._master.hosted.heard()
+        if self._placement is None:
+            self._placement = self._place(response)
+        for pid in response.kill:
+            log.warning("the master gave up the worker of pid %d: killing it", pid)
+            self._workers.kill(pid)
+        if response.workers_wanted and self._is_alone and response.workers_wanted != self._wanted:
+            self._wanted = response.workers_wanted
+        if response.over:
+            self._leave(response, now)
+
+    def _heed_silence(self, now: float) -> None:
+        silent_s = now - self._reporter.heard
+        limit_s = float(self._config.rdzv_configs.get("timeout", 900))
+        error = self._reporter.refusal
+        if not error and silent_s > limit_s:
+            error = f"not answered for {silent_s:.0f} s"
+        if error:
+            error = f"the master at {self._master.address}: {error}"
+            self._leave(pb.AgentReportResponse(over=True, error=error), now)
+        elif self._is_done() and silent_s > _DONE_SILENCE_S:
+            self._leave(pb.AgentReportResponse(over=True), now)
+
+    def _balance(self, placement: Placement, now: float) -> None:
+        """Starts those that are wanted and missing, stops those that are too many."""
+        running = self._workers.local_ranks
+        surplus = {rank for rank in running if rank >= self._wanted}
+        self._workers.stop(surplus, grace_s=self._grace_s, now=now)
+        due = {
+            rank
+            for rank in set(range(self._wanted)) - running - self._done
+            if self._start_at.get(rank, now) <= now
+        }
+        # Once a script has come to its end, nobody new has anything to do.
+        if self._done:
+            due &= self._start_at.keys()
+        if not due:
+            return
+        for rank in due:
+            self._start_at.pop(rank, None)
+        try:
+            self._workers.start(due, placement)
+        except SignalException as caught:
+            self._signals.note(caught.sigval)
+        finally:
+            self._signals.install()
+        self._reporter.tell(self._workers.running())
+
+    def _place(self, response: pb.AgentReportResponse) -> Placement:
+        name, port = split(self._master.address)
+        return Placement(
+            node_rank=response.node_rank,
+            nodes=max(1, response.nodes),
+            local_world_size=self._config.nproc_per_node,
+            master_addr=name,
+            # For a process group that the script makes itself. All nodes must know the port, and
+            # nobody but the master is known to all.
+            master_port=_free_port() if self._is_alone else port + 1,
+        )
+
+    # ---- the end ----
+
+    @property
+    def _grace_s(self) -> float:
+        return float(self._config.shutdown_timeout or 0)
+
+    def _stop(self, reason: str, now: float, *, grace_s: float | None = None) -> None:
+        self._stopping = self._stopping or reason
+        self._start_at.clear()
+        grace_s = self._grace_s if grace_s is None else grace_s
+        self._workers.stop(self._workers.local_ranks, grace_s=grace_s, now=now)
+
+    def _leave(self, over: pb.AgentReportResponse, now: float) -> None:
+        """The job is over; if it ended well, workers have some time to leave by themselves."""
+        if self._over is not None:
+            return
+        self._over = over
+        self._start_at.clear()
+        if over.error:
+            self._stop(over.error, now)
+        else:
+            self._stopping = self._stopping or "the job is over"
+            self._stop_at = now + _OVER_GRACE_S
+
+    def _is_done(self) -> bool:
+        return not self._workers.local_ranks and self._done.issuperset(range(self._wanted))
+
+    def _is_finished(self) -> bool:
+        if self._workers.local_ranks or not (self._stopping or self._over):
+            self._ended_at = None
+            return False
+        if self._over is not None:
+            return True
+        # The master is to hear how it ended, and says that the job is over.
+        now = time.monotonic()
+        if self._ended_at is None:
+            self._ended_at = now
+        return now - self._ended_at > _FAREWELL_S
+
+    def _conclude(self) -> int:
+        hosted = self._master.hosted
+        if hosted is not None and self._over is not None:
+            hosted.wait(_MASTER_LEAVES_S)
+        if self._signals.count:
+            return 128 + self._signals.first
+        if self._failures:
+            raise ChildFailedError(name=self._spec.name, failures=self._failures)
+        if self._over is not None and self._over.error:
+            raise JobFailedError(self._over.error)
+        return 0
+
+
+class _Signals:
+    """Counts the signals that ask to stop, instead of raising in the middle of something."""
+
+    def __init__(self, names: str, wake: Callable[[], None]) -> None:
+        self.count = 0
+        self.first = 0
+        self._wake = wake
+        self._numbers: list[signal.Signals] = []
+        for name in filter(None, (word.strip() for word in names.split(","))):
+            number = getattr(signal, name, None)
+            if not isinstance(number, signal.Signals):
+                raise UsageError(
+                    f"--signals-to-handle {name}: no such signal; write SIGTERM,SIGINT"
+                )
+            self._numbers.append(number)
+        self._before = {number: signal.getsignal(number) for number in self._numbers}
+
+    def install(self) -> None:
+        """Takes the signals; who started us with one ignored (nohup) wants it ignored."""
+        for number in self._numbers:
+            ignored = self._before[number] is signal.SIG_IGN
+            signal.signal(number, signal.SIG_IGN if ignored else self._handle)
+
+    def restore(self) -> None:
+        """Gives them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def note(self, number: int) -> None:
+        """A signal came."""
+        self.count += 1
+        self.first = self.first or number
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.note(number)
+        self._wake()
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,153 @@
+"""Tells the master about the workers, in a thread of its own: its absence stops nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from torch_edl.agent.workers import Ended, Running
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 0.5
+_CALL_TIMEOUT_S = 5.0
+_FINAL_TIMEOUT_S = 3.0
+# How often the steps of the job are asked for.
+_STEPS_EVERY = 4
+_NO_EVENTS = (1 << 62) - 1
+# Answers that no repetition mends.
+_FATAL = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
+
+
+class Reporter:
+    """Reports twice a second, and at once when there is news.
+
+    Args:
+        stub: of the master; closed with the reporter.
+        node: the agent's name.
+        wake: called in the reporter's thread when there is an answer, or the lack of one.
+    """
+
+    def __init__(
+        self, stub: Stub, *, node: str, host: str, pid: int, wake: Callable[[], None]
+    ) -> None:
+        self._stub = stub
+        self._node = node
+        self._host = host
+        self._pid = pid
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._running: list[pb.AgentWorker] = []
+        self._ended: list[pb.AgentWorker] = []
+        self._done = False
+        self._error = ("", "")
+        self._news = True
+        self._closed = False
+        self._answers: list[pb.AgentReportResponse] = []
+        self.status: pb.GetStatusResponse | None = None
+        """Of the job, as the master told it last."""
+        self.heard = time.monotonic()
+        """When the master answered last, or this began."""
+        self.refusal = ""
+        """Why the master will never answer; empty: it may."""
+        self._thread = threading.Thread(target=self._report, name="agent-report", daemon=True)
+        self._thread.start()
+
+    def tell(
+        self,
+        running: Sequence[Running],
+        ended: Sequence[Ended] = (),
+        *,
+        done: bool = False,
+        error: str = "",
+        traceback: str = "",
+    ) -> None:
+        """Says how things are now; an end is repeated until the master has heard it."""
+        with self._changed:
+            self._running = [
+                pb.AgentWorker(local_rank=w.local_rank, pid=w.pid, log=w.log) for w in running
+            ]
+            self._ended += [
+                pb.AgentWorker(
+                    local_rank=w.local_rank, pid=w.pid, exited=True, code=w.code, log=w.log
+                )
+                for w in ended
+            ]
+            self._done = self._done or done
+            if error and not self._error[0]:
+                self._error = (error, traceback)
+            self._news = True
+            self._changed.notify()
+
+    def answers(self) -> list[pb.AgentReportResponse]:
+        """What the master said since the last call."""
+        with self._changed:
+            answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        """Ends the thread; the last news is told once more if nobody has heard it yet."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(_CALL_TIMEOUT_S + _FINAL_TIMEOUT_S)
+        self._stub.close()
+
+    def _report(self) -> None:
+        for count in range(1 << 62):
+            with self._changed:
+                if not self._news and not self._closed:
+                    self._changed.wait(PERIOD_S)
+                if self._closed and not self._news:
+                    return
+                closing, self._news = self._closed, False
+                told = len(self._ended)
+                request = pb.AgentReportRequest(
+                    node=self._node,
+                    pid=self._pid,
+                    host=self._host,
+                    workers=[*self._running, *self._ended],
+                    done=self._done,
+                    error=self._error[0],
+                    traceback=self._error[1],
+                )
+            timeout_s = _FINAL_TIMEOUT_S if closing else _CALL_TIMEOUT_S
+            try:
+                response = self._stub.call("AgentReport", request, timeout_s=timeout_s)
+            except grpc.RpcError as error:
+                with self._changed:
+                    if error.code() in _FATAL:
+                        self.refusal = error.details() or error.code().name.lower()
+                    if closing or self.refusal:
+                        self._wake()
+                        return
+                    self._changed.wait(PERIOD_S)
+                    self._news = True  # nobody has heard it
+                self._wake()
+                continue
+            except ValueError:  # the stub was closed under us
+                return
+            if response.over or count % _STEPS_EVERY == 0:
+                self._look()
+            with self._changed:
+                self.heard = time.monotonic()
+                del self._ended[:told]
+                self._answers.append(response)
+            self._wake()
+
+    def _look(self) -> None:
+        """Asks how the job is; not to know it does no harm."""
+        request = pb.GetStatusRequest(events_after=_NO_EVENTS)
+        with contextlib.suppress(grpc.RpcError, ValueError):
+            self.status = self._stub.call("GetStatus", request, timeout_s=_FINAL_TIMEOUT_S)

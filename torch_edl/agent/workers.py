@@ -1,0 +1,318 @@
+"""The worker processes of one agent, each by a process context of torch.distributed.elastic.
+
+torch starts, logs and stops a gang as one; here each worker has a context of its own, so that one
+can end while its siblings go on. Folders of logs, environment and error files are torchrun's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from torch.distributed.elastic.multiprocessing import (
+    LogsDest,
+    LogsSpecs,
+    SubprocessContext,
+    start_processes,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+from torch.distributed.elastic.utils.api import macros
+from torch.distributed.launcher.api import LaunchConfig
+
+from torch_edl.agent.environment import Placement, worker_environment
+from torch_edl.launch import exec_child
+
+_HAS_PIDFD = hasattr(os, "pidfd_open")
+_REAP_POLL_S = 0.02
+
+
+@dataclass(kw_only=True)
+class _Worker:
+    local_rank: int
+    rank: int
+    process: subprocess.Popen[bytes]
+    close: contextlib.ExitStack
+    error_file: str
+    log: str
+    pidfd: int
+    stopping: bool = False
+    kill_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A worker that is gone."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    code: int
+    """Exit code; -N: signal N ended it."""
+    stopping: bool
+    log: str
+    error_file: str
+    close: contextlib.ExitStack
+    """To be closed when time allows: it drains what is left of the output, up to 0.1 s."""
+
+    def failure(self) -> ProcessFailure:
+        """torch's record of it; reads the error file that the script may have left."""
+        return ProcessFailure(
+            local_rank=self.local_rank,
+            pid=self.pid,
+            exitcode=self.code,
+            error_file=self.error_file,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A worker that runs."""
+
+    local_rank: int
+    pid: int
+    log: str
+
+
+class _LogsOfOne(LogsSpecs):
+    """Where one worker's output goes, in the folders that were made for all."""
+
+    def __init__(self, dest: LogsDest, local_rank: int) -> None:
+        super().__init__()
+        self._dest = dest
+        self._local_rank = local_rank
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        def only(files: dict[int, str]) -> dict[int, str]:
+            return {0: files[self._local_rank]} if self._local_rank in files else {}
+
+        dest = self._dest
+        return LogsDest(
+            stdouts=only(dest.stdouts),
+            stderrs=only(dest.stderrs),
+            tee_stdouts=only(dest.tee_stdouts),
+            tee_stderrs=only(dest.tee_stderrs),
+            error_files=only(dest.error_files),
+        )
+
+
+class Workers:
+    """Starts, watches and stops workers. One thread, the main one, owns it.
+
+    Args:
+        config: as torchrun makes it of its options.
+        command: what to run, and its words.
+        env: added to torchrun's variables of each worker.
+    """
+
+    def __init__(self, config: LaunchConfig, command: Sequence[str], env: dict[str, str]) -> None:
+        self._config = config
+        self._command = list(command)
+        self._env = env
+        self._running: dict[int, _Worker] = {}
+        self._attempt = 0
+
+    def start(self, local_ranks: Iterable[int], placement: Placement) -> None:
+        """Starts workers; each call is an attempt with a log folder of its own.
+
+        Raises:
+            SignalException: a signal came meanwhile; none of those that were not started before
+                is left.
+            OSError: one could not be started.
+        """
+        wanted = sorted(local_ranks)
+        assert not self._running.keys() & set(wanted), f"of {wanted}, some run"
+        envs = {
+            local_rank: {
+                **worker_environment(self._config, placement, local_rank, attempt=self._attempt),
+                **self._env,
+            }
+            for local_rank in range(max(placement.local_world_size, wanted[-1] + 1))
+        }
+        assert self._config.logs_specs is not None
+        dest = self._config.logs_specs.reify(envs)
+        for local_rank, file in dest.error_files.items():
+            if local_rank not in wanted:
+                with contextlib.suppress(OSError):  # the folder of one that was not lost
+                    os.rmdir(os.path.dirname(file))
+        self._attempt += 1
+        for local_rank in wanted:
+            self._running[local_rank] = self._start(local_rank, envs[local_rank], dest)
+
+    def running(self) -> list[Running]:
+        """Those that have not been seen to end."""
+        return [
+            Running(local_rank=w.local_rank, pid=w.process.pid, log=w.log)
+            for w in self._running.values()
+        ]
+
+    @property
+    def local_ranks(self) -> set[int]:
+        """Of those that have not been seen to end."""
+        return set(self._running)
+
+    def pidfds(self) -> list[int]:
+        """Readable when a worker has ended; empty where the system has no such thing."""
+        return [w.pidfd for w in self._running.values() if w.pidfd >= 0]
+
+    def reap(self) -> list[Ended]:
+        """Those that ended since the last call, each once."""
+        ended = []
+        for worker in list(self._running.values()):
+            seen = _peek(worker.process.pid)
+            if seen is None and worker.process.poll() is None:
+                continue
+            if seen != 0:
+                # Before it is reaped, while the number of its group is still its own.
+                _kill_group(worker.process.pid, signal.SIGKILL)
+            code = worker.process.wait()
+            del self._running[worker.local_rank]
+            if worker.pidfd >= 0:
+                os.close(worker.pidfd)
+            ended.append(
+                Ended(
+                    local_rank=worker.local_rank,
+                    rank=worker.rank,
+                    pid=worker.process.pid,
+                    code=code,
+                    stopping=worker.stopping,
+                    log=worker.log,
+                    error_file=worker.error_file,
+                    close=worker.close,
+                )
+            )
+        return ended
+
+    def stop(self, local_ranks: Iterable[int], *, grace_s: float, now: float) -> None:
+        """SIGTERM now, SIGKILL ``grace_s`` later (by :meth:`kill_overdue`). Asking again may
+        shorten the grace."""
+        for local_rank in local_ranks:
+            worker = self._running.get(local_rank)
+            if worker is None:
+                continue
+            if not worker.stopping:
+                _kill_group(worker.process.pid, signal.SIGTERM)
+            worker.stopping = True
+            deadline = now + grace_s
+            worker.kill_at = min(deadline, worker.kill_at or deadline)
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL to the worker of that number, if it is one of ours; it counts as lost."""
+        if any(w.process.pid == pid for w in self._running.values()):
+            _kill_group(pid, signal.SIGKILL)
+
+    def kill_overdue(self, now: float) -> None:
+        """Kills those whose grace is over."""
+        for worker in self._running.values():
+            if worker.kill_at is not None and now >= worker.kill_at:
+                _kill_group(worker.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kills what is left, and waits for it."""
+        for worker in self._running.values():
+            _kill_group(worker.process.pid, signal.SIGKILL)
+        while self._running:
+            for ended in self.reap():
+                ended.close.close()
+            time.sleep(_REAP_POLL_S)
+
+    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> _Worker:
+        config = self._config
+        command = macros.substitute(self._command, str(local_rank))
+        if config.numa_options is not None:
+            # torch's context would bind by the index in it, which is always 0 here.
+            command = _bind_to_numa(command, local_rank, config)
+        words = [exec_child.__file__, str(os.getpid()), *command]
+        context = start_processes(
+            name=config.role,
+            entrypoint=sys.executable,
+            args={0: ("-I", "-S", *words)},
+            envs={0: env},
+            logs_specs=_LogsOfOne(dest, local_rank),
+            log_line_prefixes={0: _prefix(config, env, local_rank)},
+        )
+        assert isinstance(context, SubprocessContext)
+        process = context.subprocess_handlers[0].proc
+        close = contextlib.ExitStack()
+        close.callback(context.close)
+        _filter(close, config, env, dest, local_rank)
+        return _Worker(
+            local_rank=local_rank,
+            rank=int(env["RANK"]),
+            process=process,
+            close=close,
+            error_file=dest.error_files[local_rank],
+            log=dest.stderrs[local_rank] or dest.stdouts[local_rank],
+            pidfd=os.pidfd_open(process.pid) if _HAS_PIDFD else -1,
+        )
+
+
+def _prefix(config: LaunchConfig, env: dict[str, str], local_rank: int) -> str:
+    if not config.log_line_prefix_template:
+        return f"[{config.role}{local_rank}]:"
+    return Template(config.log_line_prefix_template).safe_substitute(
+        role_name=config.role, rank=env["RANK"], local_rank=local_rank
+    )
+
+
+def _filter(
+    close: contextlib.ExitStack,
+    config: LaunchConfig,
+    env: dict[str, str],
+    dest: LogsDest,
+    local_rank: int,
+) -> None:
+    """Starts the tails of --duplicate-*-filters. torch's context would truncate the file of all
+    workers each time that one is started."""
+    prefix = {0: _prefix(config, env, local_rank)}
+    for filters, tees, target in (
+        (config.duplicate_stdout_filters, dest.tee_stdouts, dest.filtered_stdout),
+        (config.duplicate_stderr_filters, dest.tee_stderrs, dest.filtered_stderr),
+    ):
+        if not filters or local_rank not in tees:
+            continue
+
+        def is_shown(line: str, needles: tuple[str, ...] = tuple(filters)) -> bool:
+            return any(needle in line for needle in needles)
+
+        file = close.enter_context(
+            Path(target).open("a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
+        )
+        tail = TailLog(config.role, {0: tees[local_rank]}, file, prefix, log_line_filter=is_shown)
+        close.callback(tail.start().stop)
+
+
+def _bind_to_numa(command: list[str], local_rank: int, config: LaunchConfig) -> list[str]:
+    from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
+
+    return list(
+        _maybe_wrap_command_args_with_numa_binding(
+            tuple(command), gpu_index=local_rank, numa_options=config.numa_options
+        )
+    )
+
+
+def _peek(pid: int) -> int | None:
+    """The exit status of a child that ended, without reaping it; None while it runs."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_status
+
+
+def _kill_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)

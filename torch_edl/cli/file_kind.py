@@ -1,0 +1,191 @@
+"""Is a file a model file or a training script, and does a script use torch_edl? Nothing runs.
+
+A model file defines what the contract names, and torch-edl trains it. A script trains by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_edl.cli.static_check import TRAIN_NEEDS, bound_names, is_dynamic, parse
+
+# Who names one of these trains by itself, whatever else the file defines.
+_OWN_LOOP = ("init", "ElasticTrainer")
+_MODEL_FILE_FUNCTIONS = 2
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What a file is, and what tells."""
+
+    is_script: bool
+    reason: str
+
+
+def kind_of(path: str, *, shown: str, has_data: bool) -> FileKind:
+    """Tells a model file from a training script.
+
+    Args:
+        shown: the path as the user wrote it, for messages.
+        has_data: ``--data`` is among the words that follow; it decides where the file does not.
+
+    Raises:
+        UsageError: the file is missing or is not Python.
+    """
+    tree = parse(Path(path), shown)
+    used = _own_loop(tree)
+    if used:
+        return FileKind(True, f"it uses torch_edl.{used}")
+    bound = set(bound_names(tree.body))
+    if all(not bound.isdisjoint(need.names) for need in TRAIN_NEEDS):
+        return FileKind(False, "it defines a model, loss, optimizer and feed")
+    functions = _functions(tree)
+    defined = [n for need in TRAIN_NEEDS for n in need.names if n in functions]
+    runs = _runs(tree)
+    if len(defined) >= _MODEL_FILE_FUNCTIONS and (has_data or not runs):
+        return FileKind(False, f"it defines {' and '.join(defined[:2])}")
+    is_unclear = bool(defined) or "*" in bound or is_dynamic(tree)
+    if is_unclear and not runs and has_data:
+        return FileKind(False, "--data names its data")
+    return FileKind(True, "it trains by itself" if runs else "it defines no model of the contract")
+
+
+def uses_torch_edl(script: str) -> bool:
+    """Whether the script, or a module below its folder that it imports, imports torch_edl."""
+    path = Path(script).absolute()
+    return _imports_torch_edl(path, path.parent)
+
+
+def module_uses_torch_edl(file: Path, root: Path) -> bool:
+    """As :func:`uses_torch_edl`, of a module that ``-m`` names; its own are below ``root``."""
+    return _imports_torch_edl(file, root)
+
+
+def find_module(name: str, places: list[str]) -> Path | None:
+    """The file that ``python -m name`` would run, without importing its packages."""
+    parts = name.split(".")
+    for place in places:
+        base = Path(place or ".").joinpath(*parts)
+        for file in (base / "__main__.py", base.with_name(base.name + ".py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def named_options(script: str) -> frozenset[str]:
+    """Texts in the script and its local modules that look like options, such as ``--lr``."""
+    path = Path(script).absolute()
+    return frozenset(
+        node.value
+        for _, tree in _local_trees(path, path.parent)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("--")
+    )
+
+
+def _own_loop(tree: ast.Module) -> str:
+    """``init`` or ``ElasticTrainer`` if the file takes it from torch_edl; else empty."""
+    aliases = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "torch_edl"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_edl":
+            names = [alias.name for alias in node.names]
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in aliases
+        ):
+            names = [node.attr]
+        else:
+            continue
+        for name in _OWN_LOOP:
+            if name in names:
+                return name
+    return ""
+
+
+def _functions(tree: ast.Module) -> set[str]:
+    """Top-level names that are functions or classes, or come from another module."""
+    names: set[str] = set()
+    for statement in tree.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(statement.name)
+        elif isinstance(statement, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in statement.names)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda):
+            names.update(t.id for t in statement.targets if isinstance(t, ast.Name))
+    return names
+
+
+def _runs(tree: ast.Module) -> bool:
+    """Whether the file does something when it is run: a main block, or a loop."""
+    return any(
+        isinstance(statement, (ast.For, ast.While))
+        or (
+            isinstance(statement, ast.If)
+            and any(
+                isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
+            )
+        )
+        for statement in tree.body
+    )
+
+
+def _imports_torch_edl(path: Path, root: Path) -> bool:
+    return any(
+        name.split(".")[0] == "torch_edl"
+        for _, tree in _local_trees(path, root)
+        for name, level in _imported(tree)
+        if not level
+    )
+
+
+def _local_trees(path: Path, root: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """The file, and the modules below ``root`` that it imports, directly or not."""
+    seen, waiting = {path}, [path]
+    while waiting:
+        file = waiting.pop()
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue  # who runs it will say so
+        yield file, tree
+        for name, level in _imported(tree):
+            base = file.parents[level - 1] if level else root
+            for found in _files_of(name, base):
+                if found not in seen:
+                    seen.add(found)
+                    waiting.append(found)
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Modules that may be imported: dotted name, and the dots of a relative import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, 0
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.level
+            for alias in node.names:  # a submodule, or a name of the module
+                yield ".".join(filter(None, (node.module, alias.name))), node.level
+
+
+def _files_of(name: str, base: Path) -> Iterator[Path]:
+    """The files that importing ``name`` from ``base`` runs: packages on the way, and itself."""
+    place = base
+    for part in filter(None, name.split(".")):
+        if (place / part / "__init__.py").is_file():
+            yield place / part / "__init__.py"
+        elif (place / f"{part}.py").is_file():
+            yield place / f"{part}.py"
+        place = place / part

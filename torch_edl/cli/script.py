@@ -1,0 +1,302 @@
+"""``torch-edl run`` for a training script: torchrun's command line, and an agent.
+
+A script without torch_edl gets torch's own agent; one that uses it gets ours, see torch_edl/agent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from torch_edl import job_folder, master_host
+from torch_edl.cli import file_kind, options, preflight
+from torch_edl.cli.job_config import default_name, script_job
+from torch_edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from torch_edl.config import JobConfig
+
+log = logging.getLogger(__name__)
+
+# torchrun's default of the rendezvous, and of --master-port.
+_DEFAULT_PORT = 29400
+_STATIC_PORT = 29500
+_MEETING_PLACES = ("static", "c10d", "edl")
+_RUN_PATH = (
+    "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; "
+    "sys.argv = sys.argv[1:]; record(runpy.run_path)(sys.argv[0], run_name='__main__')"
+)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs a script on this machine until its workers are over.
+
+    Raises:
+        UsageError: what was asked for cannot work; nothing was started.
+        JobFailedError: the job failed elsewhere, or was stopped.
+    """
+    parsed = parse(args.words)
+    _log_to_stderr()
+    uses = _uses_torch_edl(parsed)
+    shown = parsed.training_script
+    if uses is False:
+        return _run_plain(parsed, shown)
+    config, command = _launch_config(parsed)
+    least = config.min_nodes * config.nproc_per_node
+    if parsed.workers is not None:
+        least = parsed.workers[0]
+    name = parsed.job_name or _job_name(parsed, config)
+    job = preflight.check_script(
+        script_job(
+            parsed,
+            name=name,
+            min_workers=least,
+            max_workers=config.max_nodes * config.nproc_per_node,
+        )
+    )
+    config.run_id = name
+    return _run_ours(parsed, config, command, job)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """torch's own parser of torchrun's command line, with our options."""
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "torch-edl run"
+    parser.description = (
+        "Launch a training script, with torchrun's options and environment. "
+        "Everything behind the script is the script's."
+    )
+    options.add_script(parser)
+    return parser
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parses what follows ``run``.
+
+    Raises:
+        UsageError: an option that nobody knows, or that goes with another one or a model file
+            only.
+    """
+    parser = build_parser()
+
+    def refuse(message: str) -> NoReturn:
+        message = re.sub(r"^argument ([^:]*): ", lambda m: m[1].split("/")[0] + ": ", message)
+        missing = message.startswith("the following arguments are required: training_script")
+        if missing:
+            message = "SCRIPT.py: missing; it comes after the options of torchrun"
+        raise UsageError(f"{message}\nsee: torch-edl run --help-torchrun")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    args, unknown = parser.parse_known_args(list(words))
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(flag, list(parser._option_string_actions), n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; the script's own go behind it"
+        raise UsageError(f"{flag}: no option of torchrun or of torch-edl run for scripts{hint}")
+    _check(args)
+    return args
+
+
+def _check(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if not (args.module or args.no_python):
+        kind = file_kind.kind_of(script, shown=script, has_data=False)
+        if not kind.is_script:
+            raise UsageError(
+                f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
+                "scripts; use --workers MIN:MAX, see torch-edl run --help"
+            )
+    if args.module and args.no_python:
+        raise UsageError("--no-python and --module: choose one")
+    if args.workers is not None:
+        if args.nproc_per_node != "1":
+            raise UsageError(f"--workers and --nproc-per-node {args.nproc_per_node}: choose one")
+        if args.nnodes not in ("1", "1:1"):
+            raise UsageError(
+                f"--workers and --nnodes {args.nnodes}: --workers is for one machine; "
+                "write --nnodes MIN:MAX --nproc-per-node N"
+            )
+
+
+def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
+    """Whether the script does; None if it cannot be seen and our options say that it does."""
+    script = args.training_script
+    found = False
+    if args.module:
+        file = file_kind.find_module(script, [os.getcwd(), *sys.path])
+        if file is not None:
+            found = file_kind.module_uses_torch_edl(file, Path.cwd())
+    elif not args.no_python or script.endswith(".py"):
+        found = file_kind.uses_torch_edl(script)
+    if found:
+        return True
+    own = [flag for flag, value in _own_options(args) if value]
+    if not own:
+        return False
+    if args.no_python or args.module:
+        return None
+    if own != ["--workers"]:
+        raise UsageError(
+            f"{own[0]}: {script} does not use torch_edl, so nothing would come of it; "
+            "add torch_edl.init() to it, or leave the option out"
+        )
+    return False
+
+
+def _own_options(args: argparse.Namespace) -> list[tuple[str, object]]:
+    return [
+        ("--checkpoint-dir", args.checkpoint_dir),
+        ("--load", args.load),
+        ("--resume", args.resume),
+        ("--job-name", args.job_name),
+        ("--ps", args.servers is not None),
+        ("--workers", args.workers is not None),
+    ]
+
+
+def _run_plain(args: argparse.Namespace, shown: str) -> int:
+    """As torchrun: the same agent, the same errors."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.run import run
+
+    if args.workers is not None:
+        least, most = args.workers
+        if least != most:
+            raise UsageError(
+                f"--workers {least}:{most}: {shown} does not use torch_edl, so its number of "
+                f"workers cannot change; write --workers {most}, or add torch_edl.init() to it"
+            )
+        args.nproc_per_node = str(most)
+    log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
+    record(run)(args)
+    return 0
+
+
+def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
+    """torchrun's configuration, and the command of a worker."""
+    from torch.distributed.run import config_from_args
+
+    if args.rdzv_backend not in _MEETING_PLACES:
+        raise UsageError(
+            f"--rdzv-backend {args.rdzv_backend}: workers of torch_edl meet at their master; "
+            "leave it out, or write --rdzv-backend edl"
+        )
+    if args.workers is not None:
+        args.nproc_per_node = str(args.workers[1])
+    try:
+        config, entrypoint, words = config_from_args(args)
+    except (AssertionError, RuntimeError, ValueError, OSError) as error:
+        raise UsageError(f"torchrun's options: {error}") from error
+    if config.nproc_per_node < 1:
+        raise UsageError(f"--nproc-per-node {args.nproc_per_node}: at least one is needed")
+    if not isinstance(entrypoint, str):  # --run-path
+        return config, [sys.executable, "-u", "-c", _RUN_PATH, *words]
+    return config, [entrypoint, *words]
+
+
+def _endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
+    """Where the agents meet: ``host:port``; empty: this one is alone."""
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    named = args.rdzv_endpoint
+    if args.standalone or (not named and config.max_nodes == 1):
+        return ""
+    if not named:
+        port = _STATIC_PORT if args.master_port is None else args.master_port
+        named = f"{args.master_addr}:{port}"
+    try:
+        name, port = parse_rendezvous_endpoint(named, default_port=_DEFAULT_PORT)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-endpoint {named}: {error}") from error
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+
+
+def _job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
+    """All agents of a job must come to the same one: torchrun's id, or script and port."""
+    if args.rdzv_id != "none":
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", args.rdzv_id).strip("-.") or "job"
+    stem = args.training_script.rsplit(".", 1)[-1] if args.module else args.training_script
+    endpoint = _endpoint(args, config)
+    name = default_name(stem)
+    return f"{name.rpartition('-')[0]}-{endpoint.rpartition(':')[2]}" if endpoint else name
+
+
+def _run_ours(
+    args: argparse.Namespace, config: LaunchConfig, command: list[str], job: JobConfig
+) -> int:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+
+    from torch_edl.agent.agent import Agent, AgentSpec
+
+    endpoint = _endpoint(args, config)
+    if endpoint:
+        master = master_host.host_or_find(
+            lambda: job, name=job.name, endpoint=endpoint, follows=True
+        )
+    else:
+        master = master_host.host(job)
+    log.info("%s", _announcement(args, config, job, master))
+    agent = Agent(
+        AgentSpec(config=config, command=command, name=args.training_script, master=master)
+    )
+    try:
+        code = record(agent.run)()
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    finally:
+        if master.hosted is not None:
+            _keep_status(job_folder.Job(job.name), agent)
+    assert code is not None
+    return code
+
+
+def _announcement(
+    args: argparse.Namespace, config: LaunchConfig, job: JobConfig, master: master_host.Master
+) -> str:
+    cluster = job.cluster
+    most = cluster.max_workers
+    number = str(most) if cluster.min_workers == most else f"{cluster.min_workers} to {most}"
+    where = "" if config.max_nodes == 1 else f", {config.nproc_per_node} of them here"
+    whose = "" if master.hosted is not None else f", master at {master.address}"
+    return (
+        f"{args.training_script} is a training script with torch_edl: "
+        f"{number} workers{where}, job {job.name}{whose}"
+    )
+
+
+def _keep_status(job: job_folder.Job, agent: object) -> None:
+    """What ``torch-edl status`` says of the job when it is over."""
+    from torch_edl.agent.agent import Agent
+    from torch_edl.cli.snapshot import as_dict
+
+    assert isinstance(agent, Agent)
+    if agent.status is None:
+        return
+    try:
+        job_folder.write_text(
+            job.dir / job_folder.LAST_STATUS, json.dumps(as_dict(agent.status), indent=1)
+        )
+    except OSError as error:
+        log.warning("%s: %s", job.dir, error.strerror)
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("torch-edl: %(message)s"))
+    ours = logging.getLogger("torch_edl")
+    ours.handlers[:] = [handler]
+    ours.setLevel(logging.INFO)
+    ours.propagate = False

@@ -1,0 +1,107 @@
+"""Which words of ``torch-edl run`` are a model file's, and which a training script's.
+
+Reads the file, imports no torch: a model file must not wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from torch_edl.cli import file_kind
+from torch_edl.errors import UsageError
+
+HELP_TORCHRUN = "--help-torchrun"
+
+# Options that may stand behind a script, as they may behind a model file. Flag to whether it has a
+# value.
+OWN_OPTIONS = {
+    "--workers": True,
+    "--ps": True,
+    "--strategy": True,
+    "--seed": True,
+    "--heartbeat-timeout": True,
+    "--checkpoint-dir": True,
+    "--checkpoint-every": True,
+    "--keep-checkpoints": True,
+    "--resume": False,
+    "--load": True,
+    "--job-name": True,
+}
+
+
+def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
+    """Words for the parser of scripts; None if they are for that of model files.
+
+    Args:
+        words: what follows ``run``.
+        run: the parser of ``run`` for model files.
+
+    Raises:
+        UsageError: an option in front of a script that only a model file has; the file is missing
+            or is not Python.
+    """
+    known = run._option_string_actions
+    if HELP_TORCHRUN in words:
+        return ["--help"]
+    before: list[str] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word in ("-h", "--help", "--"):
+            return None
+        if not word.startswith("-"):
+            break
+        flag, equals, _ = word.partition("=")
+        if flag not in known:
+            return list(words)  # torchrun's, or nobody's: its parser says which
+        before.append(flag)
+        place += 1
+        if equals or known[flag].nargs == 0:
+            continue
+        if known[flag].nargs is None:
+            place += 1
+            continue
+        while place < len(words) and not words[place].startswith("-"):
+            place += 1
+    if place >= len(words):
+        return None
+    file, rest = words[place], list(words[place + 1 :])
+    ours = rest[: rest.index("--")] if "--" in rest else rest
+    has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
+    kind = file_kind.kind_of(file, shown=file, has_data=has_data)
+    if not kind.is_script:
+        return None
+    for flag in before:
+        if flag not in OWN_OPTIONS:
+            raise UsageError(f"{flag}: {file} is a training script ({kind.reason}): {_why(flag)}")
+    if before or not file_kind.uses_torch_edl(file):
+        return list(words)
+    return _own_first(file, rest)
+
+
+def _own_first(file: str, rest: list[str]) -> list[str]:
+    """Moves our options that follow the script at once in front of it.
+
+    One that the script itself names is the script's, and so is all that follows.
+    """
+    named = file_kind.named_options(file)
+    own: list[str] = []
+    while rest:
+        flag, equals, _ = rest[0].partition("=")
+        if flag not in OWN_OPTIONS or flag in named:
+            break
+        count = 2 if OWN_OPTIONS[flag] and not equals else 1
+        own += rest[:count]
+        rest = rest[count:]
+    if rest[:1] == ["--"]:
+        rest = rest[1:]
+    return [*own, file, *rest]
+
+
+def _why(flag: str) -> str:
+    if flag in ("--data", "--eval-data", "--format", "--epochs", "--batch-size"):
+        return "it reads its own data; give its own options behind it"
+    if flag == "--output":
+        return "it saves its own model; give its own options behind it"
+    return "that option is for model files; see torch-edl run --help-torchrun"

@@ -1,0 +1,255 @@
+"""The master of a job of agents: who starts it, who finds it, and who starts it again.
+
+The first agent that needs a master at an address of its own machine starts one there. A lock on
+the job's name keeps two agents that begin at the same moment from both doing so. No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch_edl import job_folder
+from torch_edl.config import ENV_TOKEN, JobConfig, edl_home
+from torch_edl.errors import EdlError, JobFailedError, UsageError
+from torch_edl.launch.base import ProcessExit, ProcessSpec
+from torch_edl.launch.local import LocalLauncher
+from torch_edl.log_tail import last_error, last_lines
+
+log = logging.getLogger(__name__)
+
+_LISTEN_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 1.0
+_POLL_S = 0.02
+_USAGE_CODE = 2
+# A master that dies as often without an agent reaching it in between will not come up.
+_MAX_STARTS_IN_A_ROW = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Master:
+    """Where a job's master is, and the one that this process hosts, if it does."""
+
+    address: str
+    token: str
+    hosted: HostedMaster | None = None
+
+
+class HostedMaster:
+    """The master as a child of this process, started again at its address when it is lost.
+
+    Must be used from the main thread, as :class:`LocalLauncher`.
+
+    Args:
+        listen: ``host:port``; port 0 takes a free one, and keeps it.
+        follows: it ends with this process. False: it lives until it finds that all agents left.
+    """
+
+    def __init__(
+        self, job: job_folder.Job, *, token: str, listen: str, follows: bool = True
+    ) -> None:
+        self._job = job
+        self._token = token
+        self._listen = listen
+        self._follows = follows
+        self._launcher = LocalLauncher(job.dir / job_folder.LOGS)
+        self._starts_in_a_row = 0
+        self._stopping = False
+        self.pid = 0
+        """Of the one that runs; 0 when it is gone."""
+        self.exit: ProcessExit | None = None
+        """How the last one ended."""
+
+    def start(self) -> str:
+        """Starts it and waits until it listens; returns its address.
+
+        Raises:
+            UsageError: it cannot begin, and says why.
+            JobFailedError: it ended, or did not begin to listen in time.
+        """
+        self._launch()
+        deadline = time.monotonic() + _LISTEN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            address = self._job.master()
+            if address is not None and address.pid == self.pid:
+                self._listen = address.address
+                return address.address
+            for ended in self._launcher.poll():
+                self.pid, self.exit = 0, ended
+                raise self._cannot_begin(ended)
+            time.sleep(_POLL_S)
+        self.stop(grace_s=0)
+        raise JobFailedError(
+            f"the master of {self._job.name} does not listen after {_LISTEN_TIMEOUT_S:.0f} s; "
+            f"see {self._log_path()}"
+        )
+
+    def heard(self) -> None:
+        """It answered somebody: what goes wrong from now on is a new failure."""
+        self._starts_in_a_row = 0
+
+    def revive(self) -> ProcessExit | None:
+        """Starts it again if a signal ended it. Call this whenever it may have ended.
+
+        Returns:
+            How it ended where it is not started again: its job is over.
+        """
+        for ended in self._launcher.poll():
+            self.pid, self.exit = 0, ended
+            if self._stopping or ended.signal is None:
+                return ended
+            if self._starts_in_a_row >= _MAX_STARTS_IN_A_ROW:
+                log.error("the master ended %d times in a row (%s)", self._starts_in_a_row, ended)
+                return ended
+            log.warning("the master ended (%s); starting it again at %s", ended, self._listen)
+            self._launch()
+        return None
+
+    def stop(self, *, grace_s: float) -> None:
+        """SIGTERM, SIGKILL ``grace_s`` later; returns when it is gone."""
+        self._stopping = True
+        self._launcher.stop_all(grace_s=grace_s)
+        self.pid = 0
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for it to leave by itself, which it does when its job is over."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping = True
+        while self.pid and time.monotonic() < deadline:
+            self.revive()
+            time.sleep(_POLL_S)
+
+    def cause(self) -> str:
+        """What it last complained of; empty if it did not."""
+        return last_error(self._log_path())
+
+    def _launch(self) -> None:
+        self._starts_in_a_row += 1
+        self.pid = self._launcher.start(
+            ProcessSpec(
+                role="master",
+                id=0,
+                module="master",
+                args=["--job", self._job.name, "--listen", self._listen],
+                env={ENV_TOKEN: self._token},
+                follows=self._follows,
+            )
+        )
+
+    def _cannot_begin(self, ended: ProcessExit) -> EdlError:
+        cause = self.cause()
+        if ended.code == _USAGE_CODE and cause:
+            return UsageError(cause)
+        tail = last_lines(self._log_path(), 15)
+        return JobFailedError(f"the master of {self._job.name} ended ({ended}): {cause or tail}")
+
+    def _log_path(self) -> str:
+        return self._launcher.log_path("master", 0)
+
+
+def host(config: JobConfig, *, listen: str = "127.0.0.1:0", follows: bool = True) -> Master:
+    """Starts the master of a new job on this machine.
+
+    The token is that of the environment, if it names one, so that agents of other machines know
+    it too.
+
+    Raises:
+        UsageError: a job of that name runs, or the address is taken.
+        JobFailedError: it does not come up.
+    """
+    job = job_folder.Job(config.name)
+    job_folder.claim(job, config)
+    token = os.environ.get(ENV_TOKEN) or secrets.token_urlsafe(32)
+    hosted = HostedMaster(job, token=token, listen=listen, follows=follows)
+    try:
+        address = hosted.start()
+    except BaseException:
+        hosted.stop(grace_s=0)
+        raise
+    return Master(address=address, token=token, hosted=hosted)
+
+
+def host_or_find(
+    config: Callable[[], JobConfig], *, name: str, endpoint: str, follows: bool
+) -> Master:
+    """The master at ``endpoint``: the one that is there, else a new one if that is this machine.
+
+    Args:
+        config: makes the configuration of the job, should it be new.
+        name: of the job; agents of this machine that use the same name wait for each other here.
+
+    Raises:
+        UsageError: it cannot be hosted, or its token is not known here.
+        JobFailedError: it does not come up.
+    """
+    if not is_local(endpoint):
+        return Master(address=endpoint, token=_token_of(endpoint, name))
+    with _one_at_a_time(name):
+        if _is_listening(endpoint):
+            return Master(address=endpoint, token=_token_of(endpoint, name))
+        return host(config(), listen=endpoint, follows=follows)
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether ``host:port`` names an address of this machine."""
+    name, _ = split(endpoint)
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        # Only an address of this machine can be bound; nothing is sent.
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def split(endpoint: str) -> tuple[str, int]:
+    """``host:port`` in its two parts; brackets around an IPv6 address are removed.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    name, colon, port = endpoint.rpartition(":")
+    if not (colon and name and port.isdecimal()):
+        raise UsageError(f"{endpoint}: not an endpoint; write HOST:PORT, such as node0:29400")
+    return name.strip("[]"), int(port)
+
+
+def _is_listening(endpoint: str) -> bool:
+    try:
+        with socket.create_connection(split(endpoint), timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _token_of(endpoint: str, name: str) -> str:
+    named = os.environ.get(ENV_TOKEN)
+    if named:
+        return named
+    job = job_folder.Job(name)
+    address = job.master()
+    if address is not None and job.is_alive():
+        return address.token
+    raise UsageError(
+        f"{endpoint}: the token of the job is not known here; set {ENV_TOKEN} to one secret text "
+        "on all machines before the agents start"
+    )
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    folder = edl_home() / "jobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f".{name}.lock", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

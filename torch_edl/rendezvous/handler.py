@@ -1,0 +1,297 @@
+"""torch's rendezvous handler over the master's Rendezvous call: a fresh store for each round."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import uuid
+from typing import Any
+
+import grpc
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from torch_edl.config import (
+    ENV_MASTER,
+    ENV_NODE,
+    ENV_TOKEN,
+    CheckpointConfig,
+    ClusterConfig,
+    JobConfig,
+)
+from torch_edl.errors import EdlError
+from torch_edl.master_host import host_or_find, is_local
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_PORT = 29400
+_JOIN_TIMEOUT_S = 600
+_LAST_CALL_S = 5
+_STORE_TIMEOUT_S = 60
+_CALL_TIMEOUT_S = 10.0
+_FAREWELL_S = 2.0
+_RETRY_S = 0.2
+# Well below what the master takes for silence.
+_HEARTBEAT_S = 0.5
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class MasterRendezvousHandler(RendezvousHandler):
+    """Meets other agents at the master of the job, and starts one if the place is here and free.
+
+    ``--rdzv-conf`` takes ``join_timeout`` and ``last_call_timeout`` in seconds, as for c10d
+    (defaults 600 and 5).
+
+    Args:
+        parameters: torchrun's; the run id is the name of the job, the endpoint its master's.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._parameters = parameters
+        self._run_id = parameters.run_id
+        self._join_timeout_s = float(parameters.get("join_timeout") or _JOIN_TIMEOUT_S)
+        last_call = parameters.get("last_call_timeout")
+        self._last_call_s = _LAST_CALL_S if last_call is None else float(last_call)
+        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=_DEFAULT_PORT)
+        endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        # Not the pid: that of a node which comes back may be the same.
+        self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._local_addr = parameters.local_addr or self._own_address(endpoint)
+        try:
+            master = host_or_find(
+                lambda: _job(parameters), name=job_name(self._run_id), endpoint=endpoint,
+                follows=False,
+            )  # fmt: skip
+        except (EdlError, OSError) as error:
+            raise RendezvousConnectionError(f"--rdzv-endpoint {endpoint}: {error}") from error
+        self._hosted = master.hosted
+        # torch's agent hands its environment on to its workers.
+        os.environ.update(
+            {ENV_MASTER: master.address, ENV_TOKEN: master.token, ENV_NODE: self._node}
+        )
+        self._stub = Stub(pb.DESCRIPTOR.services_by_name["Master"], master.address, master.token)
+        self._round = 0
+        self._seen = pb.RendezvousResponse()
+        self._store: Store | None = None
+        self._closed = False
+        self._ended = threading.Event()
+        self._heartbeat = threading.Thread(target=self._beat, name="edl-rendezvous", daemon=True)
+        self._heartbeat.start()
+        # An agent that a signal ends does not call shutdown, so that others may take its place.
+        atexit.register(self._leave)
+
+    def get_backend(self) -> str:
+        """``edl``."""
+        return "edl"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the store of the round, below a prefix of their own."""
+        return True
+
+    def get_run_id(self) -> str:
+        """torchrun's ``--rdzv-id``."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Waits into the next round.
+
+        Raises:
+            RendezvousClosedError: the job is over.
+            RendezvousTimeoutError: too few nodes came within the join timeout.
+            RendezvousConnectionError: the master refuses this agent.
+        """
+        self._round = 0  # heartbeats are for a round that runs
+        deadline = time.monotonic() + self._join_timeout_s
+        while True:
+            # The port is the kernel's: nobody can know the store of an earlier round by it.
+            server = TCPStore(
+                self._local_addr,
+                0,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_store_timeout(),
+            )
+            address = f"{self._local_addr}:{server.port}"
+            place = self._ask_until_ready(address, deadline)
+            try:
+                return self._enter(place, server)
+            except (OSError, RuntimeError) as error:  # torch's DistNetworkError among them
+                log.warning("round %d: no store at %s (%s)", place.round, place.store, error)
+                if time.monotonic() > deadline:
+                    raise RendezvousConnectionError(str(error)) from error
+
+    def num_nodes_waiting(self) -> int:
+        """Nodes for which this round is to end, as the last heartbeat found; 1 also if it is over
+        without this node, which has been taken for lost."""
+        if self._hosted is not None:
+            self._hosted.revive()  # here, since it is the main thread that asks
+        seen = self._seen
+        return max(1, seen.waiting) if seen.over else seen.waiting
+
+    def is_closed(self) -> bool:
+        """Whether an agent has closed the job."""
+        return self._closed or self._seen.closed
+
+    def set_closed(self) -> None:
+        """Nobody may join any more."""
+        self._closed = True
+        self._say_last(pb.RendezvousRequest(node=self._node, closed=True))
+
+    def shutdown(self) -> bool:
+        """The agent's work is over, well or not: closes the job, as torch's other backends do."""
+        self.set_closed()
+        self._leave()
+        return True
+
+    # ---- calls ----
+
+    def _ask_until_ready(self, store: str, deadline: float) -> pb.RendezvousResponse:
+        request = pb.RendezvousRequest(
+            node=self._node,
+            min_nodes=self._parameters.min_nodes,
+            max_nodes=self._parameters.max_nodes,
+            last_call_s=self._last_call_s,
+            store=store,
+        )
+        problem = "too few nodes"
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                if self._hosted is not None:
+                    self._hosted.revive()
+                answer: pb.RendezvousResponse = self._call(request, timeout_s=min(left_s, _CALL_TIMEOUT_S))
+            except grpc.RpcError as error:
+                problem = error.details() or error.code().name.lower()
+                if error.code() in _REFUSED:
+                    raise RendezvousConnectionError(
+                        f"the master at {self._stub.address}: {problem}"
+                    ) from error
+                time.sleep(min(left_s, _RETRY_S))
+                continue
+            if answer.closed:
+                self._closed = True
+                raise RendezvousClosedError(f"{self._run_id}: the job is over")
+            if answer.ready:
+                return answer
+            time.sleep(_RETRY_S)
+        self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        raise RendezvousTimeoutError(
+            f"{self._run_id}: no round of {self._parameters.min_nodes} nodes within "
+            f"{self._join_timeout_s:.0f} s: {problem}"
+        )
+
+    def _enter(self, place: pb.RendezvousResponse, server: TCPStore) -> RendezvousInfo:
+        host, port = parse_rendezvous_endpoint(place.store, default_port=0)
+        store = server
+        if place.rank:
+            store = TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=_store_timeout()
+            )
+        self._store = server if place.rank == 0 else None
+        self._seen = pb.RendezvousResponse(round=place.round, nodes=place.nodes)
+        self._round = place.round
+        return RendezvousInfo(
+            PrefixStore(f"torch_edl.rendezvous/{place.round}", store),
+            place.rank,
+            place.nodes,
+            RendezvousStoreInfo(master_addr=host, master_port=port),
+        )
+
+    def _beat(self) -> None:
+        """Lives in a thread: torch's agent asks for nothing while it stops workers."""
+        while not self._ended.wait(_HEARTBEAT_S):
+            round = self._round
+            if not round:
+                continue
+            request = pb.RendezvousRequest(node=self._node, round=round)
+            with contextlib.suppress(grpc.RpcError, ValueError):  # a master that is away: no news
+                seen = self._call(request, timeout_s=_CALL_TIMEOUT_S)
+                if round == self._round:
+                    self._seen = seen
+
+    def _leave(self) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._heartbeat.join(_FAREWELL_S)
+        self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        self._stub.close()
+
+    def _say_last(self, request: pb.RendezvousRequest) -> None:
+        try:
+            self._call(request, timeout_s=_FAREWELL_S)
+        except (grpc.RpcError, ValueError) as error:
+            log.info("the master did not hear the farewell: %s", error)
+
+    def _call(self, request: pb.RendezvousRequest, *, timeout_s: float) -> Any:
+        return self._stub.call("Rendezvous", request, timeout_s=timeout_s)
+
+    @staticmethod
+    def _own_address(endpoint: str) -> str:
+        """How other nodes reach this one: by the way that leads to the master."""
+        host, port = parse_rendezvous_endpoint(endpoint, default_port=_DEFAULT_PORT)
+        if is_local(endpoint):
+            return host
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+        return socket.getfqdn()
+
+
+def job_name(run_id: str) -> str:
+    """The name of the job of a run id: what a folder may be called."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "job"
+
+
+def _job(parameters: RendezvousParameters) -> JobConfig:
+    script, per_node = _command_line()
+    return JobConfig(
+        name=job_name(parameters.run_id),
+        kind="script",
+        model_file=script or job_name(parameters.run_id),
+        cluster=ClusterConfig(
+            min_workers=parameters.min_nodes * per_node,
+            max_workers=parameters.max_nodes * per_node,
+        ),
+        checkpoint=CheckpointConfig(),
+    )
+
+
+def _command_line() -> tuple[str, int]:
+    """Script and workers per node, of which torch tells a handler nothing."""
+    launcher = sys.modules.get("torch.distributed.run")
+    if launcher is None:
+        return "", 1
+    try:
+        args, _ = launcher.get_args_parser().parse_known_args(sys.argv[1:])
+        return os.path.abspath(args.training_script), launcher.determine_local_world_size(
+            args.nproc_per_node
+        )
+    except (SystemExit, ValueError):  # called by a program, not as torchrun
+        return "", 1
+
+
+def _store_timeout() -> datetime.timedelta:
+    return datetime.timedelta(seconds=_STORE_TIMEOUT_S)
