@@ -1,13 +1,16 @@
 """The master process: ``python -m master --job NAME``, with the token in TORCH_EDL_TOKEN.
 
 Reads ``job.json`` in the folder of the job, says where it listens in ``master.json``, and runs
-the job to its end. Exit code: 0 finished, 1 failed, 2 for what the user mends, 128 + signal when
-it was stopped.
+the job to its end. It listens on loopback unless ``--listen HOST:PORT`` says otherwise. Started
+again after it died, the master of a training script goes on where it was, at the same address.
+
+Exit code: 0 finished, 1 failed, 2 for what the user mends, 128 + signal when it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -21,9 +24,11 @@ from types import FrameType
 
 from master import checkpoints, persistence
 from master.effects import Effects, remove_temporary
-from master.fleet import Fleet, Start, Stop
+from master.fleet import Fleet
 from master.job import Job
+from master.processes import Start, Stop
 from master.saves import Saved
+from master.scripts import ScriptJob
 from master.service import Service
 from master.store.sqlite import SqliteStore
 from torch_edl import checkpoint
@@ -38,6 +43,7 @@ log = logging.getLogger(__name__)
 
 # How soon an exit of a process is noticed.
 _POLL_S = 0.1
+_LOOPBACK = "127.0.0.1:0"
 _LINGER_S = 10.0
 
 
@@ -50,7 +56,9 @@ def main(
     """Runs one job to its end; see the module for the exit code."""
     parser = argparse.ArgumentParser(prog="master")
     parser.add_argument("--job", required=True)
-    name = parser.parse_args(argv).job
+    parser.add_argument("--listen", metavar="HOST:PORT", default="")
+    options = parser.parse_args(argv)
+    name = options.job
     parent = os.getppid()
     stop = _StopSignals()
     follow_parent(signal.SIGTERM)
@@ -63,7 +71,8 @@ def main(
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         store = SqliteStore(folder / "state.sqlite")
         owner, fence = persistence.acquire(store, name)
-        resumed = _prepare_checkpoints(config)
+        left = persistence.left_behind(store, token) if config.kind == "script" else None
+        resumed = _prepare_checkpoints(config) if left is None else None
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return 2
@@ -75,8 +84,9 @@ def main(
         server_args=_server_args(config),
         worker_module=worker_module,
         server_module=server_module,
+        external=config.kind == "script",
     )
-    job = Job(
+    job = (ScriptJob if config.kind == "script" else Job)(
         config,
         fleet,
         folder=folder,
@@ -84,15 +94,25 @@ def main(
         resumed=resumed,
         wall_offset_s=time.time() - time.monotonic(),
     )
+    if left is not None and isinstance(job, ScriptJob):
+        job.go_on(left, time.monotonic())
+    job.start(time.monotonic())
     service = Service(job, clock=time.monotonic, log_path=launcher.log_path)
-    address = service.listen(token)
+    keeper = persistence.Persistence(service, store, owner, fence, time.monotonic, secret=token)
+    service.keep = keeper.keep
+    try:
+        address = service.listen(token, options.listen or _earlier(folder, left) or _LOOPBACK)
+    except UsageError as error:
+        log.error("%s", error)
+        keeper.close()
+        return 2
     fleet.env.update({ENV_MASTER: address, ENV_TOKEN: token})
-    _write_private(folder / "master.json", {"address": address, "pid": os.getpid(), "token": token})
-    keeper = persistence.Persistence(service, store, owner, fence, time.monotonic)
+    where = {"address": address, "listen": service.listens, "pid": os.getpid(), "token": token}
+    _write_private(folder / "master.json", where)
     effects = Effects(service, token=token, clock=time.monotonic)
     try:
-        job.start(time.monotonic())
-        threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
+        if config.kind != "script":
+            threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
         _run(service, launcher, effects, stop)
         # Whoever started us may be gone; nobody else waits for the end.
         if os.getppid() == parent:
@@ -121,7 +141,8 @@ def _run(service: Service, launcher: Launcher, effects: Effects, stop: _StopSign
             for exit in exits:
                 job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
             actions = job.tick(now)
-            if exits or actions or job.outcome is not None or job.work.available:
+            moved, job.lockstep.moved = job.lockstep.moved, False
+            if exits or actions or moved or job.outcome is not None or job.work.available:
                 service.changed.notify_all()
             over = job.over
         for action in actions:
@@ -197,7 +218,7 @@ def _read_config(folder: Path) -> JobConfig:
 
 def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     """Makes the folder of checkpoints, and finds the one to go on from."""
-    if not config.checkpoint.dir or config.kind != "train":
+    if not config.checkpoint.dir or config.kind not in ("train", "script"):
         return None
     root = Path(config.checkpoint.dir)
     checkpoints.remove_leftovers(root)
@@ -210,6 +231,15 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
             f"{newest.name}; add --resume to go on from there, or name an empty directory"
         )
     return Saved(newest, checkpoint.read(newest))
+
+
+def _earlier(folder: Path, left: dict[str, object] | None) -> str:
+    """Where a master that went before was found; its workers look for it there."""
+    with contextlib.suppress(FileNotFoundError):
+        if left is not None:
+            found = json.loads((folder / "master.json").read_text(encoding="utf-8"))
+            return str(found["listen"])
+    return ""
 
 
 def _server_args(config: JobConfig) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from master.fleet import Start, Stop
+from master.processes import Start, Stop
 from master.tasks import Progress
 
 

@@ -20,6 +20,8 @@ class Agent:
     """All its workers ended well."""
     told: bool = False
     """It heard that the job is over."""
+    logs: dict[int, str] = field(default_factory=dict)
+    """Pid of each of its workers to its log."""
     kill: set[int] = field(default_factory=set)
     """Pids of its workers that were given up."""
 

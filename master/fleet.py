@@ -10,16 +10,22 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch_edl.errors import UsageError
-from torch_edl.launch.base import ProcessExit, ProcessSpec
-
-STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
-    "starting",
-    "running",
-    "draining",
-    "stopping",
-    "exited",
+from master.processes import (
+    DRAINING,
+    EXITED,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    Action,
+    CrashLoop,
+    Outcome,
+    Process,
+    ServersGone,
+    Start,
+    Stop,
+    WorkerGone,
 )
+from torch_edl.launch.base import ProcessExit, ProcessSpec
 
 # Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
 CRASH_LIMIT = 5
@@ -33,74 +39,6 @@ _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
 # A worker that imports a large framework on a busy machine registers within this.
 _REGISTER_S = 180.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start this process and tell :meth:`Fleet.started`."""
-
-    spec: ProcessSpec
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Ask this process to end, and end it by force after the grace."""
-
-    role: str
-    id: int
-    grace_s: float
-
-
-Action = Start | Stop
-
-
-@dataclass
-class Process:
-    """One process that the job has or had."""
-
-    role: str
-    id: int
-    state: str = STARTING
-    pid: int = 0
-    address: str = ""
-    exit: str = ""
-    started_at: float = 0.0
-    stop_by: float | None = None
-    """When a worker that drains is stopped."""
-    trained: bool = False
-    """A worker that has finished a task or a minibatch."""
-    ready: bool = False
-    """A worker that has its model and may lease."""
-    lost: bool = False
-    """Given up by us; its end is no crash of its own."""
-    shard: int = 0
-    incarnation: int = 0
-
-
-@dataclass(frozen=True)
-class WorkerGone:
-    """A worker is gone and what it held is free; ``expected`` if it had been told to leave."""
-
-    id: int
-    text: str
-    expected: bool
-
-
-@dataclass(frozen=True)
-class ServersGone:
-    """A server died: the model is lost with it, the job goes back to a checkpoint."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CrashLoop:
-    """Starting again does not help: the job fails."""
-
-    text: str
-
-
-Outcome = WorkerGone | ServersGone | CrashLoop
 
 
 @dataclass
@@ -120,6 +58,7 @@ class Fleet:
         servers: parameter servers of the strategy ``ps``.
         server_args: arguments that all of them get.
         env: environment of every process: where the master is.
+        external: agents start the workers, nothing is started or stopped here.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
     """
@@ -133,6 +72,7 @@ class Fleet:
         server_args: Sequence[str] = (),
         worker_module: str = "torch_edl.worker",
         server_module: str = "torch_edl.ps_server",
+        external: bool = False,
     ) -> None:
         self.env: dict[str, str] = {}
         self.workers_wanted = workers
@@ -142,6 +82,7 @@ class Fleet:
         self._server_args = tuple(server_args)
         self._worker_module = worker_module
         self._server_module = server_module
+        self._external = external
         self._processes: dict[tuple[str, int], Process] = {}
         self._servers = _Servers()
         self._next_id = {"worker": 0, "ps": 0}
@@ -185,7 +126,7 @@ class Fleet:
         """Addresses of the servers in shard order; None while one of them has not registered."""
         if not self.strategy:
             return None
-        if self.strategy == "local":
+        if self.strategy in ("local", "allreduce"):
             return ()
         servers = [self._processes["ps", id] for id in self._servers.ids]
         if not servers or not all(s.address and s.state == RUNNING for s in servers):
@@ -194,16 +135,19 @@ class Fleet:
 
     # ---- what happens ----
 
-    def decide(self, strategy: str, *, restore: str, values_only: bool = False) -> None:
+    def decide(
+        self, strategy: str, *, restore: str, values_only: bool = False, incarnation: int = 1
+    ) -> None:
         """The strategy is known: servers may start, and all workers.
 
         Args:
             restore: a checkpoint or exported model that the servers (or the worker) load.
             values_only: it is of another job: its marks and optimizer state are not ours.
+            incarnation: more than 1 where a restarted master goes on.
         """
         assert not self.strategy
         self.strategy = strategy
-        self._servers = _Servers(1, restore, values_only)
+        self._servers = _Servers(incarnation, restore, values_only)
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new life of the model: servers are replaced by new ones that load ``restore``."""
@@ -217,6 +161,17 @@ class Fleet:
     def scale(self, workers: int) -> None:
         """Keep so many workers from now on."""
         self.workers_wanted = workers
+
+    def adopt(self, id: int, pid: int, log: str = "") -> None:
+        """An agent started this worker."""
+        assert self._external
+        self._processes["worker", id] = Process("worker", id, state=RUNNING, pid=pid, log=log)
+
+    def abandon(self, worker: int, exit: str) -> None:
+        """A worker that an agent started ended, or is counted on no longer."""
+        process = self._processes.get(("worker", worker))
+        if process is not None and process.state != EXITED:
+            process.state, process.exit = EXITED, exit
 
     def started(self, role: str, id: int, pid: int) -> None:
         """A process of a :class:`Start` runs."""
@@ -326,6 +281,8 @@ class Fleet:
     def plan(self, now: float) -> list[Action]:
         """What must be started and stopped now; each is said once."""
         actions: list[Action] = []
+        if self._external:
+            return actions
         if self._ending is not None:
             # Workers first: they have no use for servers that are gone.
             roles = ["worker"] if self.alive("worker") and not self._hurry else ["worker", "ps"]
@@ -404,19 +361,4 @@ class Fleet:
         self._processes[role, id] = process
         return process, Start(
             ProcessSpec(role=role, id=id, module=module, args=args, env=dict(self.env))
-        )
-
-
-def check_scale(min_workers: int, max_workers: int, *, strategy: str) -> None:
-    """Raises UsageError if a running job cannot be scaled so."""
-    wanted = f"--workers {min_workers}:{max_workers}"
-    if min_workers < 1 or max_workers < 1:
-        raise UsageError(f"{wanted}: at least one worker is needed; torch-edl stop ends a job")
-    if min_workers > max_workers:
-        raise UsageError(
-            f"{wanted}: the minimum is above the maximum; write {max_workers}:{min_workers}"
-        )
-    if strategy == "local" and max_workers > 1:
-        raise UsageError(
-            f"{wanted}: the strategy local runs one worker; start the job with --strategy ps"
         )

@@ -8,43 +8,26 @@ another event.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from master.actions import Action, Effect
 from master.evaluation import Result
 from master.events import Events, Rates
-from master.fleet import CrashLoop, Fleet, ServersGone, check_scale
+from master.fleet import Fleet
 from master.keeper import Keeper
-from master.membership import Membership
-from master.saves import Saved
+from master.lockstep import Lockstep
+from master.membership import Member, Membership
+from master.outcome import Outcome, Restoring, choose_strategy
+from master.processes import CrashLoop, ServersGone, check_scale
+from master.saves import Saved, check_prefix
 from master.work import Work
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.launch.base import ProcessExit
-from torch_edl.strategy.choose import Choice, EmbeddingSize, choose
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 10.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the job ends."""
-
-    state: str
-    """``finished``, ``failed`` or ``stopped``."""
-    exit_code: int
-    error: str = ""
-    traceback: str = ""
-    usage_error: bool = False
-
-
-class _Restoring(TypedDict):
-    restore: str
-    values_only: bool
 
 
 class Job:
@@ -75,6 +58,14 @@ class Job:
         self.rates = Rates()
         self.keeper = Keeper(config, folder=folder, resumed=resumed, tell=self.tell, fail=self.fail)
         self.work = Work(config, resumed=resumed)
+        self.lockstep = Lockstep(
+            fleet,
+            self.members,
+            self.work,
+            min_workers=config.cluster.min_workers,
+            renew=self._renew,
+            formed=self._ring_formed,
+        )
         self.outcome: Outcome | None = None
         self.over = False
         """Every process has ended too."""
@@ -151,6 +142,8 @@ class Job:
         if self._scanned is None or self._model is None or self.work.ready:
             return
         try:
+            if self.work.lockstep and self.keeper.newest is not None:
+                check_prefix(self.keeper.newest)
             text = self.work.begin(self._scanned, self._scan_error, self._model)
         except UsageError as error:
             self.fail(str(error), now, usage=True)
@@ -176,13 +169,14 @@ class Job:
         if self._model is None:
             self._model = request
             try:
-                choice = self._choose(request)
+                choice = choose_strategy(self.config, request, workers=self.fleet.workers_wanted)
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
                 return pb.ReportModelResponse(ready=False)
             self.reason = choice.reason
             if not self.fleet.strategy:
                 self.fleet.decide(choice.name, **self._restoring())
+            self.work.lockstep = choice.name == "allreduce"
             self.tell("info", f"strategy {choice.name}: {choice.reason}", now)
             self._begin(now)
         cluster = self.cluster()
@@ -190,37 +184,26 @@ class Job:
             return None
         self.fleet.ready(request.worker_id)
         threads = max(1, self._cores // max(1, self.fleet.workers_wanted))
+        shards = self.work.shards if self.work.lockstep else ()
         return pb.ReportModelResponse(
             ready=True,
             strategy=self.fleet.strategy,
             reason=self.reason,
             cluster=cluster,
             torch_threads=self.config.cluster.worker_threads or threads,
-        )
-
-    def _choose(self, model: pb.ReportModelRequest) -> Choice:
-        return choose(
-            self.config.train.strategy,
-            [
-                EmbeddingSize(
-                    name=e.name, num_embeddings=e.num_embeddings, dim=e.dim, dynamic=e.dynamic
-                )
-                for e in model.embeddings
-            ],
-            max_workers=self.fleet.workers_wanted,
-            large_embedding=self.config.train.large_embedding,
-            # Nothing is optimized in an evaluation or a prediction.
-            optimizer_error=model.optimizer_error if self.config.kind == "train" else "",
+            shards=[pb.SourceShard(name=s.name, records=s.records) for s in shards],
         )
 
     def start(self, now: float) -> None:
         """The master listens: what is certain to be needed starts at once."""
         if self.config.train.strategy == "local":
             try:
-                self._choose(pb.ReportModelRequest())
+                choose_strategy(
+                    self.config, pb.ReportModelRequest(), workers=self.fleet.workers_wanted
+                )
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
-        if self.config.train.strategy == "ps":
+        if self.config.train.strategy == "ps" and not self.fleet.strategy:
             self.fleet.decide("ps", **self._restoring())
         if self.keeper.newest is not None:
             self.tell("info", f"going on from {self.keeper.newest.path}", now)
@@ -263,7 +246,8 @@ class Job:
         elif self.fleet.strategy == "local" and self.config.kind == "train":
             self._renew(result.text, now)
         else:
-            self.tell("warning", f"{result.text}; its tasks go to others", now)
+            rest = "the others go on" if self.work.lockstep else "its tasks go to others"
+            self.tell("warning", f"{result.text}; {rest}", now)
         alive = len(self.fleet.alive("worker"))
         if exit.role == "worker" and alive < self.config.cluster.min_workers:
             wanted = self.config.cluster.min_workers
@@ -272,15 +256,24 @@ class Job:
     def _drop(self, worker: int) -> None:
         self.members.remove(worker)
         self.work.drop_worker(worker)
+        self.lockstep.ring.drop(worker)
 
-    def _restoring(self) -> _Restoring:
+    def left_ring(self, member: Member, now: float, *, finished: bool) -> None:
+        """A worker does not come along into the next ring."""
+        self.lockstep.ring.leave(member.id, now, finished=finished)
+
+    def checkpoint_written(self, directory: str, now: float) -> None:
+        """A member wrote a checkpoint by itself; those of model files are errands instead."""
+
+    def _restoring(self) -> Restoring:
         """What a life of the model begins with."""
         return {"restore": self.keeper.restore_from, "values_only": self.keeper.values_only}
 
     def _renew(self, text: str, now: float) -> None:
         """The model is lost: begin again from the newest checkpoint."""
-        restore = self.keeper.restore_from
-        what = "the servers" if self.fleet.strategy == "ps" else "the worker"
+        restore = self._restoring()["restore"]
+        whats = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
+        what = whats[self.fleet.strategy]
         point = restore or "the beginning, there is no checkpoint"
         self.work.void()
         self.fleet.renew(**self._restoring())
@@ -335,10 +328,12 @@ class Job:
         """What is to be done now."""
         if self.outcome is None:
             self._give_up_silent(now)
+            self.lockstep.form(now)
             self._advance(now)
         actions: list[Action] = list(self.fleet.plan(now))
         for id in self.fleet.draining():
-            self.members.drain(id)
+            if self.lockstep.may_drain(id):
+                self.members.drain(id)
         effects, self._effects = self._effects, []
         self.over = self.outcome is not None and not self.fleet.alive()
         return actions + list(effects)
@@ -397,6 +392,10 @@ class Job:
         """An evaluation is over."""
         text = ", ".join(f"{name} {value:.6g}" for name, value in sorted(result.metrics.items()))
         self.tell("info", f"evaluation at step {result.steps}: {text}", now)
+
+    def _ring_formed(self, text: str, now: float) -> None:
+        self.tell("info", text, now)
+        self.leased(now)
 
     def leased(self, now: float) -> None:
         """Somebody has something to do: the job runs."""

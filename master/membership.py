@@ -26,6 +26,14 @@ class Member:
     reported_steps: int = 0
     """Of ``steps``, those in reports of tasks."""
     reported_records: int = 0
+    version: int = 0
+    """Updates that its model has had."""
+    ring: int = 0
+    """That it is in; 0: none."""
+    position: int = 0
+    """Records of the pass that are in its model, if it is in a ring."""
+    data_pass: int = 0
+    pass_records: int = 0
     draining: bool = False
     """It has been asked to finish what it does and leave."""
 
@@ -46,6 +54,9 @@ class Membership:
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._members
 
     def get(self, id: int) -> Member | None:
         """The worker, if it is one of the living."""

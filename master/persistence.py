@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from master.job import Job
+from master.scripts import ScriptJob
 from master.service import Clock, Service
 from master.store.base import Store
 from torch_edl.errors import StoreConflictError, UsageError
@@ -20,10 +23,12 @@ log = logging.getLogger(__name__)
 LOCK_TTL_S = 3.0
 _EVERY_S = 1.0
 _KEY = "job"
+_DURABLE = "durable"
 
 
 def acquire(store: Store, name: str) -> tuple[str, int]:
-    """Takes the lock of the job, waiting for one whose owner died without giving it back.
+    """Takes the lock of the job, waiting for one whose owner died without giving it back, unless
+    that was here and is certain.
 
     Returns the name under which it is held, and its token.
 
@@ -34,7 +39,9 @@ def acquire(store: Store, name: str) -> tuple[str, int]:
     give_up = time.monotonic() + LOCK_TTL_S + _EVERY_S
     while True:
         try:
-            return owner, store.acquire(owner, LOCK_TTL_S, time.time())
+            holder = store.holder()
+            dead = holder if _is_dead(holder) else ""
+            return owner, store.acquire(owner, LOCK_TTL_S, time.time(), instead_of=dead)
         except StoreConflictError as error:
             if time.monotonic() >= give_up:
                 raise UsageError(
@@ -44,10 +51,57 @@ def acquire(store: Store, name: str) -> tuple[str, int]:
             time.sleep(0.2)
 
 
-class Persistence:
-    """A thread that renews the lock and writes what changed, once a second."""
+def _is_dead(owner: str) -> bool:
+    """Whether the owner of a lock was a process of this machine that is gone."""
+    host, _, pid = owner.rpartition("/")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+        # One that nobody has waited for yet is as dead.
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
 
-    def __init__(self, service: Service, store: Store, owner: str, token: int, clock: Clock):
+
+def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
+    """What an earlier master of this very run wrote with :meth:`Persistence.keep`; None: nothing.
+
+    Args:
+        secret: the token of the job, which another run of the same name does not share.
+    """
+    found = store.get(_DURABLE)
+    if found is None:
+        return None
+    state: dict[str, Any] = json.loads(found[0])
+    return state if state.pop("run") == _fingerprint(secret) else None
+
+
+def _fingerprint(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Persistence:
+    """A thread that renews the lock and writes what changed, once a second; and, at once, what
+    others rely on.
+
+    Args:
+        secret: the token of the job, see :func:`left_behind`.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        store: Store,
+        owner: str,
+        token: int,
+        clock: Clock,
+        *,
+        secret: str,
+    ) -> None:
         self._service = service
         self._store = store
         self._owner = owner
@@ -56,9 +110,30 @@ class Persistence:
         found = store.get(_KEY)
         self._revision = 0 if found is None else found[1]
         self._written = b""
+        found = store.get(_DURABLE)
+        self._durable_revision = 0 if found is None else found[1]
+        self._durable_written = b""
+        self._run_of = _fingerprint(secret)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
         self._thread.start()
+
+    def keep(self) -> None:
+        """Writes what a restarted master goes on with, if it changed; the caller holds the lock.
+
+        Raises:
+            StoreConflictError: another master took the job over.
+            OSError: the disk refused.
+        """
+        job = self._service.job
+        if not isinstance(job, ScriptJob):
+            return
+        value = json.dumps({"run": self._run_of, **job.durable()}).encode()
+        if value != self._durable_written:
+            self._durable_revision = self._store.put(
+                _DURABLE, value, self._durable_revision, token=self._token
+            )
+            self._durable_written = value
 
     def close(self) -> None:
         """Writes the last state and gives the lock back."""

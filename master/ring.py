@@ -78,6 +78,11 @@ class Ring:
         """Members of the newest ring that were neither dropped nor left."""
         return frozenset(self._living)
 
+    @property
+    def left(self) -> frozenset[int]:
+        """Workers that said that they do not come along any more."""
+        return frozenset(self._left)
+
     def wanted(self, worker: int) -> bool:
         """Whether a worker may ask; one that left may not, nor a new one after the end."""
         return worker not in self._left and (not self.finished or worker in self._living)

@@ -30,6 +30,17 @@ class Saved:
         return Progress(self.manifest.retired_before, dict(self.manifest.marks))
 
 
+def check_prefix(saved: Saved) -> None:
+    """Raises UsageError unless the tasks of a checkpoint are the first ones, one after another."""
+    marks = {id for id in saved.manifest.marks if id >= saved.manifest.retired_before}
+    if marks - {saved.manifest.retired_before}:
+        raise UsageError(
+            f"--resume {saved.path}: it was made with tasks in the hands of several workers, and "
+            "--strategy allreduce takes the records in one order; use --strategy ps, or --load "
+            "it to begin the data afresh"
+        )
+
+
 class Saves:
     """The checkpoints of a job, one at a time.
 

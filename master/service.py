@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from master.job import Job
+from master.scripts import ScriptJob
 from master.status import LogPath, describe
 from master.workers import Workers
 from torch_edl.errors import UsageError
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 
 _LEASE_WAIT_S = 2.0
 _MODEL_WAIT_S = 5.0
+_RING_WAIT_S = 2.0
+_ANY = ("0.0.0.0", "[::]", "*")
 _ENDED = ("finished", "failed", "stopped")
 
 Clock = Callable[[], float]
@@ -39,17 +42,25 @@ class Service:
         self.end_seen = threading.Event()
         """Somebody has fetched the final state."""
         self.address = ""
+        """Where a process of this machine finds it."""
+        self.listens = ""
+        self.keep: Callable[[], None] = lambda: None
+        """Writes what a restarted master must know; called with the lock, before an answer that
+        others rely on leaves."""
         self._clock = clock
         self._log_path = log_path
         self._server: grpc.Server | None = None
 
-    def listen(self, token: str) -> str:
-        """Starts to answer on a free loopback port, and returns the address.
+    def listen(self, token: str, address: str = "127.0.0.1:0") -> str:
+        """Starts to answer, and returns the address.
+
+        Args:
+            address: ``host:port``; port 0 takes a free one.
 
         Raises:
-            UsageError: there is no port.
+            UsageError: it cannot be had.
         """
-        # Calls that wait hold a thread each.
+        # Calls that wait hold a thread each, and `torch-edl scale` may add workers.
         threads = max(64, 4 * self.job.config.cluster.max_workers)
         self._server, port = serve(
             pb.DESCRIPTOR.services_by_name["Master"],
@@ -60,19 +71,21 @@ class Service:
                 "Lease": self._lease,
                 "ReportTask": self._changing(self._workers.report_task),
                 "Heartbeat": self._heartbeat,
-                "JoinRing": self._not_here("JoinRing"),
-                "CommitCheckpoint": self._not_here("CommitCheckpoint"),
-                "AgentReport": self._not_here("AgentReport"),
-                "Rendezvous": self._not_here("Rendezvous"),
+                "JoinRing": self._join_ring,
+                "CommitCheckpoint": self._changing(self._workers.commit_checkpoint),
+                "AgentReport": self._changing(self._of_script("agent_report")),
+                "Rendezvous": self._rendezvous,
                 "GetStatus": self._status,
                 "Scale": self._scale,
                 "Stop": self._stop,
             },
-            address="127.0.0.1:0",
+            address=address,
             token=token,
             threads=threads,
         )
-        self.address = f"127.0.0.1:{port}"
+        host = address.rpartition(":")[0]
+        self.listens = f"{host}:{port}"
+        self.address = f"{'127.0.0.1' if host in _ANY else host}:{port}"
         return self.address
 
     def close(self) -> None:
@@ -98,18 +111,22 @@ class Service:
             log_path=self._log_path,
         )
 
+    def _of_script(self, event: str) -> Callable[[Any, float], Any]:
+        if isinstance(self.job, ScriptJob):
+            return getattr(self.job, event)  # type: ignore[no-any-return]
+
+        def refuse(request: Any, now: float) -> Any:
+            raise UsageError(f"job {self.job.config.name} trains a model file: it has no agents")
+
+        return refuse
+
     def _changing(self, event: Callable[[Any, float], Any]) -> Callable[[Any, Any], Any]:
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
             with self.changed:
                 answer = event(request, self._clock())
                 self.changed.notify_all()
+                self.keep()
             return answer
-
-        return handle
-
-    def _not_here(self, name: str) -> Callable[[Any, Any], Any]:
-        def handle(request: Any, _: grpc.ServicerContext) -> Any:
-            raise UsageError(f"{name}: this job has no ring")
 
         return handle
 
@@ -122,6 +139,18 @@ class Service:
     def _heartbeat(self, request: Any, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
         with self.changed:
             return self._workers.heartbeat(request, self._clock())
+
+    def _join_ring(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = self._wait(
+            self._workers.join_ring, request, context, _RING_WAIT_S, notify=True, keep=True
+        )
+        return answer if answer is not None else pb.JoinRingResponse(ready=False)
+
+    def _rendezvous(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = self._wait(
+            self._of_script("rendezvous"), request, context, _RING_WAIT_S, notify=True, keep=True
+        )
+        return answer if answer is not None else pb.RendezvousResponse(ready=False)
 
     def _report_model(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(self.job.report_model, request, context, _MODEL_WAIT_S, notify=True)
@@ -142,18 +171,26 @@ class Service:
         wait_s: float,
         *,
         notify: bool,
+        keep: bool = False,
     ) -> Any:
-        """Asks again on each change until there is an answer, or ``wait_s`` is over (None)."""
-        deadline = self._clock() + wait_s
+        """Asks again on each change until there is an answer, or ``wait_s`` is over (None).
+
+        Args:
+            notify: the first time may change something for others.
+            keep: what was answered must outlive this process.
+        """
+        deadline, first = self._clock() + wait_s, True
         with self.changed:
             while True:
                 # Nothing may be leased to a call that is not there any more.
                 if not context.is_active():
                     return None
                 answer = event(request, self._clock())
-                if notify:
-                    notify = False
+                if notify and (first or answer is not None):
+                    first = False
                     self.changed.notify_all()
+                if keep and answer is not None:
+                    self.keep()
                 remaining = deadline - self._clock()
                 if answer is not None or remaining <= 0:
                     return answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from master.job import Job
+from master.scripts import ScriptJob
 from torch_edl.wire import master_pb2 as pb
 
 LogPath = Callable[[str, int], str]
@@ -38,6 +39,8 @@ def describe(
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
     )
+    if isinstance(job, ScriptJob):
+        job.describe(status)
     if job.outcome is not None and job.over:
         status.error = job.outcome.error
         status.traceback = job.outcome.traceback
@@ -73,6 +76,6 @@ def describe(
             state=process.state,
             address=process.address,
             exit=process.exit,
-            log=log_path(process.role, process.id),
+            log=process.log or log_path(process.role, process.id),
         )
     return status

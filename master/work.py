@@ -32,6 +32,8 @@ class Work:
         self.evaluations: Evaluations | None = None
         self.shards: Sequence[Shard] = ()
         """Of the main pass."""
+        self.lockstep = False
+        """Nobody leases the main pass: a ring goes through it together, in the order of tasks."""
         self._config = config
         self._resumed = resumed
         self._lease_ids = itertools.count(1)
@@ -81,11 +83,11 @@ class Work:
         return records, steps
 
     def passes(self) -> list[Pass]:
-        """All passes that run, the most urgent first."""
+        """All passes that are leased, the most urgent first."""
         passes = [self._snapshot] if self._snapshot is not None else []
         if self.evaluations is not None:
             passes += self.evaluations.passes()
-        if self.main is not None:
+        if self.main is not None and not self.lockstep:
             passes.append(self.main)
         return passes
 
@@ -168,20 +170,32 @@ class Work:
     # ---- leases ----
 
     def lease(
-        self, worker: int, want: int, held: Iterable[int], now: float, *, draining: bool
+        self,
+        worker: int,
+        want: int,
+        held: Iterable[int],
+        now: float,
+        *,
+        draining: bool,
+        snapshots: bool = True,
     ) -> list[pb.LeaseMessage]:
-        """Up to ``want`` tasks (at least one is looked for) for a worker that has ``held``."""
+        """Up to ``want`` tasks (at least one is looked for) for a worker that has ``held``.
+
+        Args:
+            draining: it gets nothing any more.
+            snapshots: it has a model that can be written.
+        """
         passes = self.passes()
         held = set(held)
         for each in passes:
             each.queue.keep_only(worker, held)
         leases: list[pb.LeaseMessage] = []
         for each in passes if not draining else ():
-            while len(leases) < max(1, want):
+            while len(leases) < max(1, want) and (snapshots or each is not self._snapshot):
                 lease = each.queue.lease(worker, now)
                 if lease is None:
                     break
-                if each is self._snapshot and self.main is not None:
+                if each is self._snapshot and self.main is not None and not self.lockstep:
                     # What is done now is in the model of the worker when it writes it.
                     self._snapshot_base = self.main.queue.progress()
                 leases.append(each.message(lease))
@@ -209,7 +223,7 @@ class Work:
     # ---- snapshots ----
 
     def ask_for_snapshot(self, directory: str) -> None:
-        """The worker of the strategy ``local`` is to write its model there."""
+        """A worker that has the whole model is to write it there."""
         self._snapshot = errand(
             pb.TASK_SNAPSHOT,
             "snapshot",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from master.job import Job
+from master.scripts import ScriptJob
 from master.tasks import Lease, Pass
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -20,18 +21,25 @@ class Workers:
         Raises:
             UsageError: it is none of this job's, or was given up.
         """
-        known = self._job.fleet.registered(request.worker_id, now)
-        if not known or not self._job.members.register(
-            request.worker_id, request.pid, request.host, now
-        ):
-            raise UsageError(f"worker {request.worker_id}: not one that this job waits for")
-        return pb.RegisterResponse(config_json=self._job.config.to_json())
+        worker = request.worker_id
+        if worker < 0 and isinstance(self._job, ScriptJob):
+            worker = self._job.register(request, now)
+        known = self._job.fleet.registered(worker, now)
+        if not known or not self._job.members.register(worker, request.pid, request.host, now):
+            raise UsageError(f"worker {worker}: not one that this job waits for")
+        return pb.RegisterResponse(
+            config_json=self._job.config.to_json(),
+            worker_id=worker,
+            ring=self._job.lockstep.ring.number,
+        )
 
     def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
         """A worker lives."""
         member = self._job.members.get(request.worker_id)
         if member is None:
-            return pb.HeartbeatResponse(known=False, drain=True)
+            # One whose script goes on after its training is none of our business any more.
+            left = request.worker_id in self._job.lockstep.ring.left
+            return pb.HeartbeatResponse(known=left, drain=not left)
         steps_before = member.steps
         moved = self._job.members.heartbeat(
             request.worker_id,
@@ -41,6 +49,10 @@ class Workers:
             records=request.records,
             loss=request.loss,
         )
+        member.version, member.ring = request.version, request.ring
+        member.data_pass = request.pass_index
+        member.position, member.pass_records = request.position, request.pass_records
+        self._job.lockstep.stepped(member)
         if moved:
             self._job.work.touch(request.worker_id, now)
             if request.steps > steps_before:
@@ -49,7 +61,44 @@ class Workers:
             known=True,
             drain=member.draining or self._job.outcome is not None,
             incarnation=self._job.fleet.incarnation,
+            broken_ring=self._job.lockstep.ring.broken(now),
+            stale_ring=self._job.lockstep.ring.stale(),
         )
+
+    def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+        """A worker asks into the next ring, or leaves; None while there is nothing to say."""
+        job, worker = self._job, request.worker_id
+        member = job.members.get(worker)
+        if member is not None and (request.leaving or member.draining):
+            job.left_ring(member, now, finished=request.leaving and request.finished)
+            return pb.JoinRingResponse(leave=True)
+        if member is None or job.outcome is not None or not job.lockstep.ring.wanted(worker):
+            return pb.JoinRingResponse(leave=True)
+        formed = job.lockstep.join(member, request, now)
+        if formed is None:
+            return None
+        return pb.JoinRingResponse(
+            ready=True,
+            ring=formed.number,
+            workers=formed.workers,
+            store=formed.store,
+            source=formed.source,
+            heal=formed.heal,
+            fresh=formed.fresh,
+            restored_from=formed.restored_from,
+            values_only=formed.values_only,
+        )
+
+    def commit_checkpoint(
+        self, request: pb.CommitCheckpointRequest, now: float
+    ) -> pb.CommitCheckpointResponse:
+        """A member asks whether a checkpoint of its ring counts, or says that it is written."""
+        job, ring = self._job, self._job.lockstep.ring
+        newest = request.ring == ring.number and request.worker_id in ring.living()
+        accepted = newest and job.outcome is None
+        if accepted and request.written:
+            job.checkpoint_written(request.directory, now)
+        return pb.CommitCheckpointResponse(accepted=accepted)
 
     def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
         """Tasks for a worker; None if there are none now but may be later."""
@@ -65,8 +114,15 @@ class Workers:
             answer = self._answer(pb.LeaseResponse.CLUSTER_CHANGED)
             answer.cluster.CopyFrom(cluster)
             return answer
+        if not self._job.lockstep.may_lease(member):
+            return None
         leases = self._job.work.lease(
-            request.worker_id, request.want, request.held, now, draining=member.draining
+            request.worker_id,
+            request.want,
+            request.held,
+            now,
+            draining=member.draining,
+            snapshots=self._job.lockstep.may_snapshot(member),
         )
         if member.draining:
             return self._answer(pb.LeaseResponse.DRAIN)

@@ -13,7 +13,7 @@ class Store(Protocol):
     its lock lived cannot overwrite what its successor wrote.
     """
 
-    def acquire(self, owner: str, ttl_s: float, now: float) -> int:
+    def acquire(self, owner: str, ttl_s: float, now: float, *, instead_of: str = "") -> int:
         """Takes or renews the lock, and returns its token.
 
         The lock is ``owner``'s until ``now + ttl_s``. A renewal keeps the token.
@@ -21,10 +21,15 @@ class Store(Protocol):
         Args:
             owner: unique among all that may ask.
             now: Unix time in seconds; the clocks of all that ask must agree within the ttl.
+            instead_of: an owner who is known to be dead; its time is over.
 
         Raises:
             StoreConflictError: somebody else has it, and their time is not over.
         """
+        ...
+
+    def holder(self) -> str:
+        """Who took the lock last and did not give it back; empty: nobody."""
         ...
 
     def release(self, token: int) -> None:

@@ -18,16 +18,21 @@ class MemoryStore:
         self._token = 0
         self._until = 0.0
 
-    def acquire(self, owner: str, ttl_s: float, now: float) -> int:
+    def acquire(self, owner: str, ttl_s: float, now: float, *, instead_of: str = "") -> int:
         """See :class:`Store`."""
         with self._mutex:
             if self._owner != owner:
-                if self._owner and now < self._until:
+                if self._owner not in ("", instead_of) and now < self._until:
                     raise StoreConflictError(f"the lock is held by {self._owner}")
                 self._owner = owner
                 self._token += 1
             self._until = now + ttl_s
             return self._token
+
+    def holder(self) -> str:
+        """See :class:`Store`."""
+        with self._mutex:
+            return self._owner
 
     def release(self, token: int) -> None:
         """See :class:`Store`."""

@@ -42,16 +42,22 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise OSError(f"{self._path}: {error}") from error
 
-    def acquire(self, owner: str, ttl_s: float, now: float) -> int:
+    def acquire(self, owner: str, ttl_s: float, now: float, *, instead_of: str = "") -> int:
         """See :class:`Store`."""
         with self._transaction() as db:
             holder, token, until = db.execute("SELECT owner, token, until FROM lock").fetchone()
             if holder != owner:
-                if holder and now < until:
+                if holder not in ("", instead_of) and now < until:
                     raise StoreConflictError(f"{self._path}: the lock is held by {holder}")
                 token += 1
             db.execute("UPDATE lock SET owner=?, token=?, until=?", (owner, token, now + ttl_s))
             return int(token)
+
+    def holder(self) -> str:
+        """See :class:`Store`."""
+        with self._transaction() as db:
+            (owner,) = db.execute("SELECT owner FROM lock").fetchone()
+        return str(owner)
 
     def release(self, token: int) -> None:
         """See :class:`Store`."""

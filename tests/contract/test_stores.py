@@ -36,6 +36,21 @@ def store(reopen: Callable[[], Store]) -> Store:
     return reopen()
 
 
+def test_the_lock_of_an_owner_that_is_dead_is_taken_at_once(store: Store, reopen) -> None:
+    token = store.acquire("me", 10, 100.0)
+    assert store.holder() == "me"
+    other = reopen()
+    with pytest.raises(StoreConflictError):
+        other.acquire("you", 10, 101.0, instead_of="another")
+    newer = other.acquire("you", 10, 101.0, instead_of="me")
+    assert newer > token
+    assert store.holder() == "you"
+    with pytest.raises(StoreConflictError):
+        store.put("k", b"late", 0, token=token)
+    other.release(newer)
+    assert store.holder() == ""
+
+
 def test_a_key_that_is_not_there(store):
     assert store.get("a") is None
     assert store.list("") == []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from master.fleet import CrashLoop, Fleet, ServersGone, Start, Stop, WorkerGone, check_scale
+from master.fleet import Fleet
+from master.processes import CrashLoop, ServersGone, Start, Stop, WorkerGone, check_scale
 from torch_edl.errors import UsageError
 from torch_edl.launch.base import ProcessExit
 
@@ -221,7 +222,7 @@ def test_a_failure_stops_everything_at_once():
     [
         (0, 0, "ps", "at least one"),
         (4, 2, "ps", "write 2:4"),
-        (1, 2, "local", "--strategy ps"),
+        (1, 2, "local", "--strategy allreduce"),
     ],
 )
 def test_a_scale_that_cannot_be(least, most, strategy, text):

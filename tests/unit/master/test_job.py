@@ -11,8 +11,9 @@ import pytest
 
 from master.actions import CommitLocal, Flush, MakeFolder, SaveServers, WriteOutput
 from master.checkpoints import steps_of
-from master.fleet import Fleet, Start, Stop
+from master.fleet import Fleet
 from master.job import Job
+from master.processes import Start, Stop
 from master.saves import Saved, identity
 from master.workers import Workers
 from torch_edl.checkpoint import Manifest, step_dir
@@ -331,7 +332,8 @@ class TestDecisions:
         assert len(w.job.fleet.alive("worker")) == 3
         assert w.job.fleet.alive("ps") == []
         w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
-        assert w.report_model(0) is None
+        rows = pb.EmbeddingReport(name="e", dim=4, dynamic=True)
+        assert w.report_model(0, embeddings=[rows]) is None
         w.tick()
         assert len(w.job.fleet.alive("worker")) == 3
         assert len(w.job.fleet.alive("ps")) == 2

@@ -1,0 +1,326 @@
+"""The job of a training script: its workers are started by agents, or by torchrun. Pure.
+
+There is no data here and no task: the ring goes through the data by itself. What is decided here
+are places (which worker is where), agents, rounds of torchrun, and when it is all over.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from master.agents import Agent, Agents
+from master.fleet import Fleet
+from master.job import Job
+from master.membership import Member
+from master.outcome import Outcome, Restoring
+from master.ring import Ring
+from master.rounds import Place, Rounds
+from master.saves import Saved
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+# Agents ask twice a second; one that did not ask for so long will not hear how the job ended.
+_LINGER_S = 5.0
+
+
+class ScriptJob(Job):
+    """A job of kind ``script``; its fleet is external."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        fleet: Fleet,
+        *,
+        folder: Path,
+        cores: int,
+        resumed: Saved | None = None,
+        wall_offset_s: float = 0.0,
+    ) -> None:
+        super().__init__(
+            config, fleet, folder=folder, cores=cores, resumed=resumed, wall_offset_s=wall_offset_s
+        )
+        self.reason = "a training script"
+        self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
+        self._rounds = Rounds()
+        self._places: dict[tuple[str, int], int] = {}
+        self._next_id = 0
+        self._scaled = False
+        newest = self.keeper.newest
+        self._checkpoint = str(newest.path) if newest is not None else ""
+        self._position = (0, 0, 0)  # pass, records of it, records of all of it
+        self._before = 0  # records of the passes before
+        self._steps = 0
+
+    def start(self, now: float) -> None:
+        """Workers may come."""
+        if self.fleet.strategy:
+            return  # it goes on
+        self.fleet.decide("allreduce", **self._restoring())
+        super().start(now)
+
+    # ---- workers ----
+
+    def register(self, request: pb.RegisterRequest, now: float) -> int:
+        """A worker that an agent started; returns its number.
+
+        It replaces the one that was in its place before, unless it is the same process that asks
+        again.
+
+        Raises:
+            UsageError: the job is over.
+        """
+        if self.outcome is not None:
+            raise UsageError(f"job {self.config.name} is over: no worker is wanted any more")
+        place = (request.node or request.host, request.local_rank)
+        before = self._places.get(place)
+        if before is not None:
+            member = self.members.get(before)
+            if member is not None and member.pid == request.pid:
+                return before
+            self._gone(before, "left" if member is None else "another took its place", now)
+        worker, self._next_id = self._next_id, self._next_id + 1
+        self._places[place] = worker
+        agent = self._agents.get(request.node)
+        log = agent.logs.get(request.pid, "") if agent is not None else ""
+        self.fleet.adopt(worker, request.pid, log)
+        return worker
+
+    def left_ring(self, member: Member, now: float, *, finished: bool) -> None:
+        """A worker does not come along; what its process does from now on is its own affair."""
+        super().left_ring(member, now, finished=finished)
+        self.members.remove(member.id)
+        if not finished:
+            self.tell("info", f"worker-{member.id} leaves", now)
+
+    def checkpoint_written(self, directory: str, now: float) -> None:
+        """The ring wrote a checkpoint: the job goes back there from now on."""
+        if directory != self._checkpoint:
+            self._checkpoint = directory
+            self.tell("info", f"checkpoint {directory}", now)
+
+    def _gone(self, worker: int, why: str, now: float) -> None:
+        """A worker does not live any more, or is counted on no longer."""
+        self.fleet.abandon(worker, why)
+        if worker in self.members:
+            self.tell("warning", f"worker-{worker} is gone: {why}; the others go on", now)
+        self._drop(worker)
+
+    def _give_up(self, worker: int, why: str, now: float) -> None:
+        member = self.members.get(worker)
+        agent = self._agents.get(self._node_of(worker))
+        if member is not None and agent is not None:
+            agent.kill.add(member.pid)
+        self._gone(worker, why, now)
+
+    def _node_of(self, worker: int) -> str:
+        return next((node for (node, _), id in self._places.items() if id == worker), "")
+
+    def _workers_of(self, node: str) -> list[int]:
+        return [id for (name, _), id in self._places.items() if name == node]
+
+    # ---- agents ----
+
+    def agent_report(self, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
+        """An agent tells what its workers do."""
+        known = self._agents.get(request.node) is not None
+        agent, replaced = self._agents.report(request.node, request.pid, request.host, now)
+        if not known:
+            self.tell("info", f"agent {request.node} on {request.host}", now)
+        if replaced:
+            for worker in self._workers_of(request.node):
+                self._gone(worker, "its agent started again", now)
+        agent.logs = {told.pid: told.log for told in request.workers}
+        for told in request.workers:
+            self._told(agent, told, now)
+        agent.done = request.done
+        if request.error:
+            self.fail(request.error, now, traceback=request.traceback)
+        self._end_if_done(now)
+        return self._answer(agent)
+
+    def _told(self, agent: Agent, told: pb.AgentWorker, now: float) -> None:
+        if told.exited:
+            agent.kill.discard(told.pid)
+        for worker in self._workers_of(agent.node):
+            process = self.fleet.process("worker", worker)
+            if process is None or process.pid != told.pid:
+                continue
+            process.log = told.log or process.log
+            if told.exited:
+                how = f"signal {-told.code}" if told.code < 0 else f"exit code {told.code}"
+                self._gone(worker, f"ended with {how}", now)
+
+    def _answer(self, agent: Agent) -> pb.AgentReportResponse:
+        over = self.outcome is not None
+        agent.told = agent.told or over
+        outcome = self.outcome
+        return pb.AgentReportResponse(
+            kill=sorted(agent.kill),
+            node_rank=self._agents.rank(agent.node),
+            nodes=len(self._agents),
+            workers_wanted=self.fleet.workers_wanted if self._scaled else 0,
+            over=over,
+            error=outcome.error if outcome is not None else "",
+        )
+
+    def _lose_silent_agents(self, now: float) -> None:
+        for agent in self._agents.silent(now):
+            timeout_s = self.config.cluster.heartbeat_timeout_s
+            why = f"agent {agent.node} is silent for {timeout_s:g} s"
+            self.tell("warning", f"{why}: its workers are given up", now)
+            for worker in self._workers_of(agent.node):
+                if worker in self.members:
+                    self._give_up(worker, why, now)
+            if not len(self._agents):
+                self.fail(f"{why}, and there is no other one: nobody is left to go on", now)
+
+    # ---- torchrun ----
+
+    def rendezvous(self, request: pb.RendezvousRequest, now: float) -> pb.RendezvousResponse | None:
+        """An agent of torchrun asks for its place, or how its round stands; None: wait."""
+        if request.closed:
+            self._rounds.close()
+        if request.leaving:
+            self._rounds.leave(request.node)
+        if request.closed or request.leaving or request.round:
+            return _message(self._rounds.look(request.node, request.round, now))
+        if self.outcome is not None:
+            return pb.RendezvousResponse(closed=True)
+        place = self._rounds.ask(
+            request.node,
+            request.store,
+            now,
+            min_nodes=request.min_nodes,
+            max_nodes=request.max_nodes,
+            last_call_s=request.last_call_s,
+        )
+        return _message(place) if place.ready or place.closed else None
+
+    # ---- the user ----
+
+    def scale(self, request: pb.ScaleRequest, now: float) -> str:
+        """Another number of workers; agents hear of it."""
+        text = super().scale(request, now)
+        self._scaled = True
+        return text
+
+    def describe(self, status: pb.GetStatusResponse) -> None:
+        """Adds how far the script is: the pass that runs, which is one loader of it."""
+        number, done, total = self._position
+        status.epoch, status.epochs = number, number + 1
+        status.records_done, status.records_total = done, total
+        status.checkpoint = self._checkpoint
+
+    def done(self) -> tuple[int, int]:
+        """(records of all passes, updates), as the members of the ring told."""
+        steps = [max(m.version, m.steps) for m in self.members if self.lockstep.has(m.id)]
+        return self._before + self._position[1], max(steps, default=self._steps)
+
+    # ---- time ----
+
+    def tick(self, now: float) -> list[Any]:
+        """What is to be done now: nothing, but time passes for agents and rounds too."""
+        if self.outcome is None:
+            self._lose_silent_agents(now)
+        if self._rounds.form(now):
+            self.lockstep.moved = True
+        actions = super().tick(now)
+        self.over = self.outcome is not None and self._agents.over(now, linger_s=_LINGER_S)
+        return actions
+
+    def _advance(self, now: float) -> None:
+        for member in self.members:
+            if self.lockstep.has(member.id) and member.ring == self.lockstep.ring.number:
+                self._moved(member)
+        records, self._steps = self.done()
+        self.rates.sample(now, records, self._steps)
+        self._end_if_done(now)
+
+    def _moved(self, member: Member) -> None:
+        number, done, total = self._position
+        if member.data_pass > number:
+            self._before += total or done
+            self._position = (member.data_pass, member.position, member.pass_records)
+        elif member.data_pass == number and member.position > done:
+            self._position = (number, member.position, member.pass_records)
+
+    def _end_if_done(self, now: float) -> None:
+        if self.outcome is not None:
+            return
+        # Without agents (torchrun) the workers' own word counts.
+        done = self._agents.done
+        if not len(self._agents):
+            done = self.lockstep.ring.finished and not len(self.members)
+        if done:
+            self.tell("info", "finished", now)
+            self._end(Outcome("finished", 0), now, leave_s=0.0)
+
+    def _renew(self, text: str, now: float) -> None:
+        super()._renew(text, now)
+        self._position, self._before = (0, 0, 0), 0
+
+    def _restoring(self) -> Restoring:
+        if self._checkpoint:
+            return {"restore": self._checkpoint, "values_only": False}
+        return super()._restoring()
+
+    # ---- a restart of the master ----
+
+    def durable(self) -> dict[str, Any]:
+        """What a restarted master goes on with, as JSON can say it."""
+        return {
+            "ring": self.lockstep.ring.export(),
+            "rounds": self._rounds.export(),
+            "agents": self._agents.export(),
+            "incarnation": self.fleet.incarnation,
+            "restored_from": self.fleet.restored_from,
+            "values_only": self.fleet.values_only,
+            "checkpoint": self._checkpoint,
+            "workers_wanted": self.fleet.workers_wanted if self._scaled else 0,
+            "next_id": self._next_id,
+            "workers": [
+                {"id": m.id, "pid": m.pid, "host": m.host, "node": node, "local_rank": local_rank}
+                for (node, local_rank), id in self._places.items()
+                if (m := self.members.get(id)) is not None
+            ],
+        }
+
+    def go_on(self, state: dict[str, Any], now: float) -> None:
+        """The inverse of :meth:`durable`; called before :meth:`start`. Everybody was heard now."""
+        self.lockstep.ring = Ring.restored(state["ring"])
+        self._rounds = Rounds.restored(state["rounds"], now)
+        self._agents.restore(state["agents"], now)
+        self._checkpoint = state["checkpoint"]
+        self._next_id = state["next_id"]
+        self.fleet.decide(
+            "allreduce",
+            restore=state["restored_from"],
+            values_only=state["values_only"],
+            incarnation=state["incarnation"],
+        )
+        if state["workers_wanted"]:
+            self.fleet.scale(state["workers_wanted"])
+            self._scaled = True
+        for worker in state["workers"]:
+            id = worker["id"]
+            self._places[worker["node"], worker["local_rank"]] = id
+            self.fleet.adopt(id, worker["pid"])
+            self.members.register(id, worker["pid"], worker["host"], now)
+        if self.lockstep.ring.number:
+            self.leased(now)
+        self.tell("info", f"the master is back: {len(self.members)} workers go on", now)
+
+
+def _message(place: Place) -> pb.RendezvousResponse:
+    return pb.RendezvousResponse(
+        ready=place.ready,
+        round=place.round,
+        rank=place.rank,
+        nodes=place.nodes,
+        store=place.store,
+        waiting=place.waiting,
+        closed=place.closed,
+        over=place.over,
+    )
