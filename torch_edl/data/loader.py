@@ -6,7 +6,6 @@ the same records, whoever trains it and however often, so a server can tell what
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
@@ -21,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from torch_edl.config import JobConfig
 from torch_edl.data.leases import LeaseClient
 from torch_edl.data.sources import Source, open_source
-from torch_edl.data.sources.base import take
+from torch_edl.data.task_records import read_task
+from torch_edl.data.task_space import Task
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.wire import master_pb2 as pb
 
@@ -136,17 +136,10 @@ class Feeder:
         yield Window(lease, offset, length, ready)
 
     def _records(self, lease: pb.LeaseMessage) -> Any:
-        source = self._source(lease.shard)
-        if lease.kind != pb.TASK_TRAIN or not self._config.data.shuffle:
-            return source.read(lease.start, lease.end)
-        # A task that --max-steps cut short begins as the whole of it would: a job that goes on
-        # from there later finds the records that are left.
-        end = max(lease.end, min(lease.start + self._config.records_per_task, source.count))
-        seed = f"{self._config.train.seed}/{lease.task_id}".encode()
-        digest = hashlib.blake2b(seed, digest_size=8).digest()
-        random = np.random.default_rng(int.from_bytes(digest, "little"))
-        order = random.permutation(end - lease.start)[: lease.end - lease.start]
-        return take(source.read(lease.start, end), order)
+        task = Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
+        shuffle = lease.kind == pb.TASK_TRAIN and self._config.data.shuffle
+        seed = self._config.train.seed if shuffle else None
+        return read_task(self._source(lease.shard), task, self._config.records_per_task, seed)
 
     def _source(self, shard: str) -> Source:
         if shard not in self._sources:

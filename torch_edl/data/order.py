@@ -51,6 +51,8 @@ class Pass:
     """Leave the records out that do not fill the last update of an epoch."""
     shuffle: bool = False
     seed: int = 0
+    end: int = 0
+    """Stop after so many records of the pass; 0: at its end."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "accumulate"):
@@ -67,7 +69,7 @@ class Pass:
     @property
     def total(self) -> int:
         """Records of the whole pass, those that are left out included."""
-        return self.records * self.epochs
+        return self.end or self.records * self.epochs
 
     def update_size(self, world: int) -> int:
         """Records of an update of ``world`` members, but for the last of an epoch."""
@@ -89,7 +91,7 @@ class Pass:
 
         An update ends with its epoch.
         """
-        epoch_end = (start // self.records + 1) * self.records
+        epoch_end = min((start // self.records + 1) * self.records, self.total)
         records = min(self.update_size(world), epoch_end - start)
         # As equal as can be; the first members have one more.
         whole, rest = divmod(records, world)

@@ -105,6 +105,18 @@ class TaskSpace:
         """Records of all tasks below ``id``."""
         return self._before(id, lambda records: records)
 
+    def at(self, position: int) -> tuple[int, int]:
+        """The task, and the offset in it, of a position in the order of tasks: the inverse of
+        :meth:`records_before`; 0 <= position < total_records."""
+        low, high = 0, self.total - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.records_before(middle) <= position:
+                low = middle
+            else:
+                high = middle - 1
+        return low, position - self.records_before(low)
+
     def epoch_of(self, id: int) -> int:
         """Epoch of a task; ``epochs`` past the last one."""
         return id // self.tasks_per_epoch if id < self.total else self.epochs

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.order import Order, Pass, Span
+from torch_edl.data.sources import expand, open_source
+from torch_edl.data.task_records import TaskOrder, TaskRecords
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 
 # What a DataLoader decides by its own order; ours is the job's.
@@ -19,12 +24,14 @@ _REFUSED = {
     "batch_sampler": "the job deals the records out; use batch_size",
 }
 _ENDLESS = 1 << 62
+# Files are shuffled in blocks of so many minibatches, and within each: see data/task_records.py.
+_BATCHES_PER_TASK = 32
 
 
 class Indices(Protocol):
     """From positions of a pass to what the dataset is indexed by."""
 
-    def indices(self, span: Span) -> list[int]:
+    def indices(self, span: Span) -> list[Any]:
         """The indices at some positions, all of one epoch."""
         ...
 
@@ -85,7 +92,7 @@ class Batches:
         self._running = None
         self._ahead.clear()
 
-    def _spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[list[int]]:
+    def _spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[list[Any]]:
         """The indices of this and all later minibatches, should nothing change."""
         while (start := self.data.next_start(start, world)) < self.data.total:
             part = self.data.part(start, rank, world)
@@ -95,17 +102,17 @@ class Batches:
                     yield self._order.indices(span)
             start += part.records
 
-    def _loader(self, indices: Iterator[list[int]]) -> DataLoader[Any]:
+    def _loader(self, indices: Iterator[list[Any]]) -> DataLoader[Any]:
         return DataLoader(self._dataset, batch_sampler=_Once(indices), **self._options)
 
 
 class _Once:
     """An iterator where a DataLoader wants an iterable of lists of indices."""
 
-    def __init__(self, indices: Iterator[list[int]]) -> None:
+    def __init__(self, indices: Iterator[list[Any]]) -> None:
         self._indices = indices
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return self._indices
 
 
@@ -176,6 +183,8 @@ def open_batches(
     Raises:
         UsageError: it can neither be indexed nor iterated, or has no records.
     """
+    if isinstance(dataset, str | os.PathLike) or _is_paths(dataset):
+        return _open_files(dataset, data, number, options)
     if isinstance(dataset, IterableDataset):
         # The length shows when the end is there; epochs follow each other without a border.
         stream = Pass(records=_ENDLESS, **{**data, "epochs": 1})
@@ -189,3 +198,46 @@ def open_batches(
         raise UsageError("the dataset is empty")
     whole = Pass(records=len(dataset), **data)
     return Batches(dataset, whole, Order(whole, number), options)
+
+
+def _is_paths(dataset: Any) -> bool:
+    return isinstance(dataset, list | tuple) and all(
+        isinstance(path, str | os.PathLike) for path in dataset
+    )
+
+
+def _open_files(
+    paths: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
+) -> Batches:
+    named = [paths] if isinstance(paths, str | os.PathLike) else paths
+    sources = [open_source(path) for path in expand([os.fspath(path) for path in named])]
+    by_name = {source.name: source for source in sources}
+    seed = data["seed"] + number
+    space = TaskSpace(
+        [Shard(source.name, source.count) for source in sources],
+        _BATCHES_PER_TASK * data["batch_size"],
+        epochs=data["epochs"],
+        seed=seed,
+        shuffle=data["shuffle"],
+        batch_size=data["batch_size"],
+    )
+    if not space.total_records:
+        raise UsageError(f"{paths}: the files hold no records")
+    return Batches(
+        TaskRecords(space, by_name.__getitem__, seed if data["shuffle"] else None),
+        Pass(records=space.total_records // data["epochs"], **data),
+        TaskOrder(space),
+        {"collate_fn": collate_records, **options},
+    )
+
+
+def collate_records(records: Any) -> Any:
+    """Tensors by column for the rows of a table, texts as lists; records of bytes as they are."""
+    if isinstance(records, list):
+        return records
+    columns = {}
+    for name, column in zip(records.column_names, records.columns, strict=True):
+        values = column.to_numpy()
+        numeric = values.dtype.kind in "biuf"
+        columns[name] = torch.from_numpy(values.copy()) if numeric else column.to_pylist()
+    return columns

@@ -83,7 +83,7 @@ class SourceShard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
-    __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source")
+    __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "running")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class ReportModelRequest(_message.Message):
     OPTIMIZER_ERROR_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     error: str
     traceback: str
@@ -102,7 +103,8 @@ class ReportModelRequest(_message.Message):
     optimizer_error: str
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
     custom_source: bool
-    def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ...) -> None: ...
+    running: bool
+    def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., running: _Optional[bool] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
     __slots__ = ("ready", "strategy", "reason", "cluster", "torch_threads", "shards")

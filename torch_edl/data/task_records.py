@@ -1,0 +1,105 @@
+"""The records of tasks, shuffled within each; as a dataset whose indices are pieces of tasks.
+
+Files are read task by task, in order, whatever the order of training: a shuffle over single
+records would read a block of the file for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torch_edl.data.order import Span
+from torch_edl.data.sources import Source, concat
+from torch_edl.data.sources.base import take
+from torch_edl.data.task_space import Task, TaskSpace
+
+Piece = tuple[int, int, int]
+"""A task, and offsets in it: of the first record and of one after the last."""
+
+_KEPT = 2  # tasks in memory: a minibatch may reach from one into the next
+
+
+def read_task(source: Source, task: Task, records_per_task: int, seed: int | None) -> Any:
+    """The records of a task: a list, or a ``pyarrow.Table``.
+
+    Args:
+        records_per_task: of whole tasks.
+        seed: shuffle them by (seed, task id); None: leave them in the order of the file.
+    """
+    if seed is None:
+        return source.read(task.start, task.end)
+    # A task that was cut short begins as the whole of it would: a job that goes on from there
+    # later finds the records that are left.
+    end = max(task.end, min(task.start + records_per_task, source.count))
+    digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
+    random = np.random.default_rng(int.from_bytes(digest, "little"))
+    order = random.permutation(end - task.start)[: task.end - task.start]
+    return take(source.read(task.start, end), order)
+
+
+class TaskRecords:
+    """Records by piece of task: what a DataLoader calls a dataset with ``__getitems__``.
+
+    Args:
+        open_shard: from the name of a shard to its source.
+        seed: see :func:`read_task`.
+    """
+
+    def __init__(
+        self, space: TaskSpace, open_shard: Callable[[str], Source], seed: int | None
+    ) -> None:
+        self._space = space
+        self._open = open_shard
+        self._seed = seed
+        self._sources: dict[str, Source] = {}
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Records of all tasks."""
+        return self._space.total_records
+
+    def __getitems__(self, pieces: list[Piece]) -> Any:
+        """The records of some pieces, one after the other: a list, or a ``pyarrow.Table``."""
+        return concat([_slice(self._task(task), first, last) for task, first, last in pieces])
+
+    def _task(self, number: int) -> Any:
+        records = self._kept.get(number)
+        if records is None:
+            task = self._space.task(number)
+            if task.shard not in self._sources:
+                self._sources[task.shard] = self._open(task.shard)
+            records = read_task(
+                self._sources[task.shard], task, self._space.records_per_task, self._seed
+            )
+            self._kept[number] = records
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return records
+
+
+class TaskOrder:
+    """From positions in the order of tasks to pieces of them."""
+
+    def __init__(self, space: TaskSpace) -> None:
+        self._space = space
+
+    def indices(self, span: Span) -> list[Piece]:
+        """The pieces at some positions."""
+        first, last = span
+        pieces = []
+        task, offset = self._space.at(first)
+        while first < last:
+            count = min(last - first, self._space.task(task).records - offset)
+            pieces.append((task, offset, offset + count))
+            first += count
+            task, offset = task + 1, 0
+        return pieces
+
+
+def _slice(records: Any, first: int, last: int) -> Any:
+    return records[first:last] if isinstance(records, list) else records.slice(first, last - first)
