@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.server import serve
+
+ROOT = Path(__file__).parents[3]
+WORKER = Path(__file__).with_name("programs") / "worker.py"
+TOKEN = "secret"
+
+
+def wait_for(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+    """What ``condition`` returns once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+    return found
+
+
+class ScriptedMaster:
+    """Answers agents over real gRPC as a test says, and keeps what they told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: list[tuple[float, pb.AgentReportRequest]] = []
+        self.answer = pb.AgentReportResponse(nodes=1)
+        self.stops: list[str] = []
+        service = pb.DESCRIPTOR.services_by_name["Master"]
+        handlers = {m.name: self._refuse for m in service.methods}
+        handlers["AgentReport"] = self._report
+        handlers["Stop"] = self._stop
+        handlers["GetStatus"] = lambda request, _: pb.GetStatusResponse(job="scripted")
+        self._server, self.port = serve(
+            service, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
+        )
+
+    @property
+    def told(self) -> list[tuple[float, pb.AgentReportRequest]]:
+        with self._lock:
+            return list(self._told)
+
+    def ends(self) -> dict[int, tuple[float, int]]:
+        """When each worker's end was first told, and its code, by pid."""
+        found: dict[int, tuple[float, int]] = {}
+        for when, request in self.told:
+            for worker in request.workers:
+                if worker.exited:
+                    found.setdefault(worker.pid, (when, worker.code))
+        return found
+
+    def close(self) -> None:
+        self._server.stop(grace=None).wait()
+
+    def _report(self, request: pb.AgentReportRequest, _: Any) -> pb.AgentReportResponse:
+        with self._lock:
+            self._told.append((time.monotonic(), request))
+        answer = pb.AgentReportResponse()
+        answer.CopyFrom(self.answer)
+        answer.over = answer.over or request.done or bool(request.error) or bool(self.stops)
+        return answer
+
+    def _stop(self, request: pb.StopRequest, _: Any) -> pb.StopResponse:
+        self.stops.append(request.reason)
+        return pb.StopResponse()
+
+    @staticmethod
+    def _refuse(request: Any, _: Any) -> Any:
+        raise NotImplementedError
+
+
+class RunningAgent:
+    """``torch-edl run`` of the script that tells of itself."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder = folder
+        self.process = process
+
+    def workers(self, count: int) -> dict[int, dict[str, str]]:
+        """Environments by pid of those that run, once they are as many."""
+
+        def running() -> dict[int, dict[str, str]] | None:
+            found = {
+                int(file.stem.split("-")[1]): json.loads(file.read_text())
+                for file in self.folder.glob("*-*.json")
+            }
+            found = {pid: env for pid, env in found.items() if is_running(pid)}
+            return found if len(found) == count else None
+
+        return wait_for(running)  # type: ignore[no-any-return]
+
+    def end(self, code: int, local_rank: int | None = None) -> None:
+        """Ends all workers, or the next one of a local rank."""
+        name = "end" if local_rank is None else f"end-{local_rank}"
+        part = self.folder / f"{name}.part"
+        part.write_text(str(code))
+        os.replace(part, self.folder / name)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr, once it has ended."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def master() -> Iterator[ScriptedMaster]:
+    master = ScriptedMaster()
+    yield master
+    master.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, master: ScriptedMaster) -> Iterator[Callable[..., RunningAgent]]:
+    """Starts an agent whose master is ours; words are options, ``script`` words for the script."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_agent(*words: str, script: tuple[str, ...] = ()) -> RunningAgent:
+        folder = tmp_path / "workers"
+        folder.mkdir()
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-m", "torch_edl.cli", "run"),
+                *("--rdzv-endpoint", f"127.0.0.1:{master.port}"),
+                *words,
+                str(WORKER),
+                str(folder),
+                *script,
+            ],
+            env={
+                **os.environ,
+                "TORCH_EDL_HOME": str(tmp_path / "home"),
+                "TORCH_EDL_TOKEN": TOKEN,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return RunningAgent(folder, process)
+
+    yield start_agent
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()

@@ -1,0 +1,37 @@
+"""A script that tells of itself in a folder, and ends as a file there says.
+
+It imports torch_edl and nothing else that takes time.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch_edl  # noqa: F401 - makes it a script of torch_edl
+
+folder = Path(sys.argv[1])
+me = f"{os.environ['LOCAL_RANK']}-{os.getpid()}"
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(f"worker {os.environ['RANK']} begins", flush=True)
+(folder / f"{me}.part").write_text(json.dumps(dict(os.environ)))
+os.replace(folder / f"{me}.part", folder / f"{me}.json")
+while True:
+    for name in (f"end-{os.environ['LOCAL_RANK']}", "end"):
+        if (folder / name).exists():
+            code = int((folder / name).read_text())
+            if name != "end":
+                (folder / name).unlink()
+            if code == 77:
+                from torch.distributed.elastic.multiprocessing.errors import record
+
+                @record
+                def fail() -> None:
+                    raise ValueError("too bad")
+
+                fail()
+            sys.exit(code)
+    time.sleep(0.01)

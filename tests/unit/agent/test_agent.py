@@ -1,0 +1,203 @@
+"""The agent as a process, with workers that are processes, and a master that a test scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.unit.agent.conftest import RunningAgent, ScriptedMaster, is_running, wait_for
+
+from torch_edl.wire import master_pb2 as pb
+
+Start = Callable[..., RunningAgent]
+
+
+def test_workers_get_the_environment_of_torchrun_and_ours(
+    start: Start, master: ScriptedMaster
+) -> None:
+    agent = start("--nproc-per-node", "2", "--role", "trainer", "--max-restarts", "3")
+    workers = agent.workers(2)
+    assert sorted(env["RANK"] for env in workers.values()) == ["0", "1"]
+    for env in workers.values():
+        expected = {
+            "LOCAL_RANK": env["RANK"],
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": env["RANK"],
+            "ROLE_NAME": "trainer",
+            "ROLE_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "3",
+            "TORCH_EDL_MASTER": f"127.0.0.1:{master.port}",
+            "TORCH_EDL_TOKEN": "secret",
+        }
+        assert {name: env.get(name) for name in expected} == expected
+        assert env["TORCH_EDL_NODE"] == master.told[0][1].node
+        assert env["MASTER_PORT"].isdecimal()
+    agent.end(0)
+    code, out, err = agent.finish()
+    assert code == 0
+    assert sorted(out.splitlines()) == ["worker 0 begins", "worker 1 begins"]
+    assert "is a training script with torch_edl: 2 workers" in err
+    assert {code for _, code in master.ends().values()} == {0}
+    assert master.told[-1][1].done
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lost_worker_is_replaced_alone_and_told_at_once(
+    start: Start, master: ScriptedMaster, number: signal.Signals
+) -> None:
+    agent = start("--nproc-per-node", "2")
+    before = agent.workers(2)
+    victim = next(pid for pid, env in before.items() if env["RANK"] == "1")
+    killed = time.monotonic()
+    os.kill(victim, number)
+    wait_for(lambda: not is_running(victim))
+    after = agent.workers(2)
+    told, code = master.ends()[victim]
+    assert code == -number
+    assert told - killed < 0.25
+    new = set(after) - set(before)
+    assert set(before) - set(after) == {victim}
+    assert [after[pid]["RANK"] for pid in new] == ["1"]
+    assert [after[pid]["TORCHELASTIC_RESTART_COUNT"] for pid in new] == ["1"]
+    agent.end(0)
+    assert agent.finish()[0] == 0
+
+
+def test_a_failing_worker_ends_the_job_with_the_report_of_torch(
+    start: Start, master: ScriptedMaster
+) -> None:
+    agent = start("--nproc-per-node", "2")
+    workers = agent.workers(2)
+    agent.end(77, 1)
+    code, _, err = agent.finish()
+    assert code == 1
+    assert "worker.py FAILED" in err
+    assert "Root Cause (first observed failure)" in err
+    assert re.search(r"rank +: 1 \(local_rank: 1\)", err)
+    assert "ValueError: too bad" in err
+    assert not any(map(is_running, workers))
+    last = master.told[-1][1]
+    assert "rank 1 ended (exit code 1)" in last.error
+    assert "too bad" in last.error
+    assert "ValueError" in last.traceback
+    assert sorted(code for _, code in master.ends().values()) == [-15, 1]
+
+
+def test_failures_are_made_good_as_often_as_max_restarts_says(
+    start: Start, master: ScriptedMaster
+) -> None:
+    agent = start("--nproc_per_node=1", "--max_restarts=1")
+    (first,) = agent.workers(1)
+    agent.end(5, 0)
+    wait_for(lambda: not is_running(first))
+    agent.workers(1)
+    agent.end(6, 0)
+    code, _, err = agent.finish()
+    assert code == 1
+    assert "exitcode  : 6" in err
+
+
+def test_the_master_has_a_worker_killed(start: Start, master: ScriptedMaster) -> None:
+    agent = start("--nproc-per-node", "2")
+    before = agent.workers(2)
+    victim = min(before)
+    master.answer = pb.AgentReportResponse(nodes=1, kill=[victim, os.getpid()])
+    wait_for(lambda: not is_running(victim))
+    after = agent.workers(2)
+    assert set(before) - set(after) == {victim}
+    agent.end(0)
+    assert agent.finish()[0] == 0
+
+
+def test_the_number_of_workers_follows_the_master(start: Start, master: ScriptedMaster) -> None:
+    agent = start("--nproc-per-node", "2")
+    first = agent.workers(2)
+    master.answer = pb.AgentReportResponse(nodes=1, workers_wanted=4)
+    assert set(first) < set(agent.workers(4))
+    master.answer = pb.AgentReportResponse(nodes=1, workers_wanted=1)
+    (last,) = agent.workers(1).values()
+    assert last["RANK"] == "0"
+    agent.end(0)
+    assert agent.finish()[0] == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_nothing_behind(
+    start: Start, master: ScriptedMaster, number: signal.Signals, code: int
+) -> None:
+    agent = start("--nproc-per-node", "2", "--shutdown-timeout", "1", script=("deaf",))
+    workers = agent.workers(2)
+    agent.process.send_signal(number)
+    assert agent.finish()[0] == code
+    assert not any(map(is_running, workers))
+    assert master.stops == [number.name]
+    assert {code for _, code in master.ends().values()} == {-9}
+
+
+def test_a_second_ctrl_c_does_not_wait(start: Start, master: ScriptedMaster) -> None:
+    agent = start("--nproc-per-node", "1", "--shutdown-timeout", "50", script=("deaf",))
+    (worker,) = agent.workers(1)
+    agent.process.send_signal(signal.SIGINT)
+    wait_for(lambda: master.stops)
+    agent.process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    assert agent.finish()[0] == 130
+    assert time.monotonic() - begun < 20
+    assert not is_running(worker)
+
+
+def test_workers_do_not_outlive_a_killed_agent(start: Start) -> None:
+    agent = start("--nproc-per-node", "2", script=("deaf",))
+    workers = agent.workers(2)
+    agent.process.kill()
+    wait_for(lambda: not any(map(is_running, workers)))
+
+
+def test_a_job_that_ended_elsewhere(start: Start, master: ScriptedMaster) -> None:
+    agent = start("--nproc-per-node", "1")
+    agent.workers(1)
+    master.answer = pb.AgentReportResponse(over=True, error="node1: rank 3 ended (exit code 1)")
+    code, _, err = agent.finish()
+    assert code == 1
+    assert "error: node1: rank 3 ended (exit code 1)" in err
+    assert {code for _, code in master.ends().values()} == {-15}
+
+
+def test_logs_lie_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    agent = start(
+        *("--nproc-per-node", "2", "--log-dir", str(logs), "-r", "3", "-t", "0:1"),
+        *("--rdzv-id", "mine", "--duplicate-stdout-filters", "begins"),
+    )
+    workers = agent.workers(2)
+    victim = next(pid for pid, env in workers.items() if env["RANK"] == "1")
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: not is_running(victim))
+    agent.workers(2)
+    agent.end(0)
+    code, out, _ = agent.finish()
+    assert code == 0
+    assert out == "[default0]:worker 0 begins\n"
+    (run,) = logs.iterdir()
+    assert run.name.startswith("mine_")
+    files = {str(p.relative_to(run)): p.read_text() for p in run.rglob("*.log")}
+    assert files == {
+        "attempt_0/0/stdout.log": "worker 0 begins\n",
+        "attempt_0/0/stderr.log": "",
+        "attempt_0/1/stdout.log": "worker 1 begins\n",
+        "attempt_0/1/stderr.log": "",
+        "attempt_0/filtered_stdout.log": "[default0]:worker 0 begins\n",
+        "attempt_1/1/stdout.log": "worker 1 begins\n",
+        "attempt_1/1/stderr.log": "",
+    }
+    assert not (run / "attempt_1" / "0").exists()
