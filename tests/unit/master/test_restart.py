@@ -1,0 +1,193 @@
+"""A real master of a script, killed and started again: workers find it, and their ring."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+TOKEN = "secret"
+DEADLINE_S = 30.0
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"did not happen: {what}"
+        time.sleep(0.02)
+
+
+class Master:
+    """The process, and where it is."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "jobs" / "j"
+        self.folder.mkdir(parents=True)
+        config = JobConfig(
+            name="j",
+            kind="script",
+            model_file="/train.py",
+            cluster=ClusterConfig(min_workers=2, max_workers=3, heartbeat_timeout_s=3.0),
+        )
+        (self.folder / "job.json").write_text(config.to_json())
+        self.env = {**os.environ, "TORCH_EDL_HOME": str(home), "TORCH_EDL_TOKEN": TOKEN}
+        self.start()
+
+    def start(self, token: str = TOKEN) -> None:
+        self.started = time.monotonic()
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "master", "--job", "j"],
+                env={**self.env, "TORCH_EDL_TOKEN": token},
+                stderr=log,
+            )
+        wait_for(lambda: self.found().get("pid") == self.process.pid, "master.json")
+
+    def found(self) -> dict[str, object]:
+        try:
+            return dict(json.loads((self.folder / "master.json").read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stub(self, token: str = TOKEN) -> Stub:
+        service = pb.DESCRIPTOR.services_by_name["Master"]
+        return Stub(service, str(self.found()["address"]), token)
+
+
+class Worker:
+    """Registers, beats ten times a second, and asks into rings."""
+
+    def __init__(self, stub: Stub, local_rank: int, pid: int) -> None:
+        self.stub = stub
+        registered = stub.call(
+            "Register",
+            pb.RegisterRequest(worker_id=-1, pid=pid, host="h", node="n", local_rank=local_rank),
+            timeout_s=5,
+        )
+        self.id = registered.worker_id
+        self.ring = 0
+        self.heard = pb.HeartbeatResponse(known=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(0.1):
+            request = pb.HeartbeatRequest(worker_id=self.id, ring=self.ring)
+            try:
+                self.heard = self.stub.call("Heartbeat", request, timeout_s=1)
+            except grpc.RpcError:
+                continue  # the master is away: the ring does not depend on it
+
+    def join(self, step: int) -> pb.JoinRingResponse:
+        end = time.monotonic() + DEADLINE_S
+        request = pb.JoinRingRequest(
+            worker_id=self.id, ring=self.ring, store=f"s{self.id}", step=step
+        )
+        while time.monotonic() < end:
+            try:
+                answer = self.stub.call("JoinRing", request, timeout_s=5)
+            except grpc.RpcError:
+                time.sleep(0.05)  # the master is away
+                continue
+            if answer.ready or answer.leave:
+                self.ring = answer.ring
+                return answer  # type: ignore[no-any-return]
+        raise AssertionError("no ring")
+
+    def leave(self) -> None:
+        request = pb.JoinRingRequest(worker_id=self.id, ring=self.ring, leaving=True, finished=True)
+        assert self.stub.call("JoinRing", request, timeout_s=5).leave
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Master]:
+    made = Master(tmp_path)
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.kill()
+
+
+def test_the_ring_outlives_the_master(master: Master) -> None:
+    stub = master.stub()
+    workers = [Worker(stub, 0, 11), Worker(stub, 1, 12)]
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            rings = list(pool.map(lambda w: w.join(-1), workers))
+            assert [list(r.workers) for r in rings] == [[0, 1], [0, 1]]
+            wanted = pb.CommitCheckpointRequest(worker_id=0, ring=1, directory="/c/1", written=True)
+            assert stub.call("CommitCheckpoint", wanted, timeout_s=5).accepted
+
+            where = master.found()["address"]
+            master.kill()
+            master.start()
+            assert time.monotonic() - master.started < 3.0, "the dead one's lock is not waited for"
+            assert master.found()["address"] == where
+
+            for worker in workers:
+                worker.heard = pb.HeartbeatResponse()
+            wait_for(lambda: all(w.heard.known for w in workers), "heartbeats again")
+            assert [(w.heard.broken_ring, w.heard.stale_ring) for w in workers] == [(0, 0)] * 2
+            workers[1].ring = 0
+            assert workers[1].join(-1) == rings[1], "an answer that was lost with the master"
+
+            # A third one comes while there is no master: it is in the next ring with the others.
+            workers.append(Worker(stub, 2, 13))
+            assert workers[2].id == 2
+            joined: Future[pb.JoinRingResponse] = pool.submit(workers[2].join, -1)
+            wait_for(lambda: workers[0].heard.stale_ring == 1, "that the ring is to change")
+            master.kill()
+            others = [pool.submit(w.join, 7) for w in workers[:2]]
+            master.start()
+            answers = [f.result() for f in (*others, joined)]
+            assert {tuple(a.workers) for a in answers} == {(0, 1, 2)}
+            assert {(a.ring, a.source, a.heal, a.fresh) for a in answers} == {(2, 0, True, False)}
+
+        status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        assert (status.state, status.checkpoint) == ("running", "/c/1")
+        for worker in workers:
+            worker.leave()
+        ended = lambda: stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5).state  # noqa: E731
+        wait_for(lambda: ended() == "finished", "the end")
+        assert master.process.wait(DEADLINE_S) == 0
+    finally:
+        for worker in workers:
+            worker.close()
+        stub.close()
+
+
+def test_another_run_of_the_name_begins_anew(master: Master) -> None:
+    stub = master.stub()
+    worker = Worker(stub, 0, 11)
+    worker.close()
+    stub.close()
+    master.kill()
+    master.start(token="another")
+    stub = master.stub("another")
+    status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    stub.close()
+    assert [p.role for p in status.processes] == ["master"]

@@ -1,0 +1,369 @@
+"""The job of a training script in simulated time: agents, places, rings, the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from master.fleet import Fleet
+from master.saves import Saved
+from master.scripts import ScriptJob
+from master.status import describe
+from master.workers import Workers
+from torch_edl.checkpoint import Manifest
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+TIMEOUT_S = 10.0
+
+
+class World:
+    """One master of a script, and what agents and workers tell it."""
+
+    def __init__(
+        self,
+        *,
+        least: int = 1,
+        most: int = 2,
+        resumed: str = "",
+        left: dict | None = None,
+        now: float = 0.0,
+    ) -> None:
+        self.config = JobConfig(
+            name="j",
+            kind="script",
+            model_file="/train.py",
+            cluster=ClusterConfig(
+                min_workers=least, max_workers=most, heartbeat_timeout_s=TIMEOUT_S
+            ),
+            checkpoint=CheckpointConfig(dir="/c") if resumed else CheckpointConfig(),
+        )
+        self.now = now
+        manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1, retired_before=0)
+        self.job = ScriptJob(
+            self.config,
+            Fleet("j", workers=most, servers=1, external=True),
+            folder=Path("/job"),
+            cores=4,
+            resumed=Saved(Path(resumed), manifest) if resumed else None,
+        )
+        self.workers = Workers(self.job)
+        if left is not None:
+            self.job.go_on(left, now)
+        self.job.start(now)
+
+    def again(self) -> World:
+        """The master that is started after this one was killed."""
+        left = json.loads(json.dumps(self.job.durable()))
+        return World(most=self.config.cluster.max_workers, left=left, now=self.now)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        assert self.job.tick(self.now) == [], "a script's master starts nothing"
+
+    def register(self, pid: int, *, node: str = "n", local_rank: int = 0) -> int:
+        request = pb.RegisterRequest(
+            worker_id=-1, pid=pid, host="h", node=node, local_rank=local_rank
+        )
+        return self.workers.register(request, self.now).worker_id
+
+    def join(self, worker: int, *, ring: int = 0, step: int = -1, **fields) -> pb.JoinRingResponse:
+        request = pb.JoinRingRequest(
+            worker_id=worker, ring=ring, step=step, store=f"s{worker}", **fields
+        )
+        answer = self.workers.join_ring(request, self.now)
+        return answer if answer is not None else pb.JoinRingResponse()
+
+    def ring(self, *workers: int, ring: int = 0, step: int = -1) -> pb.JoinRingResponse:
+        """They all ask, and the first one's answer."""
+        for worker in workers:
+            self.join(worker, ring=ring, step=step)
+        self.tick(0.6)
+        return self.join(workers[0], ring=ring, step=step)
+
+    def beat(self, worker: int, **fields) -> pb.HeartbeatResponse:
+        return self.workers.heartbeat(
+            pb.HeartbeatRequest(worker_id=worker, loss=0.5, **fields), self.now
+        )
+
+    def agent(self, node: str = "n", *workers: pb.AgentWorker, pid: int = 1, **fields):
+        request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
+        return self.job.agent_report(request, self.now)
+
+    def commit(self, worker: int, ring: int, *, written: bool = False, to: str = "/c/1") -> bool:
+        request = pb.CommitCheckpointRequest(
+            worker_id=worker, ring=ring, directory=to, written=written
+        )
+        return self.workers.commit_checkpoint(request, self.now).accepted
+
+    def status(self) -> pb.GetStatusResponse:
+        return describe(
+            self.job,
+            events_after=0,
+            now=self.now,
+            master=pb.ProcessStatus(role="master"),
+            log_path=lambda role, id: "",
+        )
+
+    def texts(self) -> str:
+        return "\n".join(e.text for e in self.job.events.after(0))
+
+
+def test_workers_get_numbers_and_a_ring() -> None:
+    w = World()
+    assert w.job.state == "starting"
+    assert [w.register(11, local_rank=0), w.register(12, local_rank=1)] == [0, 1]
+    assert not w.join(1).ready
+    answer = w.join(0)
+    assert (answer.ready, answer.ring, list(answer.workers)) == (True, 1, [0, 1])
+    assert (answer.fresh, answer.store, answer.restored_from) == (True, "s0", "")
+    assert w.join(1).ring == 1
+    w.tick()
+    assert w.job.state == "running"
+    status = w.status()
+    assert status.strategy == "allreduce"
+    assert [(p.role, p.pid, p.state) for p in status.processes[1:]] == [
+        ("worker", 11, "running"),
+        ("worker", 12, "running"),
+    ]
+
+
+def test_the_same_process_that_registers_again_keeps_its_number() -> None:
+    w = World()
+    assert w.register(11) == w.register(11) == 0
+
+
+def test_a_worker_in_the_place_of_another_replaces_it() -> None:
+    w = World()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    assert w.register(13, local_rank=1) == 2
+    assert w.beat(0).broken_ring == 1
+    assert not w.beat(1).known
+    assert w.join(1, ring=1, step=4).leave
+    assert not w.join(2).ready
+    answer = w.join(0, ring=1, step=4)
+    assert list(answer.workers) == [0, 2]
+    assert (answer.source, answer.heal, answer.fresh) == (0, True, False)
+
+
+def test_a_worker_that_ends_breaks_the_ring_once() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    dead = pb.AgentWorker(local_rank=1, pid=12, exited=True, code=-9, log="/l")
+    w.agent("n", dead)
+    w.agent("n", dead)
+    assert w.beat(0).broken_ring == 1
+    assert w.texts().count("worker-1 is gone: ended with signal 9") == 1
+    assert w.status().processes[2].exit == "ended with signal 9"
+    assert w.status().processes[2].log == "/l"
+
+
+def test_a_silent_worker_is_given_up_and_its_agent_kills_it() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    for _ in range(3):
+        w.tick(TIMEOUT_S / 2)
+        w.beat(0)
+        answer = w.agent()
+    assert list(answer.kill) == [12]
+    assert w.beat(0).broken_ring == 1
+    gone = pb.AgentWorker(local_rank=1, pid=12, exited=True, code=-9)
+    assert list(w.agent("n", gone).kill) == []
+
+
+def test_the_workers_of_a_silent_agent_are_given_up() -> None:
+    w = World(most=4)
+    w.agent("a")
+    w.agent("b", pid=2)
+    w.register(11, node="a")
+    w.register(21, node="b")
+    w.ring(0, 1)
+    for _ in range(4):
+        w.tick(TIMEOUT_S / 3)
+        w.beat(0)
+        w.beat(1)
+        w.agent("a")
+    assert w.beat(0).broken_ring == 1
+    assert not w.beat(1).known
+    back = w.agent("b", pid=2)
+    assert list(back.kill) == [21]
+    assert (back.node_rank, back.nodes) == (1, 2)
+
+
+def test_without_any_agent_left_the_job_fails() -> None:
+    w = World()
+    w.agent()
+    w.tick(TIMEOUT_S)
+    assert "nobody is left" in w.job.outcome.error
+    w.tick()
+    assert w.job.over
+
+
+def test_an_agent_that_starts_again_has_lost_its_workers() -> None:
+    w = World()
+    w.agent(pid=1)
+    w.register(11)
+    w.agent(pid=2)
+    assert not w.beat(0).known
+
+
+def test_scale_reaches_agents_and_nothing_else_does() -> None:
+    w = World()
+    assert w.agent().workers_wanted == 0
+    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
+    assert w.agent().workers_wanted == 4
+
+
+def test_it_is_finished_when_every_agent_is_done() -> None:
+    w = World()
+    w.agent("a")
+    w.agent("b", pid=2)
+    assert not w.agent("a", done=True).over
+    assert w.agent("b", pid=2, done=True).over
+    w.tick()
+    assert w.job.outcome.exit_code == 0
+    assert not w.job.over, "the other one has not heard"
+    assert w.agent("a", done=True).over
+    w.tick()
+    assert (w.job.over, w.job.state) == (True, "finished")
+
+
+def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
+    w = World()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    assert w.join(0, leaving=True, finished=True).leave
+    w.tick()
+    assert w.job.outcome is None
+    assert w.beat(0).known, "its script may go on after its training"
+    assert w.join(1, leaving=True, finished=True).leave
+    w.tick()
+    assert w.job.state == "finished"
+
+
+def test_workers_that_left_without_an_end_do_not_end_it() -> None:
+    w = World()
+    w.register(11)
+    w.ring(0)
+    w.join(0, leaving=True)
+    w.tick(3600)
+    assert w.job.outcome is None
+
+
+def test_the_error_of_one_agent_ends_all() -> None:
+    w = World()
+    w.agent("a")
+    w.agent("b", pid=2, error="train.py: boom", traceback="T")
+    answer = w.agent("a")
+    assert (answer.over, answer.error) == (True, "train.py: boom")
+    assert (w.job.outcome.state, w.job.outcome.traceback) == ("failed", "T")
+
+
+def test_stop_ends_agents_and_workers() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.ring(0)
+    w.job.stop("asked to stop", w.now)
+    assert w.agent().over
+    assert w.agent().error == "asked to stop"
+    assert w.beat(0).drain
+    assert w.join(0, ring=1, step=3).leave
+    with pytest.raises(UsageError, match="is over"):
+        w.register(12, local_rank=1)
+
+
+def test_records_of_all_passes_count_once() -> None:
+    w = World()
+    w.register(11)
+    w.ring(0)
+    w.beat(0, ring=1, position=10, pass_records=20, steps=2)
+    w.tick(1)
+    w.beat(0, ring=1, position=8, pass_records=20, steps=3)
+    w.tick(1)
+    status = w.status()
+    assert (status.records_done, status.records_total, status.steps) == (10, 20, 3)
+    w.beat(0, ring=1, position=4, pass_records=30, pass_index=1, steps=9)
+    w.tick(1)
+    assert w.job.done() == (24, 9)
+    assert (w.status().records_done, w.status().records_total, w.status().epoch) == (4, 30, 1)
+    w.beat(0, ring=1, position=20, pass_records=20, steps=9)  # a late word of the pass before
+    w.tick(1)
+    assert w.status().records_done == 4
+
+
+def test_only_the_newest_ring_writes_checkpoints_and_a_new_life_begins_there() -> None:
+    w = World()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    assert w.commit(0, 1)
+    assert w.commit(0, 1, written=True)
+    assert w.status().checkpoint == "/c/1"
+    w.register(13, local_rank=1)
+    w.ring(0, 2, ring=1, step=9)
+    assert not w.commit(1, 1, written=True, to="/c/2")
+    assert not w.commit(0, 1, written=True, to="/c/2")
+    w.register(14)
+    w.register(15, local_rank=1)
+    answer = w.ring(3, 4)
+    assert (answer.ring, answer.fresh, answer.restored_from) == (3, True, "/c/1")
+    assert w.beat(3).incarnation == 2
+
+
+def test_the_first_ring_begins_with_the_checkpoint_to_resume() -> None:
+    w = World(resumed="/c/step-5")
+    w.register(11)
+    answer = w.ring(0)
+    assert (answer.fresh, answer.restored_from, answer.values_only) == (True, "/c/step-5", False)
+
+
+def test_a_restarted_master_leaves_the_ring_alone() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    w.commit(0, 1, written=True)
+    w.now += 1000
+    w = w.again()
+    w.tick()
+    assert w.job.state == "running"
+    assert (w.beat(0).known, w.beat(0).broken_ring, w.beat(0).stale_ring) == (True, 0, 0)
+    assert w.join(1).ring == 1, "an answer that was lost with the master"
+    assert w.register(12, local_rank=1) == 1
+    assert w.register(13, local_rank=1) == 2
+    assert w.beat(0).broken_ring == 1
+    assert w.status().checkpoint == "/c/1"
+    w.tick(TIMEOUT_S - 1)
+    w.agent()
+    w.tick(1)
+    assert "worker-0 is gone: silent" in w.texts()
+
+
+def test_rounds_answer_through_the_job() -> None:
+    w = World()
+    ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 1.0}
+    first = pb.RendezvousRequest(node="a", store="a:1", **ask)
+    assert w.job.rendezvous(first, w.now) is None
+    answer = w.job.rendezvous(pb.RendezvousRequest(node="b", store="b:1", **ask), w.now)
+    assert (answer.round, answer.rank, answer.nodes, answer.store) == (1, 1, 2, "a:1")
+    look = w.job.rendezvous(pb.RendezvousRequest(node="a", round=1), w.now)
+    assert (look.over, look.waiting) == (False, 0)
+    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w = w.again()
+    assert w.job.rendezvous(first, w.now).round == 1
+    assert w.job.rendezvous(pb.RendezvousRequest(node="b", closed=True), w.now).closed
+    assert w.job.rendezvous(pb.RendezvousRequest(node="c", store="c:1", **ask), w.now).closed
