@@ -218,6 +218,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def run_options() -> frozenset[str]:
+    """Every option of ``run`` with a model file."""
+    return frozenset(_verbs(build_parser())["run"]._option_string_actions)
+
+
 def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     actions = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return dict(next(actions).choices)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 from torch_edl import job_folder, master_host
 from torch_edl.cli import file_kind, options, preflight
 from torch_edl.cli.job_config import default_name, script_job
+from torch_edl.cli.parser import run_options
+from torch_edl.cli.script_words import why_not
 from torch_edl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +104,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(list(words))
     if unknown:
         flag = unknown[0].split("=")[0]
+        if flag in run_options():
+            raise UsageError(f"{flag}: with torchrun's options it is a script: {why_not(flag)}")
         close = difflib.get_close_matches(flag, list(parser._option_string_actions), n=1)
         hint = f"; did you mean {close[0]}?" if close else "; the script's own go behind it"
         raise UsageError(f"{flag}: no option of torchrun or of torch-edl run for scripts{hint}")

@@ -74,7 +74,9 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         return None
     for flag in before:
         if flag not in OWN_OPTIONS:
-            raise UsageError(f"{flag}: {file} is a training script ({kind.reason}): {_why(flag)}")
+            raise UsageError(
+                f"{flag}: {file} is a training script ({kind.reason}): {why_not(flag)}"
+            )
     if before or not file_kind.uses_torch_edl(file):
         return list(words)
     return _own_first(file, rest)
@@ -99,7 +101,8 @@ def _own_first(file: str, rest: list[str]) -> list[str]:
     return [*own, file, *rest]
 
 
-def _why(flag: str) -> str:
+def why_not(flag: str) -> str:
+    """Why an option of model files makes no sense with a script."""
     if flag in ("--data", "--eval-data", "--format", "--epochs", "--batch-size"):
         return "it reads its own data; give its own options behind it"
     if flag == "--output":

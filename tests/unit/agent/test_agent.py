@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.agent.conftest import RunningAgent, ScriptedMaster, is_running, wait_for
 
+from tests.unit.agent.conftest import RunningAgent, ScriptedMaster, is_running, wait_for
 from torch_edl.wire import master_pb2 as pb
 
 Start = Callable[..., RunningAgent]

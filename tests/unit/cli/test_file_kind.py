@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torch_edl.cli import file_kind
+from torch_edl.errors import UsageError
+
+CONTRACT = """
+def model(): ...
+def loss(labels, predictions): ...
+def optimizer(params): ...
+def feed(records, mode, metadata): ...
+"""
+FLAT_SCRIPT = """
+import torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in data:
+    loss = (model(x) - y).sum()
+"""
+MAIN_SCRIPT = """
+def loss(a, b): ...
+def main(): ...
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "is_script"),
+    [
+        (CONTRACT, False, False),
+        (CONTRACT, True, False),
+        (CONTRACT.replace("def loss", "def lss"), False, False),
+        ("from nets import model, loss, optimizer, feed\n", False, False),
+        ("from nets import model, loss\n", False, False),
+        ("from nets import *\n", True, False),
+        ("from nets import *\n", False, True),
+        ("def model(): ...\n", True, False),
+        ("def model(): ...\n", False, True),
+        (FLAT_SCRIPT, False, True),
+        (FLAT_SCRIPT, True, True),
+        (MAIN_SCRIPT, True, True),
+        ("print('hello')\n", True, True),
+        ("exec(open('options.py').read())\nwhile True: ...\n", True, True),
+        # Whatever it defines: who trains by itself is a script.
+        (CONTRACT + "import torch_edl\njob = torch_edl.init()\n", False, True),
+        (CONTRACT + "import torch_edl as edl\ndef main(): edl.ElasticTrainer\n", True, True),
+        (CONTRACT + "from torch_edl import ElasticTrainer\n", False, True),
+        (CONTRACT + "import torch_edl\ntorch_edl.nn.Embedding\n", False, False),
+    ],
+)
+def test_a_model_file_or_a_script(tmp_path: Path, text: str, data: bool, is_script: bool) -> None:
+    path = tmp_path / "it.py"
+    path.write_text(text)
+    assert file_kind.kind_of(str(path), shown="it.py", has_data=data).is_script is is_script
+
+
+def test_examples_are_what_they_are() -> None:
+    examples = Path(__file__).parents[3] / "examples"
+    for path in examples.glob("*/model.py"):
+        assert not file_kind.kind_of(str(path), shown=str(path), has_data=False).is_script, path
+
+
+@pytest.mark.parametrize("name", ["none.py", "."])
+def test_no_python_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"no such file|a folder"):
+        file_kind.kind_of(str(tmp_path / name), shown=name, has_data=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "uses"),
+    [
+        ({"train.py": "import torch\n"}, False),
+        ({"train.py": "import torch_edl\n"}, True),
+        ({"train.py": "def f():\n    from torch_edl.nn import Embedding\n"}, True),
+        ({"train.py": "import engine\n", "engine.py": "import torch_edl\n"}, True),
+        (
+            {
+                "train.py": "from lib.engine import fit\n",
+                "lib/__init__.py": "",
+                "lib/engine.py": "from . import deep\n",
+                "lib/deep.py": "from torch_edl import init\n",
+            },
+            True,
+        ),
+        ({"train.py": "from lib import engine\n", "lib/engine.py": "import torch_edl\n"}, True),
+        ({"train.py": "import a\n", "a.py": "import b\n", "b.py": "import a\n"}, False),
+        ({"train.py": "import torch\n", "other.py": "import torch_edl\n"}, False),
+        ({"train.py": "import bad\n", "bad.py": "def (:\n"}, False),
+        ({"train.py": "import torch_edlish\n"}, False),
+    ],
+)
+def test_whether_a_script_uses_torch_edl(tmp_path: Path, files: dict[str, str], uses: bool) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert file_kind.uses_torch_edl(str(tmp_path / "train.py")) is uses
+
+
+def test_a_module_is_found_without_importing_its_packages(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "train.py").write_text("from pack import engine\n")
+    (package / "engine.py").write_text("import torch_edl\n")
+    found = file_kind.find_module("pack.train", ["/nowhere", str(tmp_path)])
+    assert found == package / "train.py"
+    assert file_kind.module_uses_torch_edl(found, tmp_path)
+    (package / "__main__.py").write_text("")
+    assert file_kind.find_module("pack", [str(tmp_path)]) == package / "__main__.py"
+    assert file_kind.find_module("absent", [str(tmp_path)]) is None
+
+
+def test_options_that_a_script_names(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import options\nparser.add_argument('-w', '--workers', type=int)\n"
+    )
+    (tmp_path / "options.py").write_text("NAMES = ['--resume']\n")
+    assert file_kind.named_options(str(tmp_path / "train.py")) == {"--workers", "--resume"}

@@ -1,0 +1,120 @@
+"""Which words are torchrun's, ours and the script's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_edl.cli import script
+from torch_edl.cli.parser import parse
+from torch_edl.errors import UsageError
+
+from .conftest import MODEL
+
+ELASTIC = "import torch_edl\njob = torch_edl.init()\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    (tmp_path / "own.py").write_text(ELASTIC + "parser.add_argument('--workers')\n")
+    (tmp_path / "plain.py").write_text("import torch\nprint('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("plain.py", "plain.py"),
+        # The script's words are the script's, whatever they are.
+        ("plain.py --workers 4 --resume --help", "plain.py --workers 4 --resume --help"),
+        ("plain.py --data x -- --lr 1", "plain.py --data x -- --lr 1"),
+        ("own.py --workers 4 --seed 1", "own.py --workers 4 --seed 1"),
+        ("elastic.py --lr 1 --workers 4", "elastic.py --lr 1 --workers 4"),
+        # Ours may follow a script that uses torch_edl at once.
+        ("elastic.py --workers 2:4 --lr 1", "--workers 2:4 elastic.py --lr 1"),
+        ("elastic.py --resume --load=d -- --seed 1", "--resume --load=d elastic.py --seed 1"),
+        ("--workers 2 elastic.py --seed 1", "--workers 2 elastic.py --seed 1"),
+        ("--nnodes 1:4 --nproc_per_node 2 plain.py", "--nnodes 1:4 --nproc_per_node 2 plain.py"),
+        ("-m plain --lr 1", "-m plain --lr 1"),
+        ("--standalone elastic.py", "--standalone elastic.py"),
+        ("--help-torchrun", "--help"),
+    ],
+)
+def test_words_of_a_script(place: Path, line: str, words: str) -> None:
+    args = parse(["run", *line.split()])
+    assert (args.verb, args.words) == ("script", words.split())
+
+
+@pytest.mark.parametrize(
+    "line", ["model.py --data d --workers 2", "--workers 2 model.py --data d", "model.py -- --x 1"]
+)
+def test_words_of_a_model_file(place: Path, line: str) -> None:
+    args = parse(["run", *line.split()])
+    assert (args.verb, args.model_file) == ("run", "model.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--epochs 3 plain.py", "--epochs: plain.py is a training script .*reads its own data"),
+        ("--seed 1 --output d elastic.py", "--output: elastic.py is a .*saves its own model"),
+        ("--mode sync elastic.py", "--mode: elastic.py is .* for model files"),
+        ("none.py", "none.py: no such file"),
+    ],
+)
+def test_words_that_make_no_sense(place: Path, line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse(["run", *line.split()])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--nnodes 2 model.py", "model.py: a model file .*--workers MIN:MAX"),
+        ("--nnodes 2 --wrokers 2 plain.py", "--wrokers: no option .* did you mean --workers"),
+        ("--nnodes 2 --data x plain.py", "--data: .* reads its own data"),
+        ("--nproc-per-node", "--nproc-per-node: expected one argument"),
+        ("--nnodes 2", "SCRIPT.py: missing"),
+        ("--workers 2 --nproc-per-node 2 elastic.py", "--workers and --nproc-per-node 2: choose"),
+        ("--workers 2 --nnodes 2 elastic.py", "--workers and --nnodes 2: --workers is for one"),
+        ("--workers x elastic.py", "--workers: 'x': write a number or a range"),
+        ("-m --no-python plain", "--no-python and --module: choose one"),
+        ("--nnodes 2 none.py", "none.py: no such file"),
+    ],
+)
+def test_options_of_scripts_that_make_no_sense(place: Path, line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        script.parse(line.split())
+
+
+def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> None:
+    args = script.parse("--nproc_per_node 2 --max-restarts=3 plain.py a -b".split())
+    assert (args.nproc_per_node, args.max_restarts) == ("2", 3)
+    assert args.training_script_args == ["a", "-b"]
+
+
+def test_model_files_and_help_do_not_wait_for_torch(place: Path) -> None:
+    code = (
+        "import sys\nfrom torch_edl.cli.__main__ import main\n"
+        "code = main(sys.argv[1:])\n"
+        "sys.exit(100 + code if 'torch' in sys.modules else code)\n"
+    )
+    for words in (["run", "--help"], ["run", "model.py"], ["run", "model.py", "--data", "none"]):
+        root = Path(__file__).parents[3]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": str(root), "PATH": "", "TORCH_EDL_HOME": str(place / "home")},
+        )
+        assert done.returncode == (0 if "--help" in words else 2), done.stderr
+    assert "--help-torchrun" in subprocess.run(
+        [sys.executable, "-c", code, "run", "--help"],
+        capture_output=True, text=True, env={"PYTHONPATH": str(root), "PATH": ""},
+    ).stdout  # fmt: skip
