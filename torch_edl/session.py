@@ -18,7 +18,7 @@ from torch_edl.errors import ContractError, describe_error
 from torch_edl.evaluation import TaskMetrics, summarize
 from torch_edl.nn.swap import swap_large
 from torch_edl.prediction import TaskPredictions
-from torch_edl.strategy.base import Strategy, UserCodeError
+from torch_edl.strategy.base import Holder, Strategy, UserCodeError
 from torch_edl.strategy.local import LocalStrategy
 from torch_edl.strategy.parameter_server import ParameterServerStrategy
 from torch_edl.wire import master_pb2 as pb
@@ -33,7 +33,7 @@ class Session:
         ContractError: the user's functions do not give what they must.
     """
 
-    strategy: Strategy
+    strategy: Holder
 
     def __init__(self, contract: Contract, config: JobConfig, worker_id: int) -> None:
         self.contract = contract
@@ -52,8 +52,8 @@ class Session:
         """What the user's ``data_source`` has, where there is one."""
         return [pb.SourceShard(name=s.name, records=s.count) for s in self._sources.values()]
 
-    def start(self, ready: pb.ReportModelResponse, token: str, progress: Progress) -> None:
-        """Builds the strategy that the master chose."""
+    def start(self, ready: pb.ReportModelResponse) -> None:
+        """Sets this process up for training."""
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)
         # Rows that decay towards zero become denormal numbers, which are many times slower.
@@ -61,9 +61,12 @@ class Session:
         if os.environ.get(ENV_MATMUL) != "torch" and matmul.worthwhile():
             matmul.install()
         log.info("strategy %s: %s", ready.strategy, ready.reason)
-        if ready.strategy == "local":
+
+    def make_strategy(self, name: str, token: str, progress: Progress) -> Strategy:
+        """Builds one of the strategies by which tasks are trained: ``local`` or ``ps``."""
+        if name == "local":
             scheduler = self.contract.make_scheduler(self.optimizer)
-            self.strategy = LocalStrategy(
+            return LocalStrategy(
                 self.contract,
                 self.model,
                 self.optimizer,
@@ -71,7 +74,6 @@ class Session:
                 config=self._config,
                 progress=progress,
             )
-            return
         swapped = swap_large(self.model, self._config.train.large_embedding)
         for path, table in swapped.items():
             log.info(
@@ -80,7 +82,7 @@ class Session:
         if swapped:
             # Its parameter groups must know the tables instead of the weights that are gone.
             self.optimizer = self.contract.make_optimizer(self.model)
-        self.strategy = ParameterServerStrategy(
+        return ParameterServerStrategy(
             self.contract,
             self.model,
             self.optimizer,

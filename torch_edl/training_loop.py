@@ -31,7 +31,7 @@ from torch_edl.data.loader import (
 )
 from torch_edl.errors import EdlError, ServersLostError, UsageError, describe_error
 from torch_edl.session import Session
-from torch_edl.strategy.base import Committed, NanLossError, UserCodeError
+from torch_edl.strategy.base import Committed, NanLossError, Strategy, UserCodeError
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -74,20 +74,22 @@ class TrainingLoop:
     """Takes items from the loader and does them.
 
     Args:
-        session: the user's model and what trains it.
+        session: the user's model.
+        strategy: what trains it.
         cluster: the servers to begin with.
     """
 
     def __init__(
         self,
         session: Session,
+        strategy: Strategy,
         leases: LeaseClient,
         heartbeat: Heartbeat,
         progress: Progress,
         cluster: pb.Cluster,
     ) -> None:
         self._session = session
-        self._strategy = session.strategy
+        self._strategy = session.strategy = strategy
         self._leases = leases
         self._heartbeat = heartbeat
         self._progress = progress

@@ -65,7 +65,9 @@ def _work(
 ) -> int:
     # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
     from torch_edl.contract import load_contract, report_model, user_traceback
+    from torch_edl.data.loader import FeedError
     from torch_edl.session import Session
+    from torch_edl.strategy.base import NanLossError, UserCodeError
     from torch_edl.training_loop import TrainingLoop
 
     try:
@@ -77,16 +79,22 @@ def _work(
         ready = _wait_until_ready(master, report, heartbeat)
         if ready is None:
             return 0
-        session.start(ready, os.environ[ENV_TOKEN], progress)
+        session.start(ready)
         leases = LeaseClient(master, worker_id)
         leases.incarnation = ready.cluster.incarnation
-        return TrainingLoop(session, leases, heartbeat, progress, ready.cluster).run()
-    except (UsageError, CheckpointError) as error:
+        if ready.strategy == "allreduce":
+            from torch_edl.ring_loop import make_ring_loop
+
+            return make_ring_loop(session, ready, master, leases, heartbeat, progress, config).run()
+        strategy = session.make_strategy(ready.strategy, os.environ[ENV_TOKEN], progress)
+        return TrainingLoop(session, strategy, leases, heartbeat, progress, ready.cluster).run()
+    except (UsageError, CheckpointError, UserCodeError, NanLossError, FeedError) as error:
         # Another worker would fail in the same way: the job ends with this.
         report = pb.ReportModelRequest(
             worker_id=worker_id,
             error=str(error),
             traceback=user_traceback(error, config.model_file),
+            running=not isinstance(error, UsageError),
         )
         master.call("ReportModel", report, timeout_s=20)
         return 1

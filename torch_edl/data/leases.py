@@ -158,11 +158,12 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             ended = self._stop.wait(HEARTBEAT_INTERVAL_S)
-            self._beat()
+            self.beat()
             if ended:
                 return
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Sends one heartbeat now."""
         now = self._progress
         request = pb.HeartbeatRequest(
             worker_id=self._worker_id,
@@ -186,7 +187,7 @@ class Heartbeat:
             log.debug("heartbeat: %s", error.code())
             return
         self._contact = sent
-        self.stale_ring = max(self.stale_ring, answer.stale_ring)
+        self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring and answer.broken_ring >= self._progress.ring > 0:
             self.on_broken_ring()
         if answer.drain:

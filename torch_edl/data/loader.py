@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from torch_edl.config import JobConfig
 from torch_edl.data.leases import LeaseClient
@@ -105,7 +105,7 @@ class Feeder:
         records = self._records(lease)
         mode = MODES[lease.kind]
         try:
-            fed = self._feed(records, mode, self._source(lease.shard).metadata)
+            fed = self._feed(records, mode, self.source(lease.shard).metadata)
         except (Exception, SystemExit) as error:
             raise FeedError(f"feed raised {describe_error(error)}", lease) from error
 
@@ -113,6 +113,26 @@ class Feeder:
             return self._group(self._batches(fed, lease, mode, offset), lease, offset)
 
         return windows
+
+    def batch(self, records: Any, shard: str) -> Batch:
+        """What ``feed`` makes of the records of one minibatch, in training.
+
+        Raises:
+            FeedError: the user's code failed; its exception is the cause.
+        """
+        lease = pb.LeaseMessage(kind=pb.TASK_TRAIN, shard=shard)
+        mode = MODES[pb.TASK_TRAIN]
+        try:
+            fed = self._feed(records, mode, self.source(shard).metadata)
+            if isinstance(fed, Dataset):
+                collate = getattr(fed, "collate_fn", None) or default_collate
+                stream = isinstance(fed, IterableDataset)
+                samples = list(fed) if stream else [fed[i] for i in range(len(fed))]  # type: ignore
+                fed = collate(samples)
+        except (Exception, SystemExit) as error:
+            raise FeedError(f"feed raised {describe_error(error)}", lease) from error
+        features, labels = _split(fed, mode, lease)
+        return Batch(features, labels, _length(features, lease))
 
     def _group(
         self, batches: Iterator[Batch], lease: pb.LeaseMessage, offset: int
@@ -139,9 +159,10 @@ class Feeder:
         task = Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
         shuffle = lease.kind == pb.TASK_TRAIN and self._config.data.shuffle
         seed = self._config.train.seed if shuffle else None
-        return read_task(self._source(lease.shard), task, self._config.records_per_task, seed)
+        return read_task(self.source(lease.shard), task, self._config.records_per_task, seed)
 
-    def _source(self, shard: str) -> Source:
+    def source(self, shard: str) -> Source:
+        """The source of a shard, opened once."""
         if shard not in self._sources:
             self._sources[shard] = self._open(shard)
         return self._sources[shard]

@@ -269,6 +269,19 @@ class AllReduce:
                 raise DismissedError("asked to leave")
             self.join()
 
+    def rest(self) -> None:
+        """There is nothing to train: forms another ring if a member is gone, or somebody waits."""
+        if self._meeting is not None and self._meeting.is_stale(self.ring):
+            if self._meeting.leaving:
+                raise DismissedError("asked to leave")
+            self.join()
+
+    def complete(self) -> None:
+        """Takes part in the update if no backward did."""
+        gradients = self.gradients
+        if gradients.phase is Phase.REDUCE and not gradients.reduced and not gradients.broken:
+            gradients.reduce_nothing()
+
     def abandon(self) -> None:
         """The minibatch that was begun is none: an exercise is over."""
         self._in_step = False
@@ -281,7 +294,7 @@ class AllReduce:
         if not self._warned:
             self._warned = True
             log.warning("a batch was left without backward(): its records count, with no gradient")
-        self.gradients.reduce_nothing()
+        self.complete()
         if self.gradients.reduced:
             for optimizer in self.replica.optimizers:
                 optimizer.step()

@@ -43,13 +43,32 @@ class UserCodeError(EdlError):
     """The user's model or loss raised; the exception is the cause."""
 
 
-class Strategy(Protocol):
+class Holder(Protocol):
+    """What holds the model in this process, in training or not."""
+
+    model: nn.Module
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[Any], Any]]:
+        """Within it the model is in evaluation mode and of one moment; gives the function from
+        features to predictions."""
+        ...
+
+    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
+        """Writes the model, where it is this process that holds it; the report of it."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of connections; what is not committed is dropped."""
+        ...
+
+
+class Strategy(Holder, Protocol):
     """How a window of minibatches becomes an update of the model.
 
     Not thread-safe; the training loop owns it.
     """
 
-    model: nn.Module
     depth: int
     """How many windows beyond the one in training are worth prefetching."""
 
@@ -80,20 +99,6 @@ class Strategy(Protocol):
 
     def finish(self) -> list[Committed]:
         """Waits until everything that was trained is committed."""
-        ...
-
-    @contextmanager
-    def evaluating(self) -> Iterator[Callable[[Any], Any]]:
-        """Within it the model is in evaluation mode and of one moment; gives the function from
-        features to predictions."""
-        ...
-
-    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
-        """Writes the model, where it is this process that holds it; the report of it."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of connections; what is not committed is dropped."""
         ...
 
 

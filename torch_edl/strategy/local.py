@@ -29,13 +29,18 @@ from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.ps_server.snapshot import Source, write_tables
 from torch_edl.strategy.base import Committed, Step, UserCodeError
+from torch_edl.strategy.replica import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    flatten_optimizer,
+    jsonable,
+    unflatten_optimizer,
+)
 from torch_edl.strategy.server_rows import bind_tables
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2
 
 _STEM = "shard-0-of-1"
-_DENSE = f"{_STEM}.dense.safetensors"
-_OPTIMIZER = f"{_STEM}.optimizer.safetensors"
 
 
 class LocalStrategy:
@@ -131,17 +136,18 @@ class LocalStrategy:
         """Writes model and optimizer; the master makes a checkpoint of it."""
         folder = Path(directory)
         dense = {n: t.detach().clone().contiguous() for n, t in self._dense().items()}
-        safetensors.torch.save_file(dense, folder / _DENSE)
-        tensors, described = _flatten(self._optimizer.state_dict())
+        safetensors.torch.save_file(dense, folder / MODEL_FILE)
+        tensors, described = flatten_optimizer(self._optimizer.state_dict())
         if self._scheduler is not None:
-            described["scheduler"] = _jsonable(self._scheduler.state_dict())
+            described["scheduler"] = jsonable(self._scheduler.state_dict())
+        tensors = {name: slot.clone().contiguous() for name, slot in tensors.items()}
         safetensors.torch.save_file(
-            tensors, folder / _OPTIMIZER, metadata={"state": json.dumps(described)}
+            tensors, folder / OPTIMIZER_FILE, metadata={"state": json.dumps(described)}
         )
         tables = [(rows.table, rows.table.step) for rows in self._rows().values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        files = [_DENSE, _OPTIMIZER, *write_tables(tables, folder, _STEM)]
+        files = [MODEL_FILE, OPTIMIZER_FILE, *write_tables(tables, folder, _STEM)]
         marks = pserver_pb2.Marks(retired_before=self._retired_before)
         for task_id, offset in sorted(self._marks.items()):
             marks.tasks.add(task_id=task_id, offset=offset)
@@ -178,10 +184,10 @@ class LocalStrategy:
         self._marks = dict(manifest.marks)
         self._retired_before = manifest.retired_before
         self._steps = manifest.versions[0] if manifest.versions else manifest.steps
-        with safe_open(folder / _OPTIMIZER, "pt") as file:
+        with safe_open(folder / OPTIMIZER_FILE, "pt") as file:
             described = json.loads(file.metadata()["state"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        self._optimizer.load_state_dict(_unflatten(tensors, described))
+        self._optimizer.load_state_dict(unflatten_optimizer(tensors, described))
         if self._scheduler is not None and "scheduler" in described:
             self._scheduler.load_state_dict(described["scheduler"])
 
@@ -201,35 +207,3 @@ class LocalStrategy:
         self.model.load_state_dict(
             {name: torch.from_numpy(values[name]) for name in wanted}, strict=False
         )
-
-
-def _flatten(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors, and the rest as what JSON can say."""
-    tensors: dict[str, torch.Tensor] = {}
-    rest: dict[str, Any] = {"groups": _jsonable(state["param_groups"]), "values": {}}
-    for index, slots in state["state"].items():
-        for key, value in slots.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{key}"] = value.detach().clone().contiguous()
-            else:
-                rest["values"][f"{index}.{key}"] = value
-    return tensors, rest
-
-
-def _unflatten(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in {**tensors, **rest["values"]}.items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
-    return {"state": state, "param_groups": rest["groups"]}
-
-
-def _jsonable(value: Any) -> Any:
-    """What JSON can say of a state: numbers, texts, lists; tensors of one number as numbers."""
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    if isinstance(value, dict):
-        return {k: _jsonable(v) for k, v in value.items() if not callable(v)}
-    if isinstance(value, list | tuple):
-        return [_jsonable(v) for v in value]
-    return value

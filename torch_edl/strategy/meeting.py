@@ -146,7 +146,7 @@ class MasterMeeting:
             if answer.ready:
                 return Seat(
                     ring=answer.ring,
-                    rank=answer.rank,
+                    rank=list(answer.workers).index(self._worker_id),
                     workers=tuple(answer.workers),
                     store=answer.store,
                     source=answer.source,

@@ -19,7 +19,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from torch_edl import checkpoint
 from torch_edl.errors import CheckpointError
+from torch_edl.ps_server.snapshot import Source
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
 OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
@@ -186,8 +188,19 @@ def read(folder: Path) -> State:
 
 
 def read_model(folder: Path) -> dict[str, torch.Tensor]:
-    """The values of the model in a checkpoint, by name in its ``state_dict``."""
-    return safetensors.torch.load_file(folder / MODEL_FILE)
+    """The values of a model by name in its ``state_dict``: of a checkpoint of any strategy, or of
+    an exported model.
+
+    Raises:
+        CheckpointError: it is neither, or damaged.
+    """
+    source = Source(folder, values_only=True)
+    if (folder / checkpoint.MANIFEST).exists() and source.manifest.strategy != "ps":
+        return safetensors.torch.load_file(folder / MODEL_FILE)
+    values, _ = source.dense()
+    for name, table in source.tables.items():
+        values[f"{name}.weight"] = table.weight()
+    return {name: torch.from_numpy(value) for name, value in values.items()}
 
 
 def flatten_optimizer(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
