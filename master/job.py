@@ -17,7 +17,7 @@ from master.fleet import Fleet
 from master.keeper import Keeper
 from master.lockstep import Lockstep
 from master.membership import Member, Membership
-from master.outcome import Outcome, Restoring, choose_strategy
+from master.outcome import WHO_STARTS_AGAIN, Outcome, Restoring, choose_strategy
 from master.processes import CrashLoop, ServersGone, check_scale
 from master.saves import Saved, check_prefix
 from master.work import Work
@@ -163,7 +163,8 @@ class Job:
         Returns None while the servers start or the data is scanned.
         """
         if request.error:
-            self.fail(request.error, now, traceback=request.traceback, usage=True)
+            usage = not request.running
+            self.fail(request.error, now, traceback=request.traceback, usage=usage)
         if self.outcome is not None:
             return pb.ReportModelResponse(ready=False)
         if self._model is None:
@@ -183,14 +184,14 @@ class Job:
         if cluster is None or not self.work.ready:
             return None
         self.fleet.ready(request.worker_id)
-        threads = max(1, self._cores // max(1, self.fleet.workers_wanted))
         shards = self.work.shards if self.work.lockstep else ()
+        cores = self._cores // max(1, self.fleet.workers_wanted)
         return pb.ReportModelResponse(
             ready=True,
             strategy=self.fleet.strategy,
             reason=self.reason,
             cluster=cluster,
-            torch_threads=self.config.cluster.worker_threads or threads,
+            torch_threads=self.config.cluster.worker_threads or max(1, cores),
             shards=[pb.SourceShard(name=s.name, records=s.records) for s in shards],
         )
 
@@ -198,9 +199,8 @@ class Job:
         """The master listens: what is certain to be needed starts at once."""
         if self.config.train.strategy == "local":
             try:
-                choose_strategy(
-                    self.config, pb.ReportModelRequest(), workers=self.fleet.workers_wanted
-                )
+                nothing = pb.ReportModelRequest()
+                choose_strategy(self.config, nothing, self.fleet.workers_wanted)
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
         if self.config.train.strategy == "ps" and not self.fleet.strategy:
@@ -272,8 +272,7 @@ class Job:
     def _renew(self, text: str, now: float) -> None:
         """The model is lost: begin again from the newest checkpoint."""
         restore = self._restoring()["restore"]
-        whats = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
-        what = whats[self.fleet.strategy]
+        what = WHO_STARTS_AGAIN[self.fleet.strategy]
         point = restore or "the beginning, there is no checkpoint"
         self.work.void()
         self.fleet.renew(**self._restoring())

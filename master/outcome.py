@@ -10,6 +10,9 @@ from torch_edl.strategy.choose import Choice, EmbeddingSize, choose
 from torch_edl.wire import master_pb2 as pb
 
 
+WHO_STARTS_AGAIN = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How the job ends."""
@@ -29,7 +32,7 @@ class Restoring(TypedDict):
     values_only: bool
 
 
-def choose_strategy(config: JobConfig, model: pb.ReportModelRequest, *, workers: int) -> Choice:
+def choose_strategy(config: JobConfig, model: pb.ReportModelRequest, workers: int) -> Choice:
     """The strategy of a job, from what its model file holds.
 
     Raises:

@@ -105,6 +105,14 @@ class Rounds:
         self.closed = True
         self._waiting = {}
 
+    def __contains__(self, node: str) -> bool:
+        return node in self._members
+
+    def deserted(self, now: float) -> bool:
+        """No node waits, and none of the round that runs is there any more."""
+        heard = any(now - seen < FULL_SILENT_S for seen in self._seen.values())
+        return not heard and not self._present(now)
+
     def waiting(self, now: float) -> int:
         """Nodes for which the round is to end: those of it that ask again, and room for others."""
         present = self._present(now)

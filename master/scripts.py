@@ -23,6 +23,8 @@ from torch_edl.wire import master_pb2 as pb
 
 # Agents ask twice a second; one that did not ask for so long will not hear how the job ended.
 _LINGER_S = 5.0
+# So long nobody may be there: no agent, no worker, no node of torchrun.
+_DESERTED_S = 60.0
 
 
 class ScriptJob(Job):
@@ -52,6 +54,7 @@ class ScriptJob(Job):
         self._position = (0, 0, 0)  # pass, records of it, records of all of it
         self._before = 0  # records of the passes before
         self._steps = 0
+        self._deserted_at: float | None = None
 
     def start(self, now: float) -> None:
         """Workers may come."""
@@ -188,6 +191,7 @@ class ScriptJob(Job):
             return _message(self._rounds.look(request.node, request.round, now))
         if self.outcome is not None:
             return pb.RendezvousResponse(closed=True)
+        round = self._rounds.number
         place = self._rounds.ask(
             request.node,
             request.store,
@@ -196,7 +200,17 @@ class ScriptJob(Job):
             max_nodes=request.max_nodes,
             last_call_s=request.last_call_s,
         )
+        if self._rounds.number != round:
+            self._new_round(now)
         return _message(place) if place.ready or place.closed else None
+
+    def _new_round(self, now: float) -> None:
+        """Torchrun starts the workers of its nodes again; those of others will not come back."""
+        self.lockstep.moved = True
+        self.tell("info", f"round {self._rounds.number} of torchrun's nodes", now)
+        for (node, _), worker in self._places.items():
+            if worker in self.members and node not in self._rounds:
+                self._gone(worker, f"{node} is not in the round", now)
 
     # ---- the user ----
 
@@ -224,8 +238,10 @@ class ScriptJob(Job):
         """What is to be done now: nothing, but time passes for agents and rounds too."""
         if self.outcome is None:
             self._lose_silent_agents(now)
-        if self._rounds.form(now):
-            self.lockstep.moved = True
+        if self.outcome is not None:
+            self._rounds.close()
+        elif self._rounds.form(now):
+            self._new_round(now)
         actions = super().tick(now)
         self.over = self.outcome is not None and self._agents.over(now, linger_s=_LINGER_S)
         return actions
@@ -253,9 +269,16 @@ class ScriptJob(Job):
         done = self._agents.done
         if not len(self._agents):
             done = self.lockstep.ring.finished and not len(self.members)
+            done = done or (self._rounds.closed and self._rounds.deserted(now))
         if done:
             self.tell("info", "finished", now)
             self._end(Outcome("finished", 0), now, leave_s=0.0)
+        elif len(self._agents) or len(self.members) or not self._rounds.deserted(now):
+            self._deserted_at = None
+        elif self._deserted_at is None:
+            self._deserted_at = now
+        elif now - self._deserted_at >= _DESERTED_S:
+            self.fail(f"no agent and no worker for {_DESERTED_S:g} s: nobody is left", now)
 
     def _renew(self, text: str, now: float) -> None:
         super()._renew(text, now)

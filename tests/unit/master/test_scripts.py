@@ -253,13 +253,47 @@ def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
     assert w.job.state == "finished"
 
 
-def test_workers_that_left_without_an_end_do_not_end_it() -> None:
+def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
     w = World()
     w.register(11)
     w.ring(0)
     w.join(0, leaving=True)
-    w.tick(3600)
+    w.tick()
+    w.tick(50)
     assert w.job.outcome is None
+    w.register(12)
+    w.tick()
+    w.tick(TIMEOUT_S)
+    w.tick(50)
+    assert w.job.outcome is None
+    w.tick(11)
+    assert w.job.outcome.exit_code == 1
+    assert "nobody is left" in w.job.outcome.error
+
+
+def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
+    w = World()
+    w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
+    w.job.rendezvous(pb.RendezvousRequest(node="a", closed=True), w.now)
+    w.tick()
+    assert w.job.outcome is None
+    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.tick()
+    assert w.job.state == "finished"
+
+
+def test_the_workers_of_a_node_that_is_in_no_round_any_more_are_dropped() -> None:
+    w = World()
+    ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
+    for node in "ab":
+        w.job.rendezvous(pb.RendezvousRequest(node=node, store=f"{node}:1", **ask), w.now)
+    w.register(11, node="a")
+    w.register(21, node="b")
+    w.ring(0, 1)
+    w.job.rendezvous(pb.RendezvousRequest(node="b", leaving=True), w.now)
+    w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:2", **ask), w.now)
+    assert not w.beat(1).known
+    assert w.beat(0).broken_ring == 1
 
 
 def test_the_error_of_one_agent_ends_all() -> None:
