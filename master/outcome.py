@@ -9,7 +9,6 @@ from torch_edl.config import JobConfig
 from torch_edl.strategy.choose import Choice, EmbeddingSize, choose
 from torch_edl.wire import master_pb2 as pb
 
-
 WHO_STARTS_AGAIN = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 
 
