@@ -141,19 +141,26 @@ class StreamBatches:
         self._first = 0  # position of the first record that is kept
 
     def known_end(self, start: int, world: int) -> Pass:
-        """Reads one update ahead: is this the end?"""
+        """Reads one update ahead: is this the end?
+
+        Raises:
+            UsageError: the stream has no records.
+        """
         wanted = start + self.data.update_size(world)
         while self._first < start and self._records:
             self._records.popleft()
             self._first += 1
-        for record in itertools.islice(self._stream, start - self._first - len(self._records)):
-            del record
-            self._first += 1
-        missing = wanted - self._first - len(self._records)
+        if not self._records:
+            skipped = itertools.islice(self._stream, start - self._first)
+            self._first += sum(1 for _ in skipped)
+        # Less than nothing is missing where more were read for a larger ring.
+        missing = max(0, wanted - self._first - len(self._records))
         self._records.extend(itertools.islice(self._stream, missing))
         end = self._first + len(self._records)
+        if not end:
+            raise UsageError("the dataset is empty")
         if end < wanted:
-            return dataclasses.replace(self.data, records=max(end, 1))
+            return dataclasses.replace(self.data, records=end)
         return self.data
 
     def take(self, span: Span, start: int, rank: int, world: int) -> Any:
