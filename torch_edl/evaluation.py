@@ -1,4 +1,4 @@
-"""A worker's part in an evaluation: metrics of a task as states that merge exactly.
+"""A process's part in an evaluation: metrics of some records as states that merge exactly.
 
 A plain function is averaged by the number of records. An object (our ``Metric``, torchmetrics)
 is updated with every minibatch; its state tensors are merged over all workers, and one worker
@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_edl.contract import Contract
-from torch_edl.data.loader import Batch
+from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb
@@ -22,11 +21,16 @@ LOSS = "loss"
 
 
 class TaskMetrics:
-    """The metrics of one evaluation task."""
+    """The metrics of one evaluation task, or of one process's part of an evaluation.
 
-    def __init__(self, contract: Contract) -> None:
-        self._contract = contract
-        self._metrics = contract.make_metrics()
+    Args:
+        loss: from (labels, predictions).
+        metrics: by name, functions of (labels, predictions) or fresh objects.
+    """
+
+    def __init__(self, loss: Callable[[Any, Any], Any], metrics: Mapping[str, Any]) -> None:
+        self._loss = loss
+        self._metrics = metrics
         self._means: dict[str, list[float]] = {LOSS: [0.0, 0]}
         for name, metric in self._metrics.items():
             if hasattr(metric, "update"):
@@ -35,7 +39,7 @@ class TaskMetrics:
 
     def update(self, batch: Batch, predictions: Any) -> None:
         """Counts a minibatch in."""
-        self._mean(LOSS, self._contract.loss(batch.labels, predictions), batch.size)
+        self._mean(LOSS, self._loss(batch.labels, predictions), batch.size)
         for name, metric in self._metrics.items():
             if not hasattr(metric, "update"):
                 self._mean(name, metric(batch.labels, predictions), batch.size)
@@ -51,7 +55,7 @@ class TaskMetrics:
         total[1] += size
 
     def states(self) -> list[pb.MetricState]:
-        """What the master merges."""
+        """What is merged with those of the others."""
         states = [
             pb.MetricState(name=name, sum=total, records=int(records))
             for name, (total, records) in self._means.items()
@@ -69,9 +73,8 @@ class TaskMetrics:
         return states
 
 
-def summarize(contract: Contract, states: Iterable[pb.MetricState]) -> dict[str, float]:
-    """The figures of metric objects from their merged states."""
-    metrics = contract.make_metrics()
+def summarize(metrics: Mapping[str, Any], states: Iterable[pb.MetricState]) -> dict[str, float]:
+    """The figures of metric objects (fresh ones, by name) from their merged states."""
     values = {}
     for state in states:
         metric = metrics[state.name]

@@ -113,14 +113,16 @@ class Session:
     def do(self, item: Prepared | Bare) -> pb.ReportTaskRequest:
         """Does a task that is not training; the report of it, without the lease."""
         if item.lease.kind == pb.TASK_SUMMARIZE:
-            return pb.ReportTaskRequest(values=summarize(self.contract, item.lease.states))
+            return pb.ReportTaskRequest(
+                values=summarize(self.contract.make_metrics(), item.lease.states)
+            )
         if item.lease.kind == pb.TASK_SNAPSHOT:
             return self.strategy.snapshot(item.lease.directory)
         assert isinstance(item, Prepared)
         return self._evaluate(item) if item.lease.kind == pb.TASK_EVALUATE else self._predict(item)
 
     def _evaluate(self, task: Prepared) -> pb.ReportTaskRequest:
-        metrics = TaskMetrics(self.contract)
+        metrics = TaskMetrics(self.contract.loss, self.contract.make_metrics())
         with self.strategy.evaluating() as predict:
             for window in task.windows(0):
                 for batch in window.batches:

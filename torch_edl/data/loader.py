@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from torch_edl.config import JobConfig
+from torch_edl.data.batch import Batch, BatchError, length, slice_tensors, split
 from torch_edl.data.leases import LeaseClient
 from torch_edl.data.sources import Source, open_source
 from torch_edl.data.task_records import read_task
@@ -32,19 +31,6 @@ MODES = {
     pb.TASK_EVALUATE: "evaluation",
     pb.TASK_PREDICT: "prediction",
 }
-_LABEL_KEYS = ("labels", "label")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One minibatch."""
-
-    features: Any
-    """What ``feed`` returned but the labels: a tensor, a tuple or a dict of tensors."""
-    labels: Any
-    """None in prediction."""
-    size: int
-    """Samples in it."""
 
 
 @dataclass(frozen=True)
@@ -214,41 +200,17 @@ def _split(fed: Any, mode: str, lease: pb.LeaseMessage) -> tuple[Any, Any]:
     """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
     if mode == "prediction":
         return (dict(fed) if isinstance(fed, Mapping) else fed), None
-    if isinstance(fed, Mapping):
-        rest = dict(fed)
-        for key in _LABEL_KEYS:
-            if key in rest:
-                return rest, rest.pop(key)
-        raise FeedError(
-            f"feed returned a dict with {sorted(rest)}; the labels belong under 'labels'", lease
-        )
-    if isinstance(fed, tuple | list) and len(fed) >= 2:
-        *features, labels = fed
-        return (features[0] if len(features) == 1 else tuple(features)), labels
-    raise FeedError(
-        f"feed returned {type(fed).__name__}; expected a tuple (features, labels), a dict with "
-        "'labels', or a torch Dataset",
-        lease,
-    )
+    try:
+        return split(fed)
+    except BatchError as error:
+        raise FeedError(f"feed returned {error}, or a torch Dataset", lease) from None
 
 
 def _length(value: Any, lease: pb.LeaseMessage) -> int:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        if value.ndim == 0:
-            raise FeedError("feed returned a scalar; the first dimension must be samples", lease)
-        return int(value.shape[0])
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list) and value:
-        lengths = {_length(v, lease) for v in value}
-        if len(lengths) != 1:
-            raise FeedError(
-                f"feed returned parts with {sorted(lengths)} samples; all must have the same "
-                "first dimension",
-                lease,
-            )
-        return lengths.pop()
-    raise FeedError(f"feed returned {type(value).__name__} where a tensor is expected", lease)
+    try:
+        return length(value)
+    except BatchError as error:
+        raise FeedError(f"feed returned {error}", lease) from None
 
 
 def _sliced(features: Any, labels: Any, count: int, size: int, offset: int) -> Iterator[Batch]:
@@ -259,17 +221,6 @@ def _sliced(features: Any, labels: Any, count: int, size: int, offset: int) -> I
             None if labels is None else slice_tensors(labels, start, end),
             end - start,
         )
-
-
-def slice_tensors(value: Any, start: int, end: int) -> Any:
-    """Samples ``start .. end - 1`` of every tensor in a tuple, list or dict: views, no copies."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value[start:end])
-    if isinstance(value, Mapping):
-        return {k: slice_tensors(v, start, end) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(slice_tensors(v, start, end) for v in value)
-    return value[start:end]
 
 
 @dataclass(frozen=True)

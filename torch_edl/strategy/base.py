@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from torch_edl.contract import Contract
-from torch_edl.data.loader import Batch, Window
+from torch_edl.data.batch import Batch
+from torch_edl.data.loader import Window
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.wire import master_pb2 as pb
 
@@ -117,7 +118,7 @@ class Step:
         self._path = contract.path
         self._on_nan = on_nan
         self._model = model
-        self._unpack = _unpacks(model)
+        self.forward = caller(model)
         self._count = 0
         self.last_loss = math.nan
         if log_layers:
@@ -135,15 +136,6 @@ class Step:
             raise
         except (Exception, SystemExit) as error:
             raise UserCodeError(f"the model raised {describe_error(error)}") from error
-
-    def forward(self, features: Any) -> Any:
-        """Calls the model: a tuple is unpacked unless ``forward`` takes a single argument, a
-        dict becomes keyword arguments where the names fit."""
-        if isinstance(features, tuple) and self._unpack(features):
-            return self._model(*features)
-        if isinstance(features, Mapping) and self._unpack(features):
-            return self._model(**features)
-        return self._model(features)
 
     def loss(self, batch: Batch) -> torch.Tensor | None:
         """The loss of a minibatch, a finite scalar; None if it is to be left out.
@@ -210,6 +202,22 @@ def describe(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(describe(v) for v in value)})"
     return type(value).__name__
+
+
+def caller(model: nn.Module) -> Callable[[Any], Any]:
+    """The function from the features of a minibatch to what the model makes of them: a tuple is
+    unpacked unless ``forward`` takes a single argument, a dict becomes keyword arguments where
+    the names fit."""
+    unpack = _unpacks(model)
+
+    def call(features: Any) -> Any:
+        if isinstance(features, tuple) and unpack(features):
+            return model(*features)
+        if isinstance(features, Mapping) and unpack(features):
+            return model(**features)
+        return model(features)
+
+    return call
 
 
 def _unpacks(model: nn.Module) -> Callable[[Any], bool]:

@@ -22,8 +22,9 @@ from torch import nn
 
 from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
+from torch_edl.data.batch import Batch
 from torch_edl.data.leases import Progress
-from torch_edl.data.loader import Batch, Window
+from torch_edl.data.loader import Window
 from torch_edl.errors import EdlError, ServersLostError
 from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.ps_client.client import (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torch_edl.contract import Contract
-from torch_edl.data.loader import Batch
+from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.nn.embedding import Table

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from torch_edl import _core
-from torch_edl.data.loader import Batch
+from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.lookup import RowBlock, lookup

@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from master.evaluation import Evaluations, MetricStates
+from master.evaluation import Evaluations
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.metric_states import MetricStates
 
 
 def mean(name: str, value: float, records: int) -> pb.MetricState:

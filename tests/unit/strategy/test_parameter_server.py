@@ -13,8 +13,9 @@ from torch import nn
 import torch_edl
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.contract import Contract
+from torch_edl.data.batch import Batch
 from torch_edl.data.leases import Progress
-from torch_edl.data.loader import Batch, Window
+from torch_edl.data.loader import Window
 from torch_edl.errors import UsageError
 from torch_edl.ps_client.client import PartitionedIds, TableIds
 from torch_edl.strategy.base import NanLossError, UserCodeError
