@@ -55,6 +55,7 @@ class ScriptJob(Job):
         self._before = 0  # records of the passes before
         self._steps = 0
         self._deserted_at: float | None = None
+        self._returned = False
 
     def start(self, now: float) -> None:
         """Workers may come."""
@@ -230,7 +231,7 @@ class ScriptJob(Job):
     def done(self) -> tuple[int, int]:
         """(records of all passes, updates), as the members of the ring told."""
         steps = [max(m.version, m.steps) for m in self.members if self.lockstep.has(m.id)]
-        return self._before + self._position[1], max(steps, default=self._steps)
+        return self._before + self._position[1], max([self._steps, *steps])
 
     # ---- time ----
 
@@ -249,18 +250,28 @@ class ScriptJob(Job):
     def _advance(self, now: float) -> None:
         for member in self.members:
             if self.lockstep.has(member.id) and member.ring == self.lockstep.ring.number:
-                self._moved(member)
+                self._moved(member.data_pass, member.position, member.pass_records)
         records, self._steps = self.done()
+        if self._returned and records:
+            # Of all these nobody knows how long they took.
+            self.records_before, self._returned = records, False
         self.rates.sample(now, records, self._steps)
         self._end_if_done(now)
 
-    def _moved(self, member: Member) -> None:
+    def last_words(self, request: pb.HeartbeatRequest) -> None:
+        """A worker that left the ring says how far it had come."""
+        current = self.lockstep.ring.current
+        if current is not None and request.worker_id in current.workers:
+            self._moved(request.pass_index, request.position, request.pass_records)
+            self._steps = max(self._steps, request.steps, request.version)
+
+    def _moved(self, data_pass: int, position: int, of: int) -> None:
         number, done, total = self._position
-        if member.data_pass > number:
+        if data_pass > number:
             self._before += total or done
-            self._position = (member.data_pass, member.position, member.pass_records)
-        elif member.data_pass == number and member.position > done:
-            self._position = (number, member.position, member.pass_records)
+            self._position = (data_pass, position, of)
+        elif data_pass == number and position > done:
+            self._position = (number, position, of)
 
     def _end_if_done(self, now: float) -> None:
         if self.outcome is not None:
@@ -282,7 +293,7 @@ class ScriptJob(Job):
 
     def _renew(self, text: str, now: float) -> None:
         super()._renew(text, now)
-        self._position, self._before = (0, 0, 0), 0
+        self._position, self._before, self._steps = (0, 0, 0), 0, 0
 
     def _restoring(self) -> Restoring:
         if self._checkpoint:
@@ -312,6 +323,7 @@ class ScriptJob(Job):
 
     def go_on(self, state: dict[str, Any], now: float) -> None:
         """The inverse of :meth:`durable`; called before :meth:`start`. Everybody was heard now."""
+        self._returned = True
         self.lockstep.ring = Ring.restored(state["ring"])
         self._rounds = Rounds.restored(state["rounds"], now)
         self._agents.restore(state["agents"], now)

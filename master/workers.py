@@ -39,6 +39,8 @@ class Workers:
         if member is None:
             # One whose script goes on after its training is none of our business any more.
             left = request.worker_id in self._job.lockstep.ring.left
+            if left and isinstance(self._job, ScriptJob):
+                self._job.last_words(request)
             return pb.HeartbeatResponse(known=left, drain=not left)
         steps_before = member.steps
         moved = self._job.members.heartbeat(

@@ -336,6 +336,9 @@ def test_records_of_all_passes_count_once() -> None:
     w.beat(0, ring=1, position=20, pass_records=20, steps=9)  # a late word of the pass before
     w.tick(1)
     assert w.status().records_done == 4
+    w.join(0, ring=1, leaving=True, finished=True)
+    w.beat(0, position=30, pass_records=30, pass_index=1, steps=13)
+    assert (w.status().records_done, w.status().steps) == (30, 13), "its last words"
 
 
 def test_only_the_newest_ring_writes_checkpoints_and_a_new_life_begins_there() -> None:
