@@ -209,7 +209,7 @@ class Gradients:
         assert self._group is not None
         try:
             self._works.append(self._group.allreduce(self._buckets[self._next].flat))
-        except (RuntimeError, RingBrokenError) as error:
+        except RingBrokenError as error:
             self._fail(str(error))
         self._next += 1
 

@@ -124,8 +124,15 @@ class Group:
         _open_groups.add(self)
 
     def allreduce(self, tensor: torch.Tensor) -> Any:
-        """Begins to sum ``tensor`` over all members, in place; ``wait`` on what it returns."""
-        return self._of(tensor).allreduce([tensor])
+        """Begins to sum ``tensor`` over all members, in place; ``wait`` on what it returns.
+
+        Raises:
+            RingBrokenError: it did not even begin.
+        """
+        try:
+            return self._of(tensor).allreduce([tensor])
+        except RuntimeError as error:
+            raise RingBrokenError(_first_line(error)) from None
 
     def wait(self, works: Sequence[Any]) -> None:
         """Waits for collectives that were begun.
