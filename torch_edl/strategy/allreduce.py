@@ -69,6 +69,7 @@ class AllReduce:
         self._group: Group | None = None
         self._in_ring = False
         self._in_step = False
+        self._stepped = False  # an optimizer was called in this update
         self._stale = False
         self._whole = meeting is None  # its model is one that others may take
         self._digest: list[float] = []
@@ -98,8 +99,9 @@ class AllReduce:
         if self._meeting is None:
             return
         self._close()
+        self._stale = False  # it was said of the ring before
         while True:
-            step = self.replica.position.step if self._whole else -1
+            step = self.replica.position.progress if self._whole else -1
             seat = self._meeting.next(self.ring, step)
             self.ring = seat.ring
             why = self._enter(seat)
@@ -198,6 +200,7 @@ class AllReduce:
         if not self._in_step:
             gradients.restart()
             self._in_step = True
+            self._stepped = False
         gradients.share = share
         gradients.lead = lead
         if self._group is None and self._meeting is not None and not self._meeting.authorized:
@@ -223,6 +226,7 @@ class AllReduce:
         return not self.catching_up
 
     def _before_step(self, *_: Any) -> None:
+        self._stepped = True
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
             self.gradients.drop()
@@ -231,18 +235,19 @@ class AllReduce:
         """The update that begins takes so many records, of all members together."""
         self._records = records
 
-    def settle(self) -> None:
-        """Counts an update that the script made before it left its loop."""
-        if self._in_step and self.gradients.reduced:
+    def settle(self) -> bool:
+        """Counts an update that the script made before it left its loop; whether it had."""
+        made = self._in_step and self._stepped and self.gradients.reduced
+        if made:
             self.finish()
         self._in_step = False
         self.gradients.phase = Phase.IDLE
+        return made
 
     def finish(self) -> bool:
         """The update is over; True if it is in the model of all members.
 
-        False: the ring broke and this process is in another one. Nothing was counted, unless
-        another member had finished the step: :attr:`replica.position` says so.
+        False: the ring broke and this process is in another one, where the records come again.
         """
         gradients = self.gradients
         if not gradients.reduced and not gradients.broken and gradients.phase is Phase.REDUCE:
@@ -252,8 +257,10 @@ class AllReduce:
         if gradients.broken:
             log.warning("ring %d broke: %s", self.ring, gradients.broken)
             gradients.restart()
+            ring, step = self.ring, self.replica.position.step
             self.join()
-            return False
+            # Another member of that ring had the sum, with this one's part, and gave its state.
+            return self.ring == ring + 1 and self.replica.position.step == step + 1
         self.replica.position.step += 1
         self.replica.position.records += self._records
         return True
@@ -330,10 +337,20 @@ class AllReduce:
 
     # ---- alike for all members ----
 
-    def agree(self, make: Callable[[int, int], bytes]) -> list[bytes]:
+    def agree(
+        self, make: Callable[[int, int], bytes], wanted: Callable[[], bool] = lambda: True
+    ) -> list[bytes] | None:
         """What ``make(rank, world)`` gives in every member, in the order of ranks; it is called
-        again in the next ring if one breaks."""
-        while True:
+        again in the next ring if one breaks.
+
+        Args:
+            wanted: whether it is still to be done; asked in each ring, since the state that was
+                taken over in one may be of a member that is through with it.
+
+        Returns:
+            None if it was not wanted any more.
+        """
+        while wanted():
             if self._group is None:
                 return [make(self.rank, self.world)]
             mine = make(self.rank, self.world)
@@ -342,6 +359,7 @@ class AllReduce:
             except RingBrokenError as error:
                 log.warning("ring %d broke: %s", self.ring, error)
             self.join()
+        return None
 
     # ---- checkpoints ----
 

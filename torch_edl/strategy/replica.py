@@ -40,6 +40,12 @@ class Position:
     results: dict[str, Any] = field(default_factory=dict)
     """What earlier passes gave that a later joiner must know: evaluations by pass."""
 
+    @property
+    def progress(self) -> int:
+        """Grows by one with all that members do together: updates, and what they evaluate. One
+        may be ahead of the others by one."""
+        return self.step + len(self.results)
+
 
 @dataclass(frozen=True)
 class State:

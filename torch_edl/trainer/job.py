@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from torch_edl.config import ENV_MASTER
 from torch_edl.errors import CheckpointError, UsageError
@@ -245,14 +246,36 @@ class Job:
         Returns:
             What ``merge`` gave, also in a process that joined later.
         """
+        return self._together(make, lambda parts: (None, merge(parts)))[1]
+
+    def gather(self, make: Callable[[int, int], bytes]) -> list[bytes] | None:
+        """What all processes make, in the order of ranks; nothing of it is kept.
+
+        Args:
+            make: see :meth:`collect`.
+
+        Returns:
+            None in a process that joined later.
+        """
+        return self._together(make, lambda parts: (parts, None))[0]
+
+    def _together(
+        self,
+        make: Callable[[int, int], bytes],
+        merge: Callable[[list[bytes]], tuple[list[bytes] | None, Any]],
+    ) -> tuple[list[bytes] | None, Any]:
         number, engine = self.enter_pass()
+        parts = None
+        with self._dismissal():
+            made = engine.agree(make, lambda: engine.replica.position.pass_index == number)
         position = engine.replica.position
-        if position.pass_index == number:
-            result = json.loads(json.dumps(merge(engine.agree(make))))
-            position = engine.replica.position
-            position.results[str(number)] = result
+        if made is not None:
+            parts, result = merge(made)
+            position.results[str(number)] = json.loads(json.dumps(result))
             position.pass_index, position.records = number + 1, 0
-        return position.results.get(str(number))
+        else:
+            engine.catching_up = True
+        return parts, position.results.get(str(number))
 
     def close(self) -> None:
         """Ends this process's part: the last checkpoint is written, the others need not wait.
@@ -283,9 +306,22 @@ class Job:
         if not engine.joined:
             with self._dismissal():
                 engine.join()
+        position = engine.replica.position
+        if position.pass_index < number:
+            # The loop before was left, and a traceback keeps its iterator from ending.
+            engine.settle()
+            position.pass_index, position.records = number, 0
         # A process that joins late runs through what the others did before it came.
-        engine.catching_up = engine.replica.position.pass_index > number
+        engine.catching_up = position.pass_index > number
         return number, engine
+
+    def check_pass(self, number: int) -> None:
+        """Raises UsageError if another pass began while that one was under way."""
+        if self._passes != number + 1:
+            raise UsageError(
+                "another loop over a loader, or an evaluation, began inside this loop; put it "
+                "after the loop (an epoch each: epochs=1)"
+            )
 
     @property
     def late(self) -> bool:
@@ -345,12 +381,13 @@ class Loader:
     def __len__(self) -> int:
         """Batches of this process in a pass, if the ring stays as it is."""
         data, world = self._length, self._job.world_size
-        if not hasattr(self._dataset, "__len__"):
+        if isinstance(self._dataset, IterableDataset):
             raise TypeError("an IterableDataset has no length")
         count = position = 0
         for _ in range(data.epochs):
             whole, rest = divmod(data.records, data.update_size(world))
-            count += whole * len(data.part(0, self._job.rank, world).spans)
+            # Who has no record of an update gets a batch all the same.
+            count += whole * max(1, len(data.part(0, self._job.rank, world).spans))
             position += whole * data.update_size(world)
             if rest and not data.drop_last:
                 count += max(1, len(data.part(position, self._job.rank, world).spans))
@@ -372,13 +409,15 @@ class Loader:
                 start = data.next_start(position.records, engine.world)
                 if start >= data.total:
                     position.pass_index, position.records = number + 1, 0
-                    break
+                    return
                 yield from self._update(engine, batches, start)
+            # A ring broke, and the state that came then is of a member that is in a later pass.
+            engine.catching_up = True
         finally:
             batches.close()
             if engine.replica.position.pass_index == number:
                 # The script broke out of its loop: the rest of the pass is not wanted.
-                engine.settle()
+                job._meter.settle(counted=engine.settle())
                 position = engine.replica.position
                 position.pass_index, position.records = number + 1, 0
 
@@ -386,6 +425,7 @@ class Loader:
         self, engine: AllReduce, batches: Batches | StreamBatches, start: int
     ) -> Iterator[Any]:
         job = self._job
+        pass_index = engine.replica.position.pass_index
         data = batches.known_end(start, engine.world)
         part = data.part(start, engine.rank, engine.world)
         engine.expect(start + part.records - engine.replica.position.records)
@@ -399,6 +439,7 @@ class Loader:
                 lead=engine.rank == 0,
             )
             yield batch
+            job.check_pass(pass_index)
             if engine.gradients.broken:
                 break
         if not part.spans:
@@ -406,6 +447,7 @@ class Loader:
             job._meter.open(0)
             engine.begin(0.0, last=True, lead=False)
             yield batches.sample((start, start + min(2, part.records)))
+            job.check_pass(pass_index)
         with job._dismissal():
             counted = engine.finish()
             job._meter.settle(counted=counted)
