@@ -29,6 +29,35 @@ class Events:
         return [self._kept[i] for i in range(len(self._kept) - new, len(self._kept))]
 
 
+class Course:
+    """When the work of a job began and ended."""
+
+    def __init__(self) -> None:
+        self.began_at: float | None = None
+        self.trained_at: float | None = None
+
+    def began(self, now: float) -> None:
+        """Somebody has something to do."""
+        self.began_at = now if self.began_at is None else self.began_at
+
+    def trained(self, now: float) -> None:
+        """The work is done."""
+        self.trained_at = now if self.trained_at is None else self.trained_at
+
+    @property
+    def state(self) -> str:
+        """starting, running or finishing."""
+        if self.began_at is None:
+            return "starting"
+        return "finishing" if self.trained_at is not None else "running"
+
+    def wall_s(self, now: float) -> float:
+        """Seconds from the beginning to the end, or to now."""
+        if self.began_at is None:
+            return 0.0
+        return (now if self.trained_at is None else self.trained_at) - self.began_at
+
+
 class Rates:
     """Records and minibatches per second over the last ten seconds."""
 

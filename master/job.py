@@ -12,7 +12,7 @@ from pathlib import Path
 
 from master.actions import Action, Effect
 from master.evaluation import Result
-from master.events import Events, Rates
+from master.events import Course, Events, Rates
 from master.fleet import Fleet
 from master.keeper import Keeper
 from master.lockstep import Lockstep
@@ -76,8 +76,7 @@ class Job:
         """Records that were done before this run."""
         self._cores = cores
         self._wall_offset_s = wall_offset_s
-        self._first_lease_at: float | None = None
-        self._trained_at: float | None = None
+        self._course = Course()
         self._scanned: Mapping[str, Sequence[Shard]] | None = None
         self._scan_error = ""
         self._model: pb.ReportModelRequest | None = None
@@ -91,15 +90,11 @@ class Job:
         """starting, running, finishing, finished, failed or stopped."""
         if self.outcome is not None:
             return self.outcome.state if self.over else "finishing"
-        if self._first_lease_at is None:
-            return "starting"
-        return "finishing" if self._trained_at is not None else "running"
+        return self._course.state
 
     def wall_s(self, now: float) -> float:
-        """Seconds since the first task was leased, until the work was done."""
-        if self._first_lease_at is None:
-            return 0.0
-        return (now if self._trained_at is None else self._trained_at) - self._first_lease_at
+        """Seconds since somebody had something to do, until the work was done."""
+        return self._course.wall_s(now)
 
     def done(self) -> tuple[int, int]:
         """(records, minibatches): of finished tasks, and what workers told of running ones."""
@@ -278,7 +273,7 @@ class Job:
         self.fleet.renew(**self._restoring())
         self.members.forget_open_work()
         if self.config.kind == "train":
-            self._trained_at = None
+            self._course.trained_at = None
             self.work.restore(self.keeper.restore(self.fleet.incarnation))
             self._epoch = self.work.main.queue.epoch if self.work.main is not None else 0
         self.tell("error", f"{text}; starting {what} again from {point}", now)
@@ -358,8 +353,8 @@ class Job:
         self.rates.sample(now, records, steps)
         self._note_epoch(now)
         trained = self.work.trained
-        if trained and self._trained_at is None and self.work.main is not None:
-            self._trained_at = now
+        if trained and self.work.main is not None:
+            self._course.trained(now)
         cluster = self.cluster()
         if cluster is None:
             return
@@ -375,7 +370,7 @@ class Job:
         self._effects += effects
         evaluated = evaluations is None or evaluations.complete
         if settled and evaluated and self.keeper.complete:
-            self._trained_at = now if self._trained_at is None else self._trained_at
+            self._course.trained(now)
             self.tell("info", "finished", now)
             self._end(Outcome("finished", 0), now, leave_s=_LEAVE_S)
 
@@ -398,8 +393,7 @@ class Job:
 
     def leased(self, now: float) -> None:
         """Somebody has something to do: the job runs."""
-        if self._first_lease_at is None:
-            self._first_lease_at = now
+        self._course.began(now)
 
     def want(self, effect: Effect) -> None:
         """Has something done after the next tick."""

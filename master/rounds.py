@@ -14,6 +14,8 @@ SILENT_S = 5.0
 # A round that has all the nodes it may have goes on: only a silence that no setting of the agents'
 # monitor interval explains makes room for those that wait.
 FULL_SILENT_S = 30.0
+# A node of a round tells of itself twice a second whatever its agent is at: this long means lost.
+LOST_S = 10.0
 
 
 @dataclass
@@ -92,7 +94,7 @@ class Rounds:
             nodes=len(self._members),
             waiting=self.waiting(now),
             closed=self.closed,
-            over=round != self.number,
+            over=round != self.number or self._is_short(now),
         )
 
     def leave(self, node: str) -> None:
@@ -143,6 +145,10 @@ class Rounds:
         return any(
             now - seen < limit for node, seen in self._seen.items() if node not in self._waiting
         )
+
+    def _is_short(self, now: float) -> bool:
+        """A node of the round left it, or is lost."""
+        return any(now - self._seen.get(node, -LOST_S) >= LOST_S for node in self._members)
 
     def _present(self, now: float) -> dict[str, _Waiting]:
         return {node: w for node, w in self._waiting.items() if now - w.seen < SILENT_S}
