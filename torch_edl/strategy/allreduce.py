@@ -199,6 +199,7 @@ class AllReduce:
         gradients = self.gradients
         if not self._in_step:
             gradients.restart()
+            gradients.keep_norms()
             self._in_step = True
             self._stepped = False
         gradients.share = share
@@ -215,6 +216,7 @@ class AllReduce:
     def rehearse(self) -> None:
         """The next backward counts for nothing: a process that is about to join warms up."""
         self.gradients.restart()
+        self.gradients.keep_norms()
         self.gradients.phase = Phase.IDLE
         self._in_step = True
 
@@ -257,6 +259,7 @@ class AllReduce:
         if gradients.broken:
             log.warning("ring %d broke: %s", self.ring, gradients.broken)
             gradients.restart()
+            gradients.undo_norms()
             ring, step = self.ring, self.replica.position.step
             self.join()
             # Another member of that ring had the sum, with this one's part, and gave its state.
@@ -294,6 +297,7 @@ class AllReduce:
         self._in_step = False
         self.gradients.phase = Phase.IDLE
         self.gradients.restart()
+        self.gradients.undo_norms()
         self.gradients.drop()
 
     def _make_up(self) -> None:

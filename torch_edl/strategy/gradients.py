@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_edl.errors import UsageError
 from torch_edl.strategy.group import Group, RingBrokenError
 
 # As DistributedDataParallel: a small first bucket lets the first collective begin early.
 BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20
+
+# A sum of shares that rounding left of 1.
+_WHOLE = 1 - 1e-3
 
 _NORMS = (nn.modules.batchnorm._NormBase,)
 
@@ -80,7 +84,15 @@ class Gradients:
             for buffer in (module.running_mean, module.running_var)
             if buffer is not None
         ]
+        self._norms = [
+            buffer
+            for module in model.modules()
+            if isinstance(module, _NORMS)
+            for buffer in module.buffers(recurse=False)
+        ]
+        self._norms_before = [buffer.clone() for buffer in self._norms]
         self._gathered = False
+        self._shares = 1.0  # of all members, in the collective before
         self._touched: set[int] = set()  # in this backward
         self._used: set[int] = set()  # in those gathered before
         self._in_backward = False
@@ -122,6 +134,18 @@ class Gradients:
         for bucket in self._buckets:
             bucket.pending = len(bucket.parameters)
 
+    def keep_norms(self) -> None:
+        """Notes the running statistics, before an update."""
+        with torch.no_grad():
+            for kept, buffer in zip(self._norms_before, self._norms, strict=True):
+                kept.copy_(buffer)
+
+    def undo_norms(self) -> None:
+        """Takes back what the forwards of an update did to them."""
+        with torch.no_grad():
+            for kept, buffer in zip(self._norms_before, self._norms, strict=True):
+                buffer.copy_(kept)
+
     def drop(self) -> None:
         """No gradients: an optimizer that steps now changes nothing."""
         for parameter in self._parameters:
@@ -152,7 +176,8 @@ class Gradients:
         plan = [(group, kind) for kind, groups in kinds.items() for group in groups]
         # In the order in which backward will have filled them, about.
         plan.sort(key=lambda each: -max(numbers[id(p)] for p in each[0]))
-        extra = len(self._parameters) + self._lanes + sum(b.numel() for b in self._buffers)
+        # Who has a gradient of what, the sum of shares, the caller's numbers, running statistics.
+        extra = len(self._parameters) + 1 + self._lanes + sum(b.numel() for b in self._buffers)
         for index, (group, (dtype, device)) in enumerate(plan):
             like = torch.empty(0, dtype=dtype, device=device)
             last = index == len(plan) - 1
@@ -173,6 +198,11 @@ class Gradients:
             if self.phase is Phase.IDLE:
                 return
             if not self._in_backward:
+                if self.reduced and self._shares < _WHOLE:
+                    raise UsageError(
+                        "backward() was called again after the last batch of an update that "
+                        "gathers several; add the losses up and call it once for each batch"
+                    )
                 self._in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
             self._touched.add(number)
@@ -221,6 +251,7 @@ class Gradients:
     def _finish_backward(self) -> None:
         self._in_backward = False
         if self.broken:
+            self.reduced = False
             self._touched.clear()
             self.drop()
             return
@@ -228,7 +259,7 @@ class Gradients:
             self._gather()
         elif self._group is not None:
             self._reduce(self._group)
-        elif self._gathered:
+        else:
             self._add_up()
         self.reduced = self.phase is Phase.REDUCE and not self.broken
         self._touched.clear()
@@ -250,12 +281,16 @@ class Gradients:
 
     def _add_up(self) -> None:
         """Alone: the gathered minibatches and this one."""
+        if not self._buckets:
+            self._make_buckets()
+        used = self._touched | self._used
         for number, parameter in enumerate(self._parameters):
             index, slot = self._place[number]
             view = self._buckets[index].views[slot]
             if number in self._touched:
                 self._put(parameter, view)
-            parameter.grad = view if number in self._touched | self._used else None
+            parameter.grad = view if number in used else None
+        self._shares = 0.0
         self._gathered = False
         self._used.clear()
 
@@ -273,15 +308,16 @@ class Gradients:
             bucket.pending -= 1
         last = self._buckets[-1]
         count = len(self._parameters)
-        used, lanes = last.extra[:count], last.extra[count : count + self._lanes]
-        statistics = last.extra[count + self._lanes :]
+        used, lanes = last.extra[: count + 1], last.extra[count + 1 : count + 1 + self._lanes]
+        statistics = last.extra[count + 1 + self._lanes :]
         last.extra.zero_()
-        if self.share:
-            has = [
-                float(n in self._touched or n in self._used or p.grad is not None)
-                for n, p in enumerate(self._parameters)
-            ]
-            used.copy_(torch.tensor(has))
+        has = [
+            float(
+                n in self._used or (self.share > 0 and (n in self._touched or p.grad is not None))
+            )
+            for n, p in enumerate(self._parameters)
+        ]
+        used.copy_(torch.tensor([*has, self.share]))
         self.fill_lanes(lanes)
         if self.lead and self._buffers:
             statistics.copy_(torch.cat([b.detach().reshape(-1).float() for b in self._buffers]))
@@ -303,8 +339,9 @@ class Gradients:
             self.drop()
 
     def _take(self, last: _Bucket, count: int, statistics: torch.Tensor) -> None:
-        numbers = last.extra[: count + self._lanes].tolist()
-        self.broken = self.refuse(numbers[count:])
+        numbers = last.extra[: count + 1 + self._lanes].tolist()
+        self._shares = numbers[count]
+        self.broken = self.refuse(numbers[count + 1 :])
         if self.broken:
             return
         for number, parameter in enumerate(self._parameters):
