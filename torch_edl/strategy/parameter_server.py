@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,15 @@ class _Planned:
 
 
 @dataclass
+class _Own:
+    """A minibatch of a script's own loop."""
+
+    plan: Plan
+    versions: list[int]
+    collected: bool = False
+
+
+@dataclass
 class _Pushed:
     committed: Committed
     push: PendingPush
@@ -60,6 +70,8 @@ class ParameterServerStrategy:
     """See :class:`~torch_edl.strategy.base.Strategy`.
 
     Args:
+        contract: the user's loss; None: the script calls its model by itself, between
+            :meth:`begin` and :meth:`commit`.
         optimizer: read for its kernel and hyperparameters; it steps between the minibatches of a
             window only.
         scheduler: drives the learning rates by the servers' version.
@@ -67,7 +79,7 @@ class ParameterServerStrategy:
 
     def __init__(
         self,
-        contract: Contract,
+        contract: Contract | None,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any | None,
@@ -87,10 +99,11 @@ class ParameterServerStrategy:
             ([g["lr"] for g in optimizer.param_groups], scheduler and scheduler.state_dict())
         )
         self._kernel = read_optimizer(optimizer)
-        self._step = Step(
-            contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers
-        )
-        self._rows = ServerRows(model, self._step.forward)
+        if contract is not None:
+            self._step = Step(
+                contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers
+            )
+        self._rows = ServerRows(model, model if contract is None else self._step.forward)
         self._tensors = dense_parameters(model, optimizer)
         self._initial = {
             name: (tensor.detach().float().cpu().numpy().copy(), group)
@@ -105,6 +118,7 @@ class ParameterServerStrategy:
         self._busy = 0  # 1 while a window is computed, which is neither ahead nor trained
         self._client: PsClient | None = None
         self._flat: FlatParameters
+        self._own: _Own
         self._known: list[int] | None = None
 
     # ---- servers ----
@@ -183,6 +197,38 @@ class ParameterServerStrategy:
     def finish(self) -> list[Committed]:
         """Waits for the last push."""
         return self._settle()
+
+    # ---- a loop of the user's own ----
+
+    def begin(self) -> None:
+        """The parameters of now; rows are pulled when the model asks for them."""
+        result = self._servers.pull([], known=self._known).wait()
+        self._load(result)
+        self._flat.forget()
+        self._own = _Own(Plan([[]]), result.versions)
+        self._rows.use(self._own.plan, 0)
+
+    def collect(self) -> None:
+        """Takes the gradients that the model has now: of one backward, or of several."""
+        self._flat.collect()
+        self._flat.clear_gradients()
+        self._own.collected = True
+
+    def commit(self, window: Window, retired_before: int) -> Committed:
+        """Pushes what was collected since :meth:`begin`, as the gradient of a window without
+        batches; it is in the model when this returns.
+
+        Raises:
+            ServersLostError: nothing is known of it.
+        """
+        own = self._own
+        pushed = self._push(
+            _Planned(window, own.plan), int(own.collected), 0, own.versions, retired_before
+        )
+        pushed.push.wait()
+        self._trained += 1
+        self._acked += 1
+        return pushed.committed
 
     def _train_until_accepted(self, planned: _Planned, retired_before: int) -> list[Committed]:
         while True:
@@ -294,7 +340,8 @@ class ParameterServerStrategy:
         )
         self._progress.sent_bytes = client.sent_bytes
         self._progress.received_bytes = client.received_bytes
-        return _Pushed(Committed(window, steps + nan_steps, nan_steps, self._step.last_loss), push)
+        loss = self._step.last_loss if window.batches else math.nan
+        return _Pushed(Committed(window, steps + nan_steps, nan_steps, loss), push)
 
     def _settle(self) -> list[Committed]:
         """Waits until the push under way is acknowledged."""

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -78,6 +78,10 @@ class Batches:
         batch = next(self._running)
         self._ahead.popleft()
         return batch
+
+    def of(self, spans: Sequence[Span]) -> Iterator[Any]:
+        """The minibatches at some spans, one after the other."""
+        return iter(self._loader(self._order.indices(span) for span in spans))
 
     def sample(self, span: Span) -> Any:
         """A minibatch beside the order, for a step that does not count."""

@@ -14,13 +14,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
 from torch_edl.config import ENV_MASTER
+from torch_edl.contract import report_model
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.strategy.allreduce import AllReduce
 from torch_edl.strategy.meeting import DismissedError, Meeting, TorchrunMeeting
@@ -31,6 +32,9 @@ from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.saver import Saver, Settings
 
 log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from torch_edl.trainer.served import Served
 
 _current: Job | None = None
 
@@ -94,6 +98,7 @@ class Job:
         self._check_every = check_every
         self._on_resize = on_resize
         self._engine: AllReduce | None = None
+        self._served: Served | None = None
         self._meter = Meter()
         self._passes = 0
         self._finished = True
@@ -129,6 +134,8 @@ class Job:
     @property
     def step(self) -> int:
         """Updates that the model has had."""
+        if self._served is not None:
+            return self._served.step
         return 0 if self._engine is None else self._engine.replica.position.step
 
     def metrics(self) -> dict[str, float]:
@@ -171,6 +178,14 @@ class Job:
                 raise UsageError(
                     f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
                 )
+        given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
+        if self._link is not None and self._link.config.train.strategy == "ps":
+            report = report_model(model, optimizers[0], self._link.worker_id)
+            with self._dismissal():
+                ready = self._link.report(report)
+            if ready.strategy == "ps":
+                self._serve(self._link, model, optimizers, scheduler)
+                return given
         stateful = [part for part in (scheduler, scaler) if part is not None]
         engine = AllReduce(
             Replica(model, optimizers, stateful),
@@ -189,8 +204,24 @@ class Job:
         if restored is not None and self._link is None:
             engine.restore(restored, values_only=False)
             log.info("going on from %s, step %d", restored, self.step)
-        given = [part for part in (model, optimizer, scheduler, scaler) if part is not None]
-        return tuple(given)
+        return given
+
+    def _serve(
+        self,
+        link: Link,
+        model: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        scheduler: Any,
+    ) -> None:
+        if len(optimizers) != 1:
+            raise UsageError(
+                f"prepare(): {len(optimizers)} optimizers; parameter servers run one, "
+                "use --strategy allreduce"
+            )
+        # Imported where it is needed: rings are not to wait for it.
+        from torch_edl.trainer.served import Served
+
+        self._served = Served(link, model, optimizers[0], scheduler)
 
     def loader(
         self,
@@ -264,6 +295,10 @@ class Job:
         make: Callable[[int, int], bytes],
         merge: Callable[[list[bytes]], tuple[list[bytes] | None, Any]],
     ) -> tuple[list[bytes] | None, Any]:
+        if self._served is not None:
+            # No process waits for another here: each does the whole of it, on today's model.
+            self._served.begin()
+            return merge([make(0, 1)])
         number, engine = self.enter_pass()
         parts = None
         with self._dismissal():
@@ -292,6 +327,8 @@ class Job:
                 self._saver.save_last(self._engine)
             self._engine.leave(finished=not failed and self._finished)
         self._saver.close()
+        if self._served is not None:
+            self._served.close()
         if self._link is not None:
             self._link.close()
 
@@ -396,6 +433,10 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         job = self._job
+        if job._served is not None:
+            with job._dismissal():
+                yield from job._served.batches(self._dataset, self._data, self._options, job._meter)
+            return
         if job.late:
             yield from self._rehearse()
         number, engine = job.enter_pass()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
 from torch_edl.data.leases import Heartbeat, Progress
-from torch_edl.strategy.meeting import MasterMeeting
+from torch_edl.strategy.meeting import DismissedError, MasterMeeting
 from torch_edl.strategy.replica import Position
 from torch_edl.trainer.metrics import Meter
 from torch_edl.wire import master_pb2 as pb
@@ -19,6 +19,8 @@ from torch_edl.wire.channel import Stub
 log = logging.getLogger(__name__)
 
 _REGISTER_S = 60.0
+# The master waits five seconds for servers before it says "ask again".
+_REPORT_S = 30.0
 
 
 class Link:
@@ -32,6 +34,8 @@ class Link:
         self.terminated = threading.Event()
         """Somebody sent SIGTERM."""
         self.progress = Progress(phase="starting")
+        self.cluster = pb.Cluster()
+        """The servers of today; none in a ring."""
         self.master = master
         self.heartbeat = Heartbeat(master, self.worker_id, self.progress)
         self.heartbeat.start()
@@ -67,6 +71,21 @@ class Link:
             self.progress,
             heartbeat_timeout_s=self.config.cluster.heartbeat_timeout_s,
         )
+
+    def report(self, request: pb.ReportModelRequest) -> pb.ReportModelResponse:
+        """Tells what the script holds, and waits until the strategy is known and its servers
+        are up.
+
+        Raises:
+            DismissedError: the job ended meanwhile.
+        """
+        while True:
+            answer = self.master.call("ReportModel", request, timeout_s=_REPORT_S, wait=True)
+            if answer.ready:
+                self.cluster = answer.cluster
+                return answer  # type: ignore[no-any-return]
+            if self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
+                raise DismissedError("the job ended before it began")
 
     def tell(self, position: Position, records: int, meter: Meter) -> None:
         """What the next heartbeats say of the training."""

@@ -82,8 +82,20 @@ class SourceShard(_message.Message):
     records: int
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
 
+class ScriptData(_message.Message):
+    __slots__ = ("records", "epochs", "batch_size", "records_per_task")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_PER_TASK_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    epochs: int
+    batch_size: int
+    records_per_task: int
+    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ...) -> None: ...
+
 class ReportModelRequest(_message.Message):
-    __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "running")
+    __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "data", "running")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +105,7 @@ class ReportModelRequest(_message.Message):
     OPTIMIZER_ERROR_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     error: str
@@ -103,8 +116,9 @@ class ReportModelRequest(_message.Message):
     optimizer_error: str
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
     custom_source: bool
+    data: ScriptData
     running: bool
-    def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., running: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., data: _Optional[_Union[ScriptData, _Mapping]] = ..., running: _Optional[bool] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
     __slots__ = ("ready", "strategy", "reason", "cluster", "torch_threads", "shards")

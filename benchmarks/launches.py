@@ -1,0 +1,121 @@
+"""Starts `ring_worker.py` in the ways that are compared, and reads what its processes noted."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+WORKER = str(Path(__file__).with_name("ring_worker.py"))
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A process completed a step at that time of the clock."""
+
+    pid: int
+    step: int
+    time: float
+
+
+def start(
+    launcher: list[str], mode: str, out: Path, *words: str, env: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts the worker under a launcher; its output goes to ``OUT.log``."""
+    with open(f"{out}.log", "ab") as log:
+        return subprocess.Popen(
+            [*launcher, WORKER, mode, str(out), *words],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "TORCH_EDL_HOME": f"{out}.home",
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+                ),
+                **(env or {}),
+            },
+            stdout=log,
+            stderr=log,
+        )
+
+
+def run(launcher: list[str], mode: str, out: Path, *words: str) -> list[Note]:
+    """Runs it to its end.
+
+    Raises:
+        RuntimeError: it failed; with the end of its output.
+    """
+    process = start(launcher, mode, out, *words)
+    if process.wait() != 0:
+        raise RuntimeError(Path(f"{out}.log").read_text()[-3000:])
+    return notes(out)
+
+
+def torchrun(workers: int, *words: str) -> list[str]:
+    """``torchrun`` for one machine."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(workers), *words),
+    ]
+
+
+def torch_edl(workers: int, *words: str) -> list[str]:
+    """``torch-edl run`` for one machine."""
+    return [sys.executable, "-m", "torch_edl.cli", "run", "--workers", str(workers), *words]
+
+
+def notes(out: Path) -> list[Note]:
+    """What all processes noted, in the order of time."""
+    found = [
+        Note(int(file.stem), *json.loads(line))
+        for file in out.glob("*.jsonl")
+        for line in file.read_text().splitlines()
+        if line.endswith("]")
+    ]
+    return sorted(found, key=lambda note: note.time)
+
+
+def folder() -> tempfile.TemporaryDirectory[str]:
+    """A place for one benchmark's runs."""
+    return tempfile.TemporaryDirectory(prefix="bench-")
+
+
+def report(name: str, figures: dict[str, Any]) -> None:
+    """Prints one JSON line and appends it to the results."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    )
+    line = json.dumps(
+        {
+            "benchmark": name,
+            **figures,
+            "machine": {
+                "cores": len(os.sched_getaffinity(0)),
+                "cpu": _cpu(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "commit": commit.stdout.strip(),
+        }
+    )
+    sys.stdout.write(line + "\n")
+    RESULTS.mkdir(exist_ok=True)
+    with open(RESULTS / f"{name}.jsonl", "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,64 @@
+"""Steps per second in steady state: our ring against DistributedDataParallel, our loader against
+a DataLoader.
+
+Two workers with a thread each, the same model and batches of the same size, in turn; then one
+process with a plain DataLoader and one with `job.loader`. The rate is that of the steps after the
+first quarter. One core may be slower than the other for a while, so runs alternate and medians
+are compared.
+
+    python benchmarks/overhead.py [--repeat 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import launches
+
+_RING = ["--width", "1024", "--layers", "4", "--batch-size", "64", "--steps", "160"]
+_LOADER = ["--width", "64", "--layers", "2", "--batch-size", "64", "--steps", "6000"]
+
+
+def rate(launcher: list[str], mode: str, out: Path, words: list[str]) -> float:
+    """Steps per second of one run."""
+    notes = launches.run(launcher, mode, out, *words)
+    pid = notes[0].pid
+    times = [note.time for note in notes if note.pid == pid]
+    times = times[len(times) // 4 :]
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def main() -> None:
+    """Prints one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    rates: dict[str, list[float]] = {"ddp": [], "ours": [], "plain": [], "alone": []}
+    python = [launches.sys.executable]
+    with launches.folder() as name:
+        for number in range(args.repeat):
+            for mode, launcher, words in (
+                ("ddp", launches.torchrun(args.workers), _RING),
+                ("ours", launches.torch_edl(args.workers), _RING),
+                ("plain", python, _LOADER),
+                ("alone", python, _LOADER),
+            ):
+                out = Path(name) / f"{mode}-{number}"
+                rates[mode].append(round(rate(launcher, mode, out, words), 2))
+    median = {mode: statistics.median(found) for mode, found in rates.items()}
+    launches.report(
+        "overhead",
+        {
+            "workers": args.workers,
+            "steps_per_s": rates,
+            "ring_of_ddp": round(median["ours"] / median["ddp"], 3),
+            "loader_of_plain": round(median["alone"] / median["plain"], 3),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
