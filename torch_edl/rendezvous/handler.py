@@ -141,11 +141,13 @@ class MasterRendezvousHandler(RendezvousHandler):
                     raise RendezvousConnectionError(str(error)) from error
 
     def num_nodes_waiting(self) -> int:
-        """Nodes for which this round is to end, as the last heartbeat found; 1 also if it is over
-        without this node, which has been taken for lost."""
+        """Nodes for which this round is to end, as the last heartbeat found. It is 1 also if a
+        node of the round was lost or left, or the round is over without this node."""
         if self._hosted is not None:
             self._hosted.revive()  # here, since it is the main thread that asks
         seen = self._seen
+        if self.is_closed():  # there is no next round
+            return 0
         return max(1, seen.waiting) if seen.over else seen.waiting
 
     def is_closed(self) -> bool:
@@ -178,7 +180,8 @@ class MasterRendezvousHandler(RendezvousHandler):
             try:
                 if self._hosted is not None:
                     self._hosted.revive()
-                answer: pb.RendezvousResponse = self._call(request, timeout_s=min(left_s, _CALL_TIMEOUT_S))
+                timeout_s = min(left_s, _CALL_TIMEOUT_S)
+                answer: pb.RendezvousResponse = self._call(request, timeout_s=timeout_s)
             except grpc.RpcError as error:
                 problem = error.details() or error.code().name.lower()
                 if error.code() in _REFUSED:

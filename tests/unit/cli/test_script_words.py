@@ -94,7 +94,7 @@ def test_options_of_scripts_that_make_no_sense(place: Path, line: str, message: 
 
 
 def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> None:
-    args = script.parse("--nproc_per_node 2 --max-restarts=3 plain.py a -b".split())
+    args = script.parse(["--nproc_per_node", "2", "--max-restarts=3", "plain.py", "a", "-b"])
     assert (args.nproc_per_node, args.max_restarts) == ("2", 3)
     assert args.training_script_args == ["a", "-b"]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from master.rounds import FULL_SILENT_S, SILENT_S, Place, Rounds
+from master.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Place, Rounds
 
 
 def ask(rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_call=1.0) -> Place:
@@ -145,3 +145,15 @@ def test_storms(seed: int) -> None:
                 wish[node] += 1
                 del inside[node]
     assert sum(n == rounds.number for n in inside.values()) == min(4, len(alive))
+
+
+def test_a_round_is_over_when_a_node_of_it_is_lost_or_leaves() -> None:
+    rounds = Rounds()
+    for node in ("a", "b"):
+        rounds.ask(node, f"{node}:1", 0.0, min_nodes=2, max_nodes=3, last_call_s=0)
+    assert not rounds.look("a", 1, 1.0).over
+    assert not rounds.look("b", 1, LOST_S).over
+    assert rounds.look("b", 1, 1.0 + LOST_S).over, "a has been silent"
+    assert not rounds.look("a", 1, 1.0 + LOST_S).over, "it is back before anybody went on"
+    rounds.leave("a")
+    assert rounds.look("b", 1, 1.0 + LOST_S).over
