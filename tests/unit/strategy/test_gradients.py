@@ -319,6 +319,10 @@ def test_one_process_weighs_the_last_minibatch_though_none_was_gathered() -> Non
     gradients.reduce_nothing()
     assert gradients.reduced
     assert model.weight.grad is None
+
+
+def test_one_process_refuses_a_second_backward_for_what_it_gathered() -> None:
+    model = nn.Linear(4, 3)
     alone(model, [0.5, 0.5])
     with pytest.raises(UsageError, match="add the losses up"):
         loss_of(model, inputs(model, 0, 0, 2)).backward()
