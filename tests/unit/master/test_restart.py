@@ -187,6 +187,27 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
         stub.close()
 
 
+def test_it_listens_where_it_is_told(master: Master) -> None:
+    address = str(master.found()["address"])
+    assert address.startswith("127.0.0.1:"), "loopback, unless it is told otherwise"
+    taken = [sys.executable, "-m", "master", "--job", "k", "--listen", address]
+    other = master.folder.parent / "k"
+    other.mkdir()
+    config = JobConfig(name="k", kind="script", model_file="/train.py")
+    (other / "job.json").write_text(config.to_json())
+    ended = subprocess.run(
+        taken, env=master.env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 2
+    assert f"{address}: cannot listen there" in ended.stderr
+    master.kill()
+    with subprocess.Popen(taken, env=master.env, stderr=subprocess.DEVNULL) as process:
+        wait_for((other / "master.json").exists, "master.json")
+        assert json.loads((other / "master.json").read_text())["address"] == address
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+
+
 def test_another_run_of_the_name_begins_anew(master: Master) -> None:
     stub = master.stub()
     worker = Worker(stub, 0, 11)
