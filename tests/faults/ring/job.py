@@ -1,0 +1,407 @@
+"""A job of the counting script as a user starts it, a hand that carries out a plan, and checks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.faults.ring.plan import (
+    At,
+    Cut,
+    Grown,
+    KillAgent,
+    KillMaster,
+    Plan,
+    Scale,
+    Signal,
+    StartAgent,
+)
+
+SCRIPT = Path(__file__).parents[1] / "counting_script.py"
+HEARTBEAT_TIMEOUT_S = 3.0
+_DELAY_S = 0.03
+_POLL_S = 0.005
+_JOIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a worker last told of itself."""
+
+    pid: int
+    rank: int
+    world: int
+    step: int
+    when: float
+    """Unix time at which it began it."""
+
+
+class Network:
+    """A network namespace for the second machine, joined to ours by a cable.
+
+    Needs root and ``ip``; :meth:`why_not` says what is missing.
+    """
+
+    _numbers = itertools.count(os.getpid() % 200)
+
+    def __init__(self) -> None:
+        number = next(self._numbers) % 250
+        self.name = f"edl{os.getpid()}-{number}"
+        self._ours, theirs = f"edlo{number}", f"edlt{number}"
+        self.here, self.there = f"10.213.{number}.1", f"10.213.{number}.2"
+        self._ip("netns", "add", self.name)
+        self._ip("link", "add", self._ours, "type", "veth", "peer", theirs, "netns", self.name)
+        self._ip("addr", "add", f"{self.here}/24", "dev", self._ours)
+        self._ip("-n", self.name, "addr", "add", f"{self.there}/24", "dev", theirs)
+        self._ip("-n", self.name, "link", "set", theirs, "up")
+        self._ip("-n", self.name, "link", "set", "lo", "up")
+        self.mend()
+
+    @staticmethod
+    def why_not() -> str:
+        """Why there is none on this machine; empty if there is."""
+        name = f"edl{os.getpid()}-try"
+        try:
+            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+        except FileNotFoundError:
+            return "there is no command ip"
+        if made.returncode:
+            return f"no network namespaces here: {made.stderr.strip()}"
+        subprocess.run(["ip", "netns", "del", name], check=True)
+        return ""
+
+    def command(self, words: list[str]) -> list[str]:
+        """To run them there."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def cut(self) -> None:
+        self._ip("link", "set", self._ours, "down")
+
+    def mend(self) -> None:
+        self._ip("link", "set", self._ours, "up")
+
+    def close(self) -> None:
+        self._ip("netns", "del", self.name)
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class RingJob:
+    """One plan, carried out."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.told = folder / "told"
+        self.told.mkdir()
+        self.checkpoints = folder / "checkpoints"
+        self.done: list[At] = []
+        self._hurt: set[int] = set()
+        self._scaled = False
+        self._cuts: list[tuple[float, float, set[int]]] = []
+        self._network = Network() if plan.machines == 2 else None
+        self._port = _free_port()
+        self._env = {
+            **os.environ,
+            "TORCH_EDL_HOME": str(folder / "home"),
+            "TORCH_EDL_TOKEN": "a token of this test",
+            "OMP_NUM_THREADS": "1",
+        }
+        deaths = [
+            {**asdict(d), "phase": d.phase.value, "number": None, "signal": int(d.number)}
+            for d in plan.deaths
+        ]
+        (self.told / "deaths.json").write_text(json.dumps(deaths))
+        self.agents = [self._start_agent(0)]
+        if plan.machines == 2 and not plan.later:
+            self.agents.append(self._start_agent(1))
+
+    def _start_agent(self, number: int) -> subprocess.Popen[bytes]:
+        plan = self.plan
+        words = [sys.executable, "-m", "torch_edl.cli", "run", "--job-name", "ring"]
+        words += ["--heartbeat-timeout", f"{HEARTBEAT_TIMEOUT_S:g}"]
+        if self._network is None:
+            words += ["--workers", f"1:{plan.workers}"]
+        else:
+            here = self._network.here
+            words += ["--nnodes", "1:2", "--nproc-per-node", str(plan.workers)]
+            words += ["--rdzv-endpoint", f"{here}:{self._port}"]
+        if plan.checkpoint_every:
+            words += ["--checkpoint-dir", str(self.checkpoints)]
+            words += ["--checkpoint-every", str(plan.checkpoint_every)]
+        words += [str(SCRIPT), str(self.told), "--records", str(plan.records)]
+        words += ["--epochs", str(plan.epochs), "--delay", str(_DELAY_S)]
+        words += ["--global-batch", str(plan.global_batch)]
+        if number and self._network is not None:
+            words = self._network.command(words)
+        with open(self._log(number), "w") as log:
+            return subprocess.Popen(words, env=self._env, stdout=log, stderr=log)
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"agent-{number}.log"
+
+    # ---- what is to be seen ----
+
+    def processes(self) -> dict[int, str]:
+        """All that live of this job, found without asking it: pid to command line."""
+        found = {}
+        for process in psutil.process_iter(["cmdline", "environ", "status"]):
+            home = (process.info["environ"] or {}).get("TORCH_EDL_HOME")
+            if home == self._env["TORCH_EDL_HOME"] and process.info["status"] != "zombie":
+                found[process.pid] = " ".join(process.info["cmdline"] or [])
+        return found
+
+    def batches(self) -> list[Batch]:
+        """The last one of each worker that ever trained."""
+        found = []
+        for file in self.told.glob("steps-*"):
+            with open(file, "rb") as lines:
+                lines.seek(max(0, os.fstat(lines.fileno()).st_size - 60))
+                whole = lines.read().split(b"\n")[:-1]
+                when = os.fstat(lines.fileno()).st_mtime
+            if whole:
+                numbers = map(int, whole[-1].split())
+                found.append(Batch(int(file.name.split("-")[1]), *numbers, when))
+        return found
+
+    def members(self) -> dict[int, Batch]:
+        """Those of the newest ring that live, by rank."""
+        living = [b for b in self.batches() if psutil.pid_exists(b.pid)]
+        living.sort(key=lambda each: each.when)
+        return {each.rank: each for each in living}
+
+    def step(self) -> int:
+        """The newest that anybody has begun."""
+        return max((b.step for b in self.members().values()), default=-1)
+
+    def over(self) -> bool:
+        return self.agents[0].poll() is not None
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> bool:
+        """Whether it came about before the job was over."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self.over():
+                return False
+            if time.monotonic() > deadline:
+                pytest.fail(f"in vain for {timeout_s:g} s: {what}\n{self.report()}")
+            time.sleep(_POLL_S)
+        return True
+
+    def report(self) -> str:
+        """The logs, for who looks for what went wrong."""
+        parts = [str(self.plan)]
+        logs = [self._log(0), self._log(1), *sorted(self.told.glob("log-*"))]
+        logs += sorted(self.folder.glob("home/jobs/*/logs/master*"))
+        for file in logs:
+            if file.exists():
+                parts.append(f"==== {file.name}\n{file.read_text(errors='replace')[-2500:]}")
+        parts.append(f"==== alive\n{self.processes()}\n==== last\n{self.batches()}")
+        return "\n".join(parts)
+
+    # ---- what happens ----
+
+    def carry_out(self) -> None:
+        """All events, each when its step has come; those are left out that the job's end outran."""
+        for event in self.plan.events:
+            if not self.wait_for(lambda e=event: self.step() >= e.step, 60, f"step {event.step}"):
+                return
+            time.sleep(event.delay_s)  # the moment in the step: part of the plan
+            if self.over():
+                return
+            self._do(event)
+            self.done.append(event)
+
+    def _do(self, event: At) -> None:
+        action = event.do
+        if isinstance(action, Signal):
+            self._signal(action)
+        elif isinstance(action, KillMaster):
+            self._hurt |= set(self._send_ranks(action.ranks, signal.SIGKILL))
+            for pid, line in self.processes().items():
+                if " -m master " in line:
+                    _send(pid, signal.SIGKILL)
+        elif isinstance(action, Scale):
+            self._scale(action.workers)
+        elif isinstance(action, Grown):
+            self._wait_for_world(action.workers)
+        elif isinstance(action, StartAgent):
+            self.agents.append(self._start_agent(1))
+        elif isinstance(action, KillAgent):
+            self._hurt |= self._of_second()
+            self.agents[1].kill()
+        else:
+            self._cut(action)
+
+    def _signal(self, action: Signal) -> None:
+        if not action.for_s:
+            self._hurt |= set(self._send_ranks(action.ranks, action.number))
+            return
+        stopped = self._send_ranks(action.ranks, action.number)
+        time.sleep(action.for_s)  # as long as the plan says
+        for pid in stopped:
+            _send(pid, signal.SIGCONT)
+
+    def _send_ranks(self, ranks: tuple[int, ...], number: signal.Signals) -> list[int]:
+        members = self.members()
+        pids = [members[rank].pid for rank in ranks if rank in members]
+        if ranks and not pids and members:
+            pids = [members[max(members)].pid]
+        for pid in pids:
+            _send(pid, number)
+        return pids
+
+    def _scale(self, workers: int) -> None:
+        self._scaled = True
+        subprocess.run(
+            [sys.executable, "-m", "torch_edl.cli", "scale", "ring", "--workers", str(workers)],
+            env=self._env, check=not self.over(), timeout=30,
+        )  # fmt: skip
+        self._wait_for_world(workers)
+
+    def _wait_for_world(self, workers: int) -> None:
+        slow = self.told / "slow"
+        slow.touch()
+
+        def is_there() -> bool:
+            members = self.members().values()
+            newest = max(members, key=lambda each: each.when, default=None)
+            return newest is not None and newest.world == workers
+
+        self.wait_for(is_there, _JOIN_S, f"{workers} members")
+        slow.unlink()
+
+    def _cut(self, action: Cut) -> None:
+        assert self._network is not None
+        there = self._of_second()
+        self._hurt |= there
+        self._network.cut()
+        since = time.time()
+        time.sleep(action.for_s)  # as long as the plan says
+        self._cuts.append((since, time.time(), there))
+        self._network.mend()
+
+    def _of_second(self) -> set[int]:
+        """Pids of the workers of the second machine."""
+        return {
+            child.pid
+            for agent in self.agents[1:]
+            for child in psutil.Process(agent.pid).children(recursive=True)
+        }
+
+    # ---- what must be so ----
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits for the end of all agents, and checks everything."""
+        deadline = time.monotonic() + timeout_s
+        for number, agent in enumerate(self.agents):
+            try:
+                code = agent.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"agent {number} still runs after {timeout_s:g} s\n{self.report()}")
+            killed = number and any(isinstance(e.do, KillAgent) for e in self.done)
+            if code != (-signal.SIGKILL if killed else 0):
+                pytest.fail(f"agent {number} ended with {code}\n{self.report()}")
+        try:
+            self._check()
+        except AssertionError as error:
+            pytest.fail(f"{error}\n{self.report()}")
+
+    def _check(self) -> None:
+        plan = self.plan
+        hits = [int(file.read_text()) for file in self.told.glob("hit-*")]
+        self._hurt |= set(hits)
+        ends = [json.loads(file.read_text()) for file in self.told.glob("counts-*.json")]
+        assert ends, "no worker came to the end of its script"
+        for end in ends:
+            assert not end["wrong"], f"records not counted {plan.epochs} times: {end}"
+            assert all(abs(u - end["step"]) < 1e-3 for u in end["updates"]), end
+            if plan.global_batch:
+                assert end["step"] == plan.epochs * plan.records // plan.global_batch
+        assert len({end["digest"] for end in ends}) == 1, ends
+        assert (self.told / "model.pt").exists(), "nobody was rank 0 at the end"
+        assert hits or self.done or not (plan.events or plan.deaths), "nothing happened"
+        self._check_survivors({end["pid"] for end in ends})
+        rings = self._rings()
+        for number, seats in rings.items():
+            ranks = [rank for _, rank, _, _ in seats]
+            assert len(ranks) == len(set(ranks)), f"ring {number}: a rank twice: {seats}"
+            assert len({(world, step) for _, _, world, step in seats}) == 1, (number, seats)
+        for since, until, there in self._cuts:
+            for pid in there:
+                during = [when for when, _ in self._written(pid) if since < when < until]
+                assert not during, f"pid {pid} wrote a checkpoint while it was cut off"
+
+    def _check_survivors(self, ended: set[int]) -> None:
+        """Who trained and was not hurt came to the end, in the same process."""
+        trained = {b.pid for b in self.batches()}
+        lost = trained - ended - self._hurt
+        if self._scaled:  # who had to leave is the job's choice
+            lost = {p for p in lost if "leaving" not in (self.told / f"log-{p}").read_text()}
+        assert not lost, f"pids {sorted(lost)} were not hurt, and did not come to the end"
+
+    def _rings(self) -> dict[int, list[tuple[int, int, int, int]]]:
+        """Ring to (pid, rank, size, step) of all that say that they were in it."""
+        found = defaultdict(list)
+        for file in self.told.glob("log-*"):
+            before = 0
+            for match in re.finditer(
+                r"^\S+ ring (\d+): rank (\d+) of (\d+), step (\d+)$", file.read_text(), re.M
+            ):
+                ring, rank, world, step = map(int, match.groups())
+                assert ring > before, f"{file.name}: ring {ring} after ring {before}"
+                before = ring
+                found[ring].append((int(file.name.split("-")[1]), rank, world, step))
+        return found
+
+    def _written(self, pid: int) -> Iterator[tuple[float, str]]:
+        log = self.told / f"log-{pid}"
+        if log.exists():
+            for match in re.finditer(r"^(\S+) checkpoint (/\S+)$", log.read_text(), re.M):
+                yield float(match[1]), match[2]
+
+    def close(self) -> None:
+        """Nothing outlives its job, whatever the test did to it."""
+        try:
+            for agent in self.agents:
+                if agent.poll() is None:
+                    agent.kill()
+                    agent.wait()
+            deadline = time.monotonic() + 15
+            while left := self.processes():
+                if time.monotonic() > deadline:
+                    for pid in left:
+                        _send(pid, signal.SIGKILL)
+                    pytest.fail(f"orphans {left}\n{self.report()}")
+                time.sleep(0.05)
+        finally:
+            if self._network is not None:
+                self._network.close()
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
