@@ -1,0 +1,32 @@
+"""A script for torchrun without torch_edl: reduces until a file says stop, tells of each gang."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo")
+reached = torch.ones(1)
+dist.all_reduce(reached)
+name = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.getpid()}"
+(folder / f"{name}.part").write_text(json.dumps(dict(os.environ)))
+os.replace(folder / f"{name}.part", folder / f"{name}.json")
+print(f"rank {dist.get_rank()} of {int(reached)}: {sys.argv[2:]}", flush=True)
+if "fail" in sys.argv:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        sys.exit(3)
+    signal.pause()
+while "wait" in sys.argv:
+    # All leave after the same step.
+    stop = torch.tensor([float((folder / "stop").exists())])
+    dist.all_reduce(stop)
+    if stop:
+        break
+    time.sleep(0.02)
+dist.barrier()
