@@ -33,6 +33,7 @@ from torch_edl.strategy.replica import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     flatten_optimizer,
+    from_json,
     jsonable,
     unflatten_optimizer,
 )
@@ -189,7 +190,7 @@ class LocalStrategy:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         self._optimizer.load_state_dict(unflatten_optimizer(tensors, described))
         if self._scheduler is not None and "scheduler" in described:
-            self._scheduler.load_state_dict(described["scheduler"])
+            self._scheduler.load_state_dict(from_json(described["scheduler"]))
 
     def _load_dense(self, source: Source) -> None:
         values, _ = source.dense()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torch_edl import checkpoint
@@ -25,6 +26,8 @@ from torch_edl.ps_server.snapshot import Source
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
 OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
+# How a dict whose keys are no texts is written.
+_PAIRS, _COUNTS = "__pairs__", "__counts__"
 
 
 @dataclass
@@ -112,13 +115,15 @@ class Replica:
                 f"{len(header['stateful'])} schedulers and scalers; this script prepared "
                 f"{len(self.optimizers)} and {len(self.stateful)}"
             )
+        for optimizer, rest in zip(self.optimizers, header["optimizers"], strict=True):
+            _check_groups(optimizer.state_dict()["param_groups"], rest["groups"])
         self.load_model({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
         for number, optimizer in enumerate(self.optimizers):
             prefix = f"optimizer.{number}."
             slots = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             optimizer.load_state_dict(unflatten_optimizer(slots, header["optimizers"][number]))
         for part, values in zip(self.stateful, header["stateful"], strict=True):
-            part.load_state_dict(values)
+            part.load_state_dict(from_json(values))
         self.position = Position(**header["position"])
 
     def load_model(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -188,7 +193,7 @@ def read(folder: Path) -> State:
         if "position" not in header:
             raise CheckpointError(f"{folder}: not a checkpoint of the strategy allreduce")
         model = read_model(folder)
-    except (OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a checkpoint that can be read: {error}") from error
     return State(header, {f"model.{n}": t for n, t in model.items()} | tensors)
 
@@ -202,7 +207,10 @@ def read_model(folder: Path) -> dict[str, torch.Tensor]:
     """
     source = Source(folder, values_only=True)
     if (folder / checkpoint.MANIFEST).exists() and source.manifest.strategy != "ps":
-        return safetensors.torch.load_file(folder / MODEL_FILE)
+        try:
+            return safetensors.torch.load_file(folder / MODEL_FILE)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{folder / MODEL_FILE}: {error}") from error
     values, _ = source.dense()
     for name, table in source.tables.items():
         values[f"{name}.weight"] = table.weight()
@@ -230,7 +238,7 @@ def unflatten_optimizer(
     for name, value in {**tensors, **rest["values"]}.items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
-    return {"state": state, "param_groups": rest["groups"]}
+    return {"state": state, "param_groups": from_json(rest["groups"])}
 
 
 def jsonable(value: Any) -> Any:
@@ -238,10 +246,26 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, dict):
-        return {k: jsonable(v) for k, v in value.items() if not callable(v)}
+        items = {k: jsonable(v) for k, v in value.items() if not callable(v)}
+        if all(isinstance(key, str) for key in items):
+            return items
+        # JSON would make texts of the keys: MultiStepLR counts its milestones by number.
+        return {_PAIRS: [*map(list, items.items())], _COUNTS: isinstance(value, Counter)}
     if isinstance(value, list | tuple):
         return [jsonable(v) for v in value]
     return value
+
+
+def from_json(value: Any) -> Any:
+    """The inverse of :func:`jsonable`, but for tuples and tensors of one number."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _PAIRS in value:
+        items = {key: from_json(item) for key, item in value[_PAIRS]}
+        return Counter(items) if value[_COUNTS] else items
+    return {key: from_json(item) for key, item in value.items()}
 
 
 def chunks(
@@ -273,6 +297,19 @@ def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
     for tensor in group:
         as_bytes(tensor).copy_(buffer[start : start + tensor.nbytes])
         start += tensor.nbytes
+
+
+def _check_groups(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
+    sizes = [[len(group["params"]) for group in groups] for groups in (own, saved)]
+    if sizes[0] != sizes[1]:
+        raise CheckpointError(
+            f"it is of another optimizer: groups of {sizes[1]} parameters, here of {sizes[0]}"
+        )
+    for mine, theirs in zip(own, saved, strict=True):
+        missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+        # Another version of torch may know more options, or fewer; another optimizer has others.
+        if missing and extra:
+            raise CheckpointError(f"it is of another optimizer: it lacks {missing}, has {extra}")
 
 
 def _values(model: nn.Module) -> dict[str, torch.Tensor]:
