@@ -1,0 +1,217 @@
+"""Agents with the real master: one machine or several (processes with an endpoint of their own)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from .conftest import ROOT, WORKER, RunningAgent, is_running, wait_for
+
+
+class Place:
+    """A folder of jobs, and commands in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            **os.environ,
+            "TORCH_EDL_HOME": str(folder / "home"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.env.pop("TORCH_EDL_TOKEN", None)
+        self.agents: list[RunningAgent] = []
+
+    def run(self, *words: str, name: str = "agent") -> RunningAgent:
+        """Starts ``torch-edl run`` of the script that tells of itself."""
+        out = self.folder / name
+        out.mkdir()
+        process = subprocess.Popen(
+            [*_TORCH_EDL, "run", *words, str(WORKER), str(out)],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.agents.append(RunningAgent(out, process))
+        return self.agents[-1]
+
+    def ask(self, *words: str) -> str:
+        """What a command prints."""
+        return subprocess.run(
+            [*_TORCH_EDL, *words], env=self.env, capture_output=True, text=True, check=True
+        ).stdout
+
+    def master(self, job: str) -> dict[str, Any]:
+        """Where it listens, once it does."""
+        file = self.folder / "home" / "jobs" / job / "master.json"
+        wait_for(file.exists)
+        return json.loads(file.read_text())  # type: ignore[no-any-return]
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of the folder that run."""
+        return [
+            p
+            for p in psutil.process_iter(["environ"])
+            if (p.info["environ"] or {}).get("TORCH_EDL_HOME") == self.env["TORCH_EDL_HOME"]
+        ]
+
+
+_TORCH_EDL = [sys.executable, "-m", "torch_edl.cli"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    for process in place.left():
+        process.kill()
+    for agent in place.agents:
+        agent.process.communicate()
+
+
+@pytest.fixture
+def endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_job_of_one_machine_from_start_to_end(place: Place) -> None:
+    agent = place.run("--workers", "2:3", "--job-name", "one")
+    workers = agent.workers(3)
+    assert {env["TORCH_EDL_MASTER"] for env in workers.values()} == {place.master("one")["address"]}
+    agent.end(0)
+    code, _, err = agent.finish()
+    assert code == 0, err
+    assert "2 to 3 workers, job one" in err
+    assert json.loads(place.ask("status", "one", "--json"))["state"] == "finished"
+    wait_for(lambda: not place.left())
+
+
+def test_a_killed_master_comes_back_and_nobody_else_notices(place: Place) -> None:
+    agent = place.run("--workers", "2", "--job-name", "back")
+    workers = agent.workers(2)
+    before = place.master("back")
+    os.kill(before["pid"], signal.SIGKILL)
+    after = wait_for(lambda: (found := place.master("back"))["pid"] != before["pid"] and found)
+    assert after["address"] == before["address"]
+    assert agent.workers(2).keys() == workers.keys()
+    agent.end(0)
+    code, _, err = agent.finish()
+    assert code == 0, err
+    assert "the master ended (signal 9); starting it again" in err
+
+
+def test_scale_changes_the_number_of_workers(place: Place) -> None:
+    agent = place.run("--workers", "1:2", "--job-name", "grow")
+    first = agent.workers(2)
+    place.ask("scale", "grow", "--workers", "3")
+    assert first.keys() < agent.workers(3).keys()
+    place.ask("scale", "grow", "--workers", "1")
+    (last,) = agent.workers(1).values()
+    assert last["LOCAL_RANK"] == "0"
+    agent.end(0)
+    code, _, err = agent.finish()
+    assert code == 0, err
+
+
+def test_a_job_that_is_stopped(place: Place) -> None:
+    agent = place.run("--workers", "1", "--job-name", "halt")
+    workers = agent.workers(1)
+    place.ask("stop", "halt")
+    code, _, err = agent.finish()
+    assert code == 1
+    assert "error: " in err
+    assert "stop" in err
+    assert not any(map(is_running, workers))
+    assert json.loads(place.ask("status", "halt", "--json"))["state"] == "stopped"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_job_and_leaves_nothing(
+    place: Place, number: signal.Signals, code: int
+) -> None:
+    agent = place.run("--workers", "2", "--job-name", "gone")
+    agent.workers(2)
+    agent.process.send_signal(number)
+    assert agent.finish()[0] == code
+    assert not place.left()
+    assert json.loads(place.ask("status", "gone", "--json"))["state"] == "stopped"
+
+
+def test_a_killed_agent_takes_everything_with_it(place: Place) -> None:
+    agent = place.run("--workers", "2", "--job-name", "dead")
+    agent.workers(2)
+    agent.process.kill()
+    wait_for(lambda: not place.left())
+
+
+def _several(place: Place, endpoint: str) -> Callable[[str], RunningAgent]:
+    def start(name: str) -> RunningAgent:
+        return place.run(
+            *("--nnodes", "1:3", "--nproc-per-node", "2", "--rdzv-endpoint", endpoint),
+            *("--rdzv-id", "many"),
+            name=name,
+        )
+
+    return start
+
+
+def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
+    start = _several(place, endpoint)
+    one = start("one")
+    first = one.workers(2)
+    two = start("two")
+    second = two.workers(2)
+    assert {env["TORCH_EDL_MASTER"] for env in [*first.values(), *second.values()]} == {endpoint}
+    assert sorted(env["RANK"] for env in first.values()) == ["0", "1"]
+    assert sorted(env["RANK"] for env in second.values()) == ["2", "3"]
+    assert {env["GROUP_RANK"] for env in second.values()} == {"1"}
+    # One machine leaves; the job goes on with the other.
+    two.process.send_signal(signal.SIGTERM)
+    assert two.finish()[0] == 143
+    assert one.workers(2).keys() == first.keys()
+    one.end(0)
+    code, _, err = one.finish()
+    assert code == 0, err
+    assert "2 to 6 workers, 2 of them here, job many" in err
+
+
+def test_agents_that_begin_at_once_start_one_master(place: Place, endpoint: str) -> None:
+    start = _several(place, endpoint)
+    agents = [start(name) for name in ("one", "two", "three")]
+    for agent in agents:
+        agent.workers(2)
+    masters = [p for p in place.left() if "master" in p.cmdline()]
+    assert len(masters) == 1
+    for agent in agents:
+        agent.end(0)
+    for agent in agents:
+        code, _, err = agent.finish()
+        assert code == 0, err
+
+
+def test_a_failure_on_one_machine_ends_the_job_on_all(place: Place, endpoint: str) -> None:
+    start = _several(place, endpoint)
+    one, two = start("one"), start("two")
+    one.workers(2)
+    two.workers(2)
+    two.end(77, 1)
+    code, _, err = two.finish()
+    assert code == 1
+    assert "ValueError: too bad" in err
+    code, _, err = one.finish()
+    assert code == 1
+    assert "ended (exit code 1)" in err
+    wait_for(lambda: not place.left())
