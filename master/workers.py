@@ -74,7 +74,11 @@ class Workers:
         if member is not None and (request.leaving or member.draining):
             job.left_ring(member, now, finished=request.leaving and request.finished)
             return pb.JoinRingResponse(leave=True)
-        if member is None or job.outcome is not None or not job.lockstep.ring.wanted(worker):
+        if member is None or job.outcome is not None:
+            return pb.JoinRingResponse(leave=True)
+        if not job.lockstep.ring.wanted(worker):
+            # It ends now, and says no more: silence of it is no loss.
+            job.left_ring(member, now, finished=False)
             return pb.JoinRingResponse(leave=True)
         formed = job.lockstep.join(member, request, now)
         if formed is None:

@@ -404,3 +404,18 @@ def test_rounds_answer_through_the_job() -> None:
     assert w.job.rendezvous(first, w.now).round == 1
     assert w.job.rendezvous(pb.RendezvousRequest(node="b", closed=True), w.now).closed
     assert w.job.rendezvous(pb.RendezvousRequest(node="c", store="c:1", **ask), w.now).closed
+
+
+def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:
+    """Its silence is no loss: an agent would replace it, for ever."""
+    w = World()
+    w.agent()
+    w.register(11)
+    w.ring(0)
+    w.join(0, ring=1, leaving=True, finished=True)
+    late = w.register(12, local_rank=1)
+    assert w.join(late).leave
+    w.tick(TIMEOUT_S - 1)
+    w.agent()
+    w.tick(TIMEOUT_S - 1)
+    assert not w.agent().kill
