@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_edl import metrics, nn, optim
+    from torch_edl.trainer.fit import ElasticTrainer
     from torch_edl.trainer.job import Job, init
 
 __version__ = "0.1.0"
-__all__ = ["Job", "init", "metrics", "nn", "optim"]
+__all__ = ["ElasticTrainer", "Job", "init", "metrics", "nn", "optim"]
 
 # Name to its module, and to what it is there; the module itself where that is empty.
 _LAZY = {
     "nn": ("torch_edl.nn", ""),
     "optim": ("torch_edl.optim", ""),
     "metrics": ("torch_edl.metrics", ""),
+    "ElasticTrainer": ("torch_edl.trainer.fit", "ElasticTrainer"),
     "init": ("torch_edl.trainer.job", "init"),
     "Job": ("torch_edl.trainer.job", "Job"),
 }

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,18 +66,45 @@ def init(
     Raises:
         UsageError: a value that cannot work, or there is a job in this process already.
     """
-    global _current
-    if _current is not None and not _current.closed:
-        raise UsageError("torch_edl.init(): this process has a job already; close() it first")
     settings = Settings(
         directory=os.fspath(checkpoint_dir),
         every=checkpoint_every,
         keep=keep_checkpoints,
         resume=resume,
     )
+    return open_job(settings, seed=seed, check_every=check_every, on_resize=on_resize)
+
+
+def open_job(
+    settings: Settings,
+    *,
+    seed: int = 0,
+    check_every: int = 0,
+    on_resize: Callable[[Job], None] | None = None,
+    several: bool = False,
+) -> Job:
+    """See :func:`init`.
+
+    Args:
+        several: a process that trains alone may have more than one.
+    """
+    global _current
+    several = several and is_plain()
+    if _current is not None and not _current.closed and not several:
+        raise UsageError(
+            "torch_edl.init(): this process has a job already; close() it first, or give it to "
+            "ElasticTrainer(..., job=job)"
+        )
     link = Link.connect() if os.environ.get(ENV_MASTER) else None
-    _current = Job(link, settings, seed=seed, check_every=check_every, on_resize=on_resize)
-    return _current
+    job = Job(link, settings, seed=seed, check_every=check_every, on_resize=on_resize)
+    if not several:
+        _current = job
+    return job
+
+
+def is_plain() -> bool:
+    """Whether this process trains alone: no master and no torchrun started it."""
+    return not os.environ.get(ENV_MASTER) and int(os.environ.get("WORLD_SIZE", "1")) == 1
 
 
 class Job:
@@ -112,7 +139,9 @@ class Job:
             settings = settings.restarted(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
         self._meeting = meeting
         self._saver = Saver(settings, meeting)
-        atexit.register(self.close)
+        if meeting is not None or settings.directory:
+            # Else there is nothing to end, and a notebook may let go of the model.
+            atexit.register(self.close)
 
     # ---- what it says ----
 
@@ -141,6 +170,15 @@ class Job:
     def metrics(self) -> dict[str, float]:
         """Means of what was logged since the last call, over this process, weighted by records."""
         return self._meter.take()
+
+    def totals(self) -> dict[str, tuple[float, int]]:
+        """As :meth:`metrics`, but the sums (value times records) and the records."""
+        return self._meter.totals()
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether this process came late, and its script runs through what the others did."""
+        return self.late or (self._engine is not None and self._engine.catching_up)
 
     def log(self, **values: Any) -> None:
         """Notes metrics of the batch at hand: numbers, or tensors of one number.
@@ -431,7 +469,7 @@ class Loader:
             position = (position // data.records + bool(rest)) * data.records
         return count
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
         job = self._job
         if job._served is not None:
             with job._dismissal():

@@ -41,12 +41,19 @@ class Meter:
 
     def take(self) -> dict[str, float]:
         """The means since the last call."""
+        return {name: total / records for name, (total, records) in self.totals().items()}
+
+    def totals(self) -> dict[str, tuple[float, int]]:
+        """Since the last call (or that of :meth:`take`), by name: the sum of value times records,
+        and the records."""
         kept, self._kept = self._kept, {}
-        means = {}
-        for name, values in kept.items():
-            total = sum(float(value) * records for value, records in values)
-            means[name] = total / sum(records for _, records in values)
-        return means
+        return {
+            name: (
+                sum(float(value) * records for value, records in values),
+                sum(records for _, records in values),
+            )
+            for name, values in kept.items()
+        }
 
     def last(self, name: str) -> float | None:
         """The newest value of a metric that counts; None if there is none."""

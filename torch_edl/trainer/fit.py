@@ -1,0 +1,399 @@
+"""The trainer class: a training loop that a user would write, written once.
+
+``fit`` is a loop over :meth:`Job.loader`, and nothing in it could not stand in a script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from torch_edl.data.batch import Batch
+from torch_edl.errors import UsageError
+from torch_edl.strategy.base import caller, describe
+from torch_edl.trainer import evaluate, weights
+from torch_edl.trainer.inputs import (
+    features_of,
+    labelled,
+    loader_options,
+    moved,
+    required_inputs,
+)
+from torch_edl.trainer.job import Job, Loader, is_plain, open_job
+from torch_edl.trainer.progress import Epochs
+from torch_edl.trainer.saver import Settings
+from torch_edl.trainer.user_parts import (
+    check_metrics,
+    check_parts,
+    fresh_metrics,
+    in_our_order,
+    move,
+)
+from torch_edl.wire import master_pb2 as pb
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Figures = dict[str, float]
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ElasticTrainer:
+    """Trains a model in one process, or in as many as there are.
+
+    Args:
+        model: any module. A batch is given to it as its ``forward`` takes it: a tuple as several
+            arguments, a dict by name.
+        loss: a function of (labels, predictions) to a scalar; or a loss of torch, a module such as
+            ``nn.CrossEntropyLoss()`` or a function of ``torch.nn.functional``, which take
+            (predictions, labels) and are called so.
+        optimizer: of the model's parameters.
+        scheduler: of ``torch.optim.lr_scheduler``.
+        scheduler_interval: step it after each ``"step"`` (update) or each ``"epoch"``.
+        metrics: by name, for evaluations: functions in the order of ``loss``, averaged over
+            records; or objects whose states merge (``torch_edl.metrics``, torchmetrics).
+        precision: of autocast: ``"bf16"``, or ``"fp16"`` with a gradient scaler (on a GPU).
+        clip_grad_norm: largest norm of the gradient of an update; 0: any.
+        device: moves the model there; ``"auto"``: the GPU of this process, if there is one; None:
+            the model stays where it is.
+        callbacks: objects with any of ``on_train_begin(model)``, ``on_epoch_begin(epoch)``,
+            ``on_batch_end(step, loss)``, ``on_epoch_end(epoch, figures)``,
+            ``on_train_end(model)``. Epochs count from 1.
+        job: the job of this process, if ``torch_edl.init`` made it; what follows is for a job
+            that is made here, see :func:`torch_edl.init`.
+
+    Raises:
+        UsageError: something that cannot work; the message says what to write instead.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Any],
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Any = None,
+        scheduler_interval: Literal["step", "epoch"] = "step",
+        metrics: Mapping[str, Any] | None = None,
+        precision: Precision = "fp32",
+        clip_grad_norm: float = 0.0,
+        device: torch.device | str | None = None,
+        callbacks: Sequence[Any] = (),
+        job: Job | None = None,
+        seed: int = 0,
+        checkpoint_dir: str | os.PathLike[str] = "",
+        checkpoint_every: int = 0,
+        keep_checkpoints: int = 3,
+        resume: bool = False,
+        on_resize: Callable[[Job], None] | None = None,
+    ) -> None:
+        check_parts(model, optimizer)
+        if scheduler_interval not in ("step", "epoch"):
+            raise UsageError(f"scheduler_interval={scheduler_interval!r}: 'step' or 'epoch'")
+        if clip_grad_norm < 0:
+            raise UsageError(f"clip_grad_norm={clip_grad_norm}: must be 0 or more; 0: no limit")
+        if device is not None:
+            move(model, optimizer, device)
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self._scheduler_interval = scheduler_interval
+        self._clip = clip_grad_norm
+        self._callbacks = list(callbacks)
+        self._stopped = False
+        self._call = caller(model)
+        self._loss = in_our_order(
+            "loss", loss.to(self.device) if isinstance(loss, nn.Module) else loss
+        )
+        checked = check_metrics(metrics or {})
+        self._metrics = lambda: fresh_metrics(checked, self.device)
+        if precision not in _DTYPES:
+            raise UsageError(f"precision={precision!r}: 'fp32', 'bf16' or 'fp16'")
+        if precision == "fp16" and self.device.type == "cpu":
+            raise UsageError("precision='fp16' needs a GPU; use 'bf16' on a CPU")
+        self._dtype = _DTYPES[precision]
+        self._scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
+        settings = Settings(
+            directory=os.fspath(checkpoint_dir),
+            every=checkpoint_every,
+            keep=keep_checkpoints,
+            resume=resume,
+        )
+        if job is not None:
+            if settings != Settings() or on_resize is not None or seed:
+                raise UsageError("job=: give seed, checkpoints and on_resize to torch_edl.init()")
+            self.job = job
+        else:
+            # A notebook may have several trainers.
+            self.job = open_job(settings, seed=seed, on_resize=on_resize, several=True)
+        self.job.prepare(model, optimizer, scheduler, self._scaler)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        first = next(self.model.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    # ---- training ----
+
+    def fit(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        epochs: int = 1,
+        eval_dataset: Any = None,
+        eval_batch_size: int = 0,
+        shuffle: bool | None = None,
+        global_batch_size: int = 0,
+        accumulate: int = 1,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        verbose: bool = True,
+        **options: Any,
+    ) -> list[Figures]:
+        """Trains; called again, it goes on.
+
+        Args:
+            dataset: whose batches are tuples (features..., labels) or dicts with ``labels``. With
+                ``__len__`` and ``__getitem__``; or an ``IterableDataset``; or paths of data files.
+            batch_size: records of a batch of each process.
+            eval_dataset: evaluated after each epoch.
+            eval_batch_size: 0: as ``batch_size``.
+            shuffle: None: where the dataset can be.
+            global_batch_size, accumulate, drop_last: see :meth:`Job.loader`.
+            num_workers, collate_fn, options: of the ``DataLoader``.
+            verbose: print a line for each epoch (rank 0), with a bar on a terminal.
+
+        Returns:
+            For each epoch a dict with ``epoch``, ``loss`` (mean over the records of all
+            processes), and of the evaluation ``eval_loss`` and ``eval_NAME`` of each metric.
+
+        Raises:
+            UsageError: something that cannot work.
+        """
+        if epochs < 1:
+            raise UsageError(f"epochs={epochs}: must be 1 or more")
+        streamed = isinstance(dataset, IterableDataset)
+        options = loader_options(num_workers, collate_fn, options)
+        loader = self.job.loader(
+            dataset,
+            batch_size=batch_size,
+            shuffle=not streamed if shuffle is None else shuffle,
+            global_batch_size=global_batch_size,
+            accumulate=accumulate,
+            drop_last=drop_last,
+            **options,
+        )
+        shown = Epochs(epochs, bar=verbose and is_plain())
+        history: list[Figures] = []
+        self._stopped = False
+        self._tell("on_train_begin", self.model)
+        for epoch in range(1, epochs + 1):
+            self._tell("on_epoch_begin", epoch)
+            shown.begin(epoch, None if streamed else len(loader))
+            try:
+                trained = self._epoch(loader, shown)
+                if self.scheduler is not None and self._scheduler_interval == "epoch":
+                    self.scheduler.step()
+                figures = self._after_epoch(eval_dataset, eval_batch_size or batch_size, options)
+            finally:
+                shown.stop()
+            if verbose and trained and self.job.is_main:
+                shown.end(epoch, figures)
+            history.append({"epoch": epoch, **figures})
+            self._tell("on_epoch_end", epoch, figures)
+            if self._stopped:
+                break
+        self._tell("on_train_end", self.model)
+        return history
+
+    def stop(self) -> None:
+        """Ends :meth:`fit` after this epoch; for callbacks. All processes must decide alike, as
+        they do in ``on_epoch_end``, whose figures are the same in all."""
+        self._stopped = True
+
+    def _epoch(self, loader: Loader, shown: Epochs) -> bool:
+        """One pass; whether this process trained in it."""
+        self.model.train()
+        step, loss = self.job.step, None
+        # Closed at once when something is raised, an interrupt too: the next pass is a new one.
+        with contextlib.closing(iter(loader)) as batches:
+            for batch in batches:
+                step = self._after_batch(step, loss)
+                loss = self._step(batch)
+                shown.advance()
+        self._after_batch(step, loss)
+        return loss is not None
+
+    def _step(self, batch: Any) -> torch.Tensor:
+        given = labelled(batch, self.device)
+        self.optimizer.zero_grad()
+        with self._autocast():
+            loss = self._loss(given.labels, self._call(given.features))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UsageError(f"loss returned {describe(loss)}; expected a scalar tensor: a mean")
+        if self._scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._clip_gradients()
+            self.optimizer.step()
+        else:
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self._scaler.unscale_(self.optimizer)
+            self._clip_gradients()
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        if self.scheduler is not None and self._scheduler_interval == "step":
+            self.scheduler.step()
+        self.job.log(loss=loss)
+        return loss.detach()
+
+    def _clip_gradients(self) -> None:
+        if self._clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+
+    def _after_batch(self, step: int, loss: torch.Tensor | None) -> int:
+        """Tells callbacks of an update that counted since ``step``; the step of now."""
+        now = self.job.step
+        if loss is not None and now > step and self._told("on_batch_end"):
+            self._tell("on_batch_end", now, float(loss))
+        return now
+
+    def _after_epoch(self, dataset: Any, batch_size: int, options: Mapping[str, Any]) -> Figures:
+        trained = evaluate.trained_states(self.job)
+        return evaluate.epoch_figures(self._evaluate(dataset, batch_size, options, trained))
+
+    # ---- evaluation and prediction ----
+
+    def evaluate(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> Figures:
+        """``loss`` and all metrics over a dataset, each process taking a part of it.
+
+        To be called in all processes, outside of a loop over a loader; the result is the same in
+        all.
+
+        Raises:
+            UsageError: the dataset is empty, or its batches have no labels.
+        """
+        found = self._evaluate(
+            dataset, batch_size, loader_options(num_workers, collate_fn, options), []
+        )
+        if not found:
+            raise UsageError("the dataset is empty")
+        return found
+
+    def predict(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """What the model says of all records, in the order of the dataset, on the CPU.
+
+        To be called in all processes. Labels in the dataset are left out: ``labels`` of a dict,
+        the last part of a tuple that has more parts than ``forward`` needs. An
+        ``IterableDataset`` is computed by rank 0 alone.
+
+        Returns:
+            A tensor; a tuple or dict of tensors if the model gives those.
+
+        Raises:
+            UsageError: the dataset is empty, or the model gives something else.
+        """
+        options = loader_options(num_workers, collate_fn, options)
+        inputs = required_inputs(self.model)
+
+        def batches(rank: int, world: int) -> Iterator[Any]:
+            if isinstance(dataset, IterableDataset):
+                if rank:
+                    return
+                world = 1
+            for batch in evaluate.part_of(dataset, rank, world, batch_size, options):
+                yield moved(features_of(batch, inputs), self.device)
+
+        with self._evaluating():
+            return evaluate.predict(self.job, batches, self._call)
+
+    def _evaluate(
+        self,
+        dataset: Any,
+        batch_size: int,
+        options: Mapping[str, Any],
+        others: Sequence[pb.MetricState],
+    ) -> Figures:
+        def batches(rank: int, world: int) -> Iterator[Batch]:
+            if dataset is None:
+                return
+            for batch in evaluate.part_of(dataset, rank, world, batch_size, options):
+                yield labelled(batch, self.device)
+
+        with self._evaluating():
+            return evaluate.evaluate(
+                self.job, batches, self._call, self._loss, self._metrics, others
+            )
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), self._autocast():
+                yield
+        finally:
+            self.model.train(training)
+
+    # ---- the model in a file ----
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the ``state_dict`` of the model; rank 0 does, whole or not at all.
+
+        Args:
+            path: ``.safetensors``, or ``.pt`` (``.pth``) for ``torch.load``.
+
+        Raises:
+            UsageError: another suffix.
+        """
+        path = weights.checked(path)
+        if self.job.is_main and not self.job.catching_up:
+            weights.write(self.model, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes over a ``state_dict``, as :meth:`save` wrote it; in all processes.
+
+        Raises:
+            UsageError: another suffix, or the file holds something else.
+        """
+        path = weights.checked(path)
+        # One that comes late has the others' model already, which was trained since.
+        if not self.job.catching_up:
+            self.model.load_state_dict(weights.read(path))
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._dtype is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self._dtype)
+
+    def _told(self, event: str) -> bool:
+        return any(hasattr(callback, event) for callback in self._callbacks)
+
+    def _tell(self, event: str, *args: Any) -> None:
+        for callback in self._callbacks:
+            method = getattr(callback, event, None)
+            if method is not None:
+                method(*args)
