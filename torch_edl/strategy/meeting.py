@@ -32,6 +32,10 @@ class DismissedError(EdlError):
     """This process is not wanted in the job any more, or the job is over."""
 
 
+class GivenUpError(DismissedError):
+    """The master took this process for lost: the job wants another one in its place."""
+
+
 @dataclass(frozen=True)
 class Seat:
     """A place in a ring."""
@@ -131,7 +135,7 @@ class MasterMeeting:
         give_up = time.monotonic() + _MASTER_AWAY_S
         while True:
             if self._heartbeat.lost.is_set():
-                raise DismissedError("the master gave this worker up")
+                raise GivenUpError("the master gave this worker up")
             if self.leaving:
                 raise DismissedError("asked to leave")
             try:
@@ -142,6 +146,9 @@ class MasterMeeting:
                     continue
                 raise MasterLostError(f"{error.code().name}: {error.details()}") from None
             if answer.leave:
+                self._heartbeat.beat()
+                if self._heartbeat.lost.is_set():
+                    continue
                 raise DismissedError("the job goes on without this worker, or is over")
             if answer.ready:
                 return Seat(

@@ -24,7 +24,12 @@ from torch_edl.config import ENV_MASTER
 from torch_edl.contract import report_model
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.strategy.meeting import DismissedError, Meeting, TorchrunMeeting
+from torch_edl.strategy.meeting import (
+    DismissedError,
+    GivenUpError,
+    Meeting,
+    TorchrunMeeting,
+)
 from torch_edl.strategy.replica import Replica
 from torch_edl.trainer.batches import Batches, StreamBatches, open_batches
 from torch_edl.trainer.link import Link
@@ -432,8 +437,10 @@ class _Dismissal:
         log.info("leaving: %s", error)
         self._job._finished = False
         self._job.close()
-        if self._job._link is not None and self._job._link.terminated.is_set():
-            # As if the signal had not been caught: who sent it sees what became of it.
+        link = self._job._link
+        if isinstance(error, GivenUpError) or (link is not None and link.terminated.is_set()):
+            # As if the signal had not been caught: who sent it sees what became of it. An agent
+            # replaces who ends by a signal.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait()
