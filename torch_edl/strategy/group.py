@@ -216,6 +216,9 @@ class Group:
 
 def _connect(address: str) -> Any:
     host, _, port = address.rpartition(":")
+    # Rank 0 listened before it asked for the ring. Where nobody does, it is dead, and TCPStore
+    # would try for longer than its timeout (17 s of 10).
+    socket.create_connection((host, int(port)), timeout=MEET_S).close()
     return dist.TCPStore(
         host,
         int(port),
