@@ -136,6 +136,7 @@ class RingLoop:
         self._total = space.total_records
         self._loader = Loader(leases, session.feeder)
         self._writing: threading.Thread | None = None
+        self._ended = False
 
     def run(self) -> int:
         """Until the end; the exit code of the process."""
@@ -163,7 +164,13 @@ class RingLoop:
         done = self._engine.replica.position.records >= self._total
         item = self._loader.get(timeout_s=_IDLE_S) if done else self._loader.poll()
         if isinstance(item, Ended):
+            # Told to leave while others train on: at the end of a step, which all of them agree
+            # on, so that nobody waits in a collective.
+            self._ended = True
+        if self._ended and (done or self._engine.world == 1):
             return False
+        if isinstance(item, Ended):
+            return True
         if item is not None:
             self._do(item)
         elif done:

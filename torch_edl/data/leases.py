@@ -125,7 +125,7 @@ class Heartbeat:
     ``draining`` is set when the worker is to finish what it does and leave; ``lost`` when the
     master gave it up, or is itself gone.
 
-    ``on_broken_ring`` is called (in this thread) when the ring that the worker is in has lost a
+    ``on_broken_ring`` is called (in this thread) with the number up to which rings have lost a
     member; ``stale_ring`` is the newest ring that is to be left after a step.
     """
 
@@ -136,7 +136,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self.draining = threading.Event()
         self.lost = threading.Event()
-        self.on_broken_ring: Callable[[], None] = lambda: None
+        self.on_broken_ring: Callable[[int], None] = lambda ring: None
         self.stale_ring = 0
         self._contact = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -188,8 +188,8 @@ class Heartbeat:
             return
         self._contact = sent
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
-        if answer.broken_ring and answer.broken_ring >= self._progress.ring > 0:
-            self.on_broken_ring()
+        if answer.broken_ring:
+            self.on_broken_ring(answer.broken_ring)
         if answer.drain:
             self.draining.set()
         if not answer.known:

@@ -128,24 +128,23 @@ class AllReduce:
                     seat.store, seat.ring, seat.rank, size,
                     host=self._meeting.host, device=self.replica.device,
                 )  # fmt: skip
-                self._group = group
                 # From here on the master's word that a member is gone ends what is under way.
-                self._meeting.joined(seat.ring)
+                self._group = group
                 if seat.heal:
                     self._heal(group, seat)
-            else:
-                self._meeting.joined(seat.ring)
         except RingBrokenError as error:
             return str(error)
         self._whole = self._in_ring = True
         self.rank, self.world = seat.rank, size
         self.gradients.use(self._group, _LANES)
+        self._meeting.joined(seat.ring, self.replica.position.records)
         return ""
 
-    def interrupt(self) -> None:
-        """Ends the collective that is under way, if there is one. From any thread."""
+    def interrupt(self, ring: int) -> None:
+        """Ends the collective that is under way if it is of that ring or an earlier one. From any
+        thread."""
         group = self._group
-        if group is not None:
+        if group is not None and group.ring <= ring:
             group.interrupt()
 
     def _close(self) -> None:

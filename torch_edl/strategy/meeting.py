@@ -74,8 +74,8 @@ class Meeting(Protocol):
         """
         ...
 
-    def joined(self, ring: int) -> None:
-        """This process is in that ring."""
+    def joined(self, ring: int, records: int) -> None:
+        """This process is in that ring, with a model that has had so many records of the pass."""
         ...
 
     @property
@@ -163,8 +163,9 @@ class MasterMeeting:
                     values_only=answer.values_only,
                 )
 
-    def joined(self, ring: int) -> None:
-        """Heartbeats name the ring from now on."""
+    def joined(self, ring: int, records: int) -> None:
+        """Heartbeats name the ring from now on, and the position that goes with it."""
+        self._progress.position = records
         self._progress.ring = ring
 
     @property
@@ -242,7 +243,7 @@ class TorchrunMeeting:
             fresh=True,
         )
 
-    def joined(self, ring: int) -> None:
+    def joined(self, ring: int, records: int) -> None:
         """Nobody has to know."""
 
     @property
