@@ -8,6 +8,7 @@ backward.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -194,27 +195,36 @@ class Gradients:
     # ---- backward ----
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        # What the tensor's hooks hold is not found by the garbage collector: a model and its
+        # gradients would keep each other for ever.
+        me = weakref.ref(self)
+
         def ready(parameter: torch.Tensor) -> None:
-            if self.phase is Phase.IDLE:
-                return
-            if not self._in_backward:
-                if self.reduced and self._shares < _WHOLE:
-                    raise UsageError(
-                        "backward() was called again after the last batch of an update that "
-                        "gathers several; add the losses up and call it once for each batch"
-                    )
-                self._in_backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
-            self._touched.add(number)
-            if self.phase is Phase.REDUCE and self._group is not None and not self.broken:
-                index, slot = self._place[number]
-                bucket = self._buckets[index]
-                self._put(parameter, bucket.views[slot])
-                bucket.pending -= 1
-                if index == self._next and bucket.pending == 0:
-                    self._launch_full()
+            gradients = me()
+            if gradients is not None:
+                gradients._ready(number, parameter)
 
         return ready
+
+    def _ready(self, number: int, parameter: torch.Tensor) -> None:
+        if self.phase is Phase.IDLE:
+            return
+        if not self._in_backward:
+            if self.reduced and self._shares < _WHOLE:
+                raise UsageError(
+                    "backward() was called again after the last batch of an update that "
+                    "gathers several; add the losses up and call it once for each batch"
+                )
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+        self._touched.add(number)
+        if self.phase is Phase.REDUCE and self._group is not None and not self.broken:
+            index, slot = self._place[number]
+            bucket = self._buckets[index]
+            self._put(parameter, bucket.views[slot])
+            bucket.pending -= 1
+            if index == self._next and bucket.pending == 0:
+                self._launch_full()
 
     def _put(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         gradient = parameter.grad
