@@ -10,8 +10,8 @@ it: plain SGD of rate 1 counts. For T = 24 and 1 to 4 members all factors are ex
 optimizer that divides by the smallest gradient counts instead; it rounds, since the members'
 shares are not exact then. What is in one update twice counts 2 either way.
 
-What it tells: ``steps-PID`` has a line ``rank world step`` for each batch, ``log-PID`` its log,
-``counts-PID.json`` what it counted when it came to its end.
+What it tells: ``steps-PID`` has a line ``rank world step time`` for each batch, ``log-PID`` its
+log, ``counts-PID.json`` what it counted when it came to its end.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def main() -> None:
         if job.late:
             deaths.reach("rehearsal")
         else:
-            os.write(steps, f"{job.rank} {job.world_size} {job.step}\n".encode())
+            os.write(steps, f"{job.rank} {job.world_size} {job.step} {time.time():.3f}\n".encode())
             deaths.begin(job.rank, job.step)
             # Its sleep is the computation of a larger model; a test may want more of it.
             time.sleep(args.delay * (10 if (folder / "slow").exists() else 1))

@@ -26,6 +26,7 @@ from tests.faults.ring.plan import (
     Grown,
     KillAgent,
     KillMaster,
+    KillWorkers,
     Plan,
     Scale,
     Signal,
@@ -35,7 +36,7 @@ from tests.faults.ring.plan import (
 SCRIPT = Path(__file__).parents[1] / "counting_script.py"
 HEARTBEAT_TIMEOUT_S = 3.0
 _DELAY_S = 0.03
-_POLL_S = 0.005
+_POLL_S = 0.01
 _JOIN_S = 60.0
 
 
@@ -173,12 +174,11 @@ class RingJob:
         found = []
         for file in self.told.glob("steps-*"):
             with open(file, "rb") as lines:
-                lines.seek(max(0, os.fstat(lines.fileno()).st_size - 60))
+                lines.seek(max(0, os.fstat(lines.fileno()).st_size - 100))
                 whole = lines.read().split(b"\n")[:-1]
-                when = os.fstat(lines.fileno()).st_mtime
             if whole:
-                numbers = map(int, whole[-1].split())
-                found.append(Batch(int(file.name.split("-")[1]), *numbers, when))
+                *numbers, when = whole[-1].split()
+                found.append(Batch(_pid_of(file), *map(int, numbers), float(when)))
         return found
 
     def members(self) -> dict[int, Batch]:
@@ -245,8 +245,12 @@ class RingJob:
         elif isinstance(action, StartAgent):
             self.agents.append(self._start_agent(1))
         elif isinstance(action, KillAgent):
-            self._hurt |= self._of_second()
+            self._hurt |= self._workers_of(1)
             self.agents[1].kill()
+        elif isinstance(action, KillWorkers):
+            for pid in self._workers_of(0):
+                self._hurt.add(pid)
+                _send(pid, signal.SIGKILL)
         else:
             self._cut(action)
 
@@ -290,7 +294,7 @@ class RingJob:
 
     def _cut(self, action: Cut) -> None:
         assert self._network is not None
-        there = self._of_second()
+        there = self._workers_of(1)
         self._hurt |= there
         self._network.cut()
         since = time.time()
@@ -298,12 +302,13 @@ class RingJob:
         self._cuts.append((since, time.time(), there))
         self._network.mend()
 
-    def _of_second(self) -> set[int]:
-        """Pids of the workers of the second machine."""
+    def _workers_of(self, machine: int) -> set[int]:
+        """Pids of the workers of a machine."""
+        lines = self.processes()
         return {
             child.pid
-            for agent in self.agents[1:]
-            for child in psutil.Process(agent.pid).children(recursive=True)
+            for child in psutil.Process(self.agents[machine].pid).children(recursive=True)
+            if str(SCRIPT) in lines.get(child.pid, "") and "torch_edl.cli" not in lines[child.pid]
         }
 
     # ---- what must be so ----
@@ -339,15 +344,18 @@ class RingJob:
         assert (self.told / "model.pt").exists(), "nobody was rank 0 at the end"
         assert hits or self.done or not (plan.events or plan.deaths), "nothing happened"
         self._check_survivors({end["pid"] for end in ends})
-        rings = self._rings()
+        rings = self.rings()
         for number, seats in rings.items():
             ranks = [rank for _, rank, _, _ in seats]
             assert len(ranks) == len(set(ranks)), f"ring {number}: a rank twice: {seats}"
             assert len({(world, step) for _, _, world, step in seats}) == 1, (number, seats)
         for since, until, there in self._cuts:
             for pid in there:
-                during = [when for when, _ in self._written(pid) if since < when < until]
-                assert not during, f"pid {pid} wrote a checkpoint while it was cut off"
+                # What the master had agreed to just before may still be under way.
+                wrote = [w for w, _ in self._written(pid) if since + 0.5 < w < until]
+                assert not wrote, f"pid {pid} wrote a checkpoint while it was cut off: {wrote}"
+                trained = [w for w in self._begun(pid) if since + HEARTBEAT_TIMEOUT_S < w < until]
+                assert not trained, f"pid {pid} trained while others may: {trained}"
 
     def _check_survivors(self, ended: set[int]) -> None:
         """Who trained and was not hurt came to the end, in the same process."""
@@ -357,7 +365,7 @@ class RingJob:
             lost = {p for p in lost if "leaving" not in (self.told / f"log-{p}").read_text()}
         assert not lost, f"pids {sorted(lost)} were not hurt, and did not come to the end"
 
-    def _rings(self) -> dict[int, list[tuple[int, int, int, int]]]:
+    def rings(self) -> dict[int, list[tuple[int, int, int, int]]]:
         """Ring to (pid, rank, size, step) of all that say that they were in it."""
         found = defaultdict(list)
         for file in self.told.glob("log-*"):
@@ -368,7 +376,7 @@ class RingJob:
                 ring, rank, world, step = map(int, match.groups())
                 assert ring > before, f"{file.name}: ring {ring} after ring {before}"
                 before = ring
-                found[ring].append((int(file.name.split("-")[1]), rank, world, step))
+                found[ring].append((_pid_of(file), rank, world, step))
         return found
 
     def _written(self, pid: int) -> Iterator[tuple[float, str]]:
@@ -376,6 +384,12 @@ class RingJob:
         if log.exists():
             for match in re.finditer(r"^(\S+) checkpoint (/\S+)$", log.read_text(), re.M):
                 yield float(match[1]), match[2]
+
+    def _begun(self, pid: int) -> list[float]:
+        """When it began its batches."""
+        file = self.told / f"steps-{pid}"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [float(line.split()[3]) for line in lines]
 
     def close(self) -> None:
         """Nothing outlives its job, whatever the test did to it."""
@@ -394,6 +408,10 @@ class RingJob:
         finally:
             if self._network is not None:
                 self._network.close()
+
+
+def _pid_of(file: Path) -> int:
+    return int(file.name.split("-")[1])
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -54,13 +54,18 @@ class KillAgent:
 
 
 @dataclass(frozen=True)
+class KillWorkers:
+    """SIGKILL to all workers of the first machine: ranks begin on the second one then."""
+
+
+@dataclass(frozen=True)
 class Cut:
     """The network between the two machines is cut, and mended after ``for_s``."""
 
     for_s: float
 
 
-Action = Signal | KillMaster | Scale | Grown | StartAgent | KillAgent | Cut
+Action = Signal | KillMaster | Scale | Grown | StartAgent | KillAgent | KillWorkers | Cut
 
 
 @dataclass(frozen=True)
@@ -240,4 +245,8 @@ def _add(draft: _Draft, kind: str, chance: random.Random) -> None:
         at(StartAgent())
         at(Grown(4))
     elif kind == "cut":
+        at(Grown(4))
+        if chance.random() < 0.5:
+            at(KillWorkers())
+            at(Grown(4))
         at(Cut(chance.uniform(5, 8)))

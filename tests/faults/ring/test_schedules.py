@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP, SIGTERM
+from signal import SIGKILL, SIGSTOP
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.faults.ring.plan import (
     Grown,
     Inside,
     KillMaster,
+    KillWorkers,
     Phase,
     Plan,
     Signal,
@@ -55,6 +56,55 @@ def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> 
         checkpoint_every=20,
     )
     carry_out(plan)
+
+
+def test_master_and_worker_are_killed_at_once_and_one_joins(
+    carry_out: Callable[[Plan], RingJob],
+) -> None:
+    """The survivor goes on with the new master; the newcomer takes its state."""
+    plan = Plan(workers=2, events=(At(10, KillMaster((0,))), At(11, Grown(2))), records=240)
+    carry_out(plan)
+
+
+@pytest.mark.slow
+def test_all_die_before_there_is_a_checkpoint(carry_out: Callable[[Plan], RingJob]) -> None:
+    """The job begins anew, and counts nothing of its first life."""
+    carry_out(Plan(workers=2, events=(At(10, Signal(ALL, SIGKILL)),), records=240, epochs=3))
+
+
+@pytest.mark.slow
+def test_all_die_after_a_checkpoint(carry_out: Callable[[Plan], RingJob]) -> None:
+    """The job goes back to it, and not to the beginning."""
+    plan = Plan(workers=2, events=(At(50, Signal(ALL, SIGKILL)),), checkpoint_every=10)
+    job = carry_out(plan)
+    lives = {step for seats in job.rings().values() for _, _, _, step in seats}
+    assert lives & {30, 40, 50}, f"rings began at steps {lives}"
+
+
+@pytest.mark.slow
+def test_rank_0_is_cut_off_from_the_master(carry_out: Callable[[Plan], RingJob]) -> None:
+    """It writes no checkpoint meanwhile, and another one does."""
+    plan = Plan(
+        workers=2,
+        machines=2,
+        events=(At(5, Grown(4)), At(6, KillWorkers()), At(7, Grown(4)), At(20, Cut(6.0))),
+        checkpoint_every=1,
+        epochs=8,
+    )
+    carry_out(plan)
+
+
+@pytest.mark.slow
+def test_the_whole_ring_is_cut_off_from_the_master(carry_out: Callable[[Plan], RingJob]) -> None:
+    """Its members stop by themselves, before newcomers on the master's side begin."""
+    plan = Plan(
+        workers=2,
+        machines=2,
+        events=(At(5, Grown(4)), At(20, KillWorkers()), At(22, Cut(8.0))),
+        checkpoint_every=1,
+    )
+    job = carry_out(plan)
+    assert any("heard of the master" in f.read_text() for f in job.told.glob("log-*"))
 
 
 @pytest.mark.slow
