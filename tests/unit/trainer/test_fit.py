@@ -74,7 +74,8 @@ def trainer(
 ) -> torch_edl.ElasticTrainer:
     model = model or net()
     options.setdefault("loss", nn.CrossEntropyLoss())
-    options.setdefault("optimizer", torch.optim.Adam(model.parameters(), lr=lr))
+    if "optimizer" not in options:
+        options["optimizer"] = torch.optim.Adam(model.parameters(), lr=lr)
     return torch_edl.ElasticTrainer(model, **options)
 
 

@@ -1,0 +1,134 @@
+"""A training script of the user's own, started in each of the ways that there are."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import ROOT, Place
+
+EXAMPLES = ROOT / "examples" / "mnist"
+SCRIPT = str(EXAMPLES / "train.py")
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run"]
+EDL = [PYTHON, "-m", "torch_edl.cli", "run"]
+ENOUGH = 0.95
+TIMEOUT_S = 60
+# Enough for the accuracy, whatever the number of processes: batches of 32 over all of them would
+# be 6 epochs; each process has its own, so there are half as many updates with two.
+EPOCHS = ["--epochs", "8"]
+
+
+def accuracies(text: str) -> list[float]:
+    """What each process printed at its end."""
+    return [float(found) for found in re.findall(r"test accuracy ([\d.]+)", text)]
+
+
+def command(place: Place, words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words, cwd=place.folder, env=place.env, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
+    """Starts a command that ends with its test."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(words: list[str]) -> subprocess.Popen[str]:
+            process = command(place, words)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def ended(process: subprocess.Popen[str], place: Place) -> str:
+    text, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, text[-4000:]
+    assert not place.processes(), "processes outlived their command"
+    return text
+
+
+def test_three_lines_and_an_import_are_all_that_changes() -> None:
+    plain, ours = ((EXAMPLES / name).read_text() for name in ("train_plain.py", "train.py"))
+    changes = list(difflib.ndiff(plain.splitlines(), ours.splitlines()))
+    added = [line[2:] for line in changes if line.startswith("+ ") and line[2:].strip()]
+    removed = [line[2:] for line in changes if line.startswith("- ")]
+    assert added[0] == "import torch_edl"
+    assert [line.split("# ")[1][:7] for line in added[1:]] == ["line 1:", "line 2:", "line 3:"]
+    assert len(removed) == 1
+    assert removed[0].startswith("batches = data.DataLoader(")
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ([PYTHON, str(EXAMPLES / "train_plain.py")], 1),
+        ([PYTHON, SCRIPT], 1),
+        ([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2),
+        ([*EDL, SCRIPT, "--workers", "2"], 2),
+        ([*EDL, "--nnodes", "1:4", "--nproc-per-node", "2", SCRIPT], 2),
+    ],
+    ids=["plain", "python", "torchrun", "workers", "nnodes"],
+)
+def test_every_way_to_start_it_reaches_the_accuracy(
+    words: list[str],
+    processes: int,
+    place: Place,
+    start: Callable[[list[str]], subprocess.Popen[str]],
+) -> None:
+    text = ended(start([*words, *EPOCHS]), place)
+    found = accuracies(text)
+    assert len(found) == processes, text
+    assert len(set(found)) == 1, "the processes ended with different models"
+    assert found[0] >= ENOUGH
+
+
+def test_a_worker_that_is_killed_is_replaced(
+    place: Place, start: Callable[[list[str]], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """With 2:4 workers: training goes on, and all that end have the same model."""
+    process = start([*EDL, SCRIPT, "--workers", "2:4", "--job-name", "digits", "--epochs", "40"])
+    victim = _trains(place, "digits", process)
+    os.kill(victim, signal.SIGKILL)
+    text = ended(process, place)
+    found = accuracies(text)
+    assert len(found) >= 2, text
+    assert len(set(found)) == 1, text
+    assert found[0] >= ENOUGH
+    assert "signal 9" in text or "SIGKILL" in text
+
+
+def _trains(place: Place, job: str, process: subprocess.Popen[str]) -> int:
+    """Waits until the job has had some updates; the process id of one of its workers."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        status = subprocess.run(
+            [PYTHON, "-m", "torch_edl.cli", "status", job, "--json"],
+            env=place.env, cwd=place.folder, capture_output=True, text=True,
+        )  # fmt: skip
+        if re.search(r'"steps": \d{2,}', status.stdout):
+            return max(
+                p.pid
+                for p in psutil.process_iter(["cmdline", "environ"])
+                if SCRIPT in (p.info["cmdline"] or [])
+                and "LOCAL_RANK" in (p.info["environ"] or {})
+                and p.info["environ"].get("TORCH_EDL_HOME") == place.env["TORCH_EDL_HOME"]
+            )
+        time.sleep(0.1)
+    pytest.fail("the job did not begin to train")
