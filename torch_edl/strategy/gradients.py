@@ -169,7 +169,7 @@ class Gradients:
             kind = (parameter.dtype, parameter.device)
             groups = kinds.setdefault(kind, [[]])
             limit = _FIRST_BUCKET_BYTES if len(groups) == 1 else BUCKET_BYTES
-            if groups[-1] and sizes[kind] + parameter.nbytes > limit:
+            if sizes.get(kind, 0) >= limit:
                 groups.append([])
                 sizes[kind] = 0
             groups[-1].append(parameter)
