@@ -100,6 +100,7 @@ def plan(
         max_workers=cluster.max_workers,
         large_embedding=config.train.large_embedding,
         optimizer_error=model.optimizer_error,
+        trains=config.trains,
     )
     rows = [
         ("model", f"{model.dense_elements:,} dense parameters, {model.optimizer}"),

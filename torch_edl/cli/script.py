@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from torch_edl import job_folder, master_host
-from torch_edl.cli import file_kind, options, preflight
+from torch_edl.cli import file_kind, preflight, script_options
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Launch a training script, with torchrun's options and environment. "
         "Everything behind the script is the script's."
     )
-    options.add_script(parser)
+    script_options.add_script(parser)
     return parser
 
 

@@ -6,6 +6,7 @@ Reads the file, imports no torch: a model file must not wait for it.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from torch_edl.cli import file_kind
@@ -38,8 +39,8 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         run: the parser of ``run`` for model files.
 
     Raises:
-        UsageError: an option in front of a script that only a model file has; the file is missing
-            or is not Python.
+        UsageError: an option in front of a script that only a model file has; the file is not
+            Python.
     """
     known = run._option_string_actions
     if HELP_TORCHRUN in words:
@@ -64,8 +65,8 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             continue
         while place < len(words) and not words[place].startswith("-"):
             place += 1
-    if place >= len(words):
-        return None
+    if place >= len(words) or not os.path.exists(words[place]):
+        return None  # whose parser says what is missing
     file, rest = words[place], list(words[place + 1 :])
     ours = rest[: rest.index("--")] if "--" in rest else rest
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
