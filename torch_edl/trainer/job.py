@@ -221,6 +221,7 @@ class Job:
                 raise UsageError(
                     f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
                 )
+        _check_parameters(model, optimizers)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._link is not None and self._link.config.train.strategy == "ps":
             report = report_model(model, optimizers[0], self._link.worker_id)
@@ -558,10 +559,26 @@ class Loader:
         batches.close()
 
 
+def _check_parameters(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in own:
+                    raise UsageError(
+                        f"prepare(): {type(optimizer).__name__} trains a parameter of shape "
+                        f"{tuple(parameter.shape)} that the model does not have, so it would differ "
+                        "from process to process; make it part of the model (one nn.Module of all)"
+                    )
+
+
 def _gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
     """Makes methods act only when the update does that they belong to."""
     for name in names:
         setattr(part, name, _gated(getattr(part, name), engine))
+    # The state of a scheduler is all that it has as attributes.
+    state_dict, hidden = part.state_dict, {*names, "state_dict"}
+    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
 
 
 def _gated(method: Callable[..., Any], engine: AllReduce) -> Callable[..., Any]:
