@@ -72,7 +72,8 @@ def main(
         store = SqliteStore(folder / "state.sqlite")
         owner, fence = persistence.acquire(store, name)
         left = persistence.left_behind(store, token) if config.kind == "script" else None
-        resumed = _prepare_checkpoints(config) if left is None else None
+        undecided = left is None or not left["strategy"]
+        resumed = _prepare_checkpoints(config) if undecided else None
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return 2
@@ -81,7 +82,7 @@ def main(
         name,
         workers=config.cluster.max_workers,
         servers=config.cluster.servers,
-        server_args=_server_args(config),
+        server_args=_server_args(config, options.listen),
         worker_module=worker_module,
         server_module=server_module,
         external=config.kind == "script",
@@ -242,10 +243,14 @@ def _earlier(folder: Path, left: dict[str, object] | None) -> str:
     return ""
 
 
-def _server_args(config: JobConfig) -> list[str]:
+def _server_args(config: JobConfig, listen: str) -> list[str]:
     train = config.train
     args = ["--mode", train.mode, "--staleness", str(train.staleness)]
     args += ["--grads-to-wait", str(train.grads_to_wait)]
+    host = listen.rpartition(":")[0]
+    if config.kind == "script" and host:
+        # Workers of other machines reach servers where they reach the master.
+        args += ["--host", host]
     return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
 
 

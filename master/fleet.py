@@ -58,7 +58,7 @@ class Fleet:
         servers: parameter servers of the strategy ``ps``.
         server_args: arguments that all of them get.
         env: environment of every process: where the master is.
-        external: agents start the workers, nothing is started or stopped here.
+        external: agents start the workers and stop them; only servers are ours.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
     """
@@ -281,18 +281,19 @@ class Fleet:
     def plan(self, now: float) -> list[Action]:
         """What must be started and stopped now; each is said once."""
         actions: list[Action] = []
-        if self._external:
-            return actions
+        # What agents started is theirs to stop.
+        ours = self.alive("ps" if self._external else None)
         if self._ending is not None:
             # Workers first: they have no use for servers that are gone.
-            roles = ["worker"] if self.alive("worker") and not self._hurry else ["worker", "ps"]
-            for process in self.alive():
+            workers_leave = any(p.role == "worker" for p in ours) and not self._hurry
+            roles = ["worker"] if workers_leave else ["worker", "ps"]
+            for process in ours:
                 # One that still builds its model would not hear for seconds that it is over.
                 due = process.role == "ps" or now >= self._ending or not process.ready
                 if due and process.role in roles and process.state != STOPPING:
                     actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
             return actions
-        for process in self.alive():
+        for process in ours:
             if process.stop_by is not None and now >= process.stop_by:
                 process.stop_by = None
                 actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
@@ -305,7 +306,8 @@ class Fleet:
                 actions.append(self._stop(process, 0.0))
         if self.strategy == "ps" and not self._servers.ids:
             actions += self._start_servers(now)
-        actions += self._fit_workers(now)
+        if not self._external:
+            actions += self._fit_workers(now)
         return actions
 
     def draining(self) -> list[int]:

@@ -143,7 +143,11 @@ class Job:
         except UsageError as error:
             self.fail(str(error), now, usage=True)
             return
-        if self.work.main is not None and self.config.kind == "train":
+        self._begun(text, now)
+
+    def _begun(self, text: str, now: float) -> None:
+        """The queues are made."""
+        if self.work.main is not None and self.config.trains:
             queue = self.work.main.queue
             self.keeper.saves.resumed_at_end(queue.space.total_steps)
             self.records_before = queue.records_done
@@ -166,17 +170,17 @@ class Job:
             self._model = request
             try:
                 choice = choose_strategy(self.config, request, workers=self.fleet.workers_wanted)
+                if not self.fleet.strategy:
+                    self._decide(choice.name)
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
                 return pb.ReportModelResponse(ready=False)
             self.reason = choice.reason
-            if not self.fleet.strategy:
-                self.fleet.decide(choice.name, **self._restoring())
             self.work.lockstep = choice.name == "allreduce"
             self.tell("info", f"strategy {choice.name}: {choice.reason}", now)
             self._begin(now)
         cluster = self.cluster()
-        if cluster is None or not self.work.ready:
+        if cluster is None or not self._is_ready(request):
             return None
         self.fleet.ready(request.worker_id)
         shards = self.work.shards if self.work.lockstep else ()
@@ -190,6 +194,14 @@ class Job:
             shards=[pb.SourceShard(name=s.name, records=s.records) for s in shards],
         )
 
+    def _is_ready(self, request: pb.ReportModelRequest) -> bool:
+        """Whether there is an answer for a worker, once the servers are up."""
+        return self.work.ready
+
+    def _decide(self, strategy: str) -> None:
+        """The strategy is known."""
+        self.fleet.decide(strategy, **self._restoring())
+
     def start(self, now: float) -> None:
         """The master listens: what is certain to be needed starts at once."""
         if self.config.train.strategy == "local":
@@ -199,7 +211,7 @@ class Job:
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
         if self.config.train.strategy == "ps" and not self.fleet.strategy:
-            self.fleet.decide("ps", **self._restoring())
+            self._decide("ps")
         if self.keeper.newest is not None:
             self.tell("info", f"going on from {self.keeper.newest.path}", now)
         elif self.config.checkpoint.resume:
@@ -272,7 +284,7 @@ class Job:
         self.work.void()
         self.fleet.renew(**self._restoring())
         self.members.forget_open_work()
-        if self.config.kind == "train":
+        if self.config.trains:
             self._course.trained_at = None
             self.work.restore(self.keeper.restore(self.fleet.incarnation))
             self._epoch = self.work.main.queue.epoch if self.work.main is not None else 0
@@ -352,7 +364,7 @@ class Job:
         records, steps = self.done()
         self.rates.sample(now, records, steps)
         self._note_epoch(now)
-        trained = self.work.trained
+        trained = self._trained()
         if trained and self.work.main is not None:
             self._course.trained(now)
         cluster = self.cluster()
@@ -364,18 +376,26 @@ class Job:
             result = evaluations.tick(steps, trained=settled)
             if result is not None:
                 self.evaluated(result, now)
-        if self.work.main is not None and self.config.kind == "train":
+        if self.work.main is not None and self.config.trains:
             progress = self.work.main.queue.progress
             effects += self.keeper.save(cluster, progress, steps=steps, settled=settled, now=now)
         self._effects += effects
         evaluated = evaluations is None or evaluations.complete
         if settled and evaluated and self.keeper.complete:
             self._course.trained(now)
-            self.tell("info", "finished", now)
-            self._end(Outcome("finished", 0), now, leave_s=_LEAVE_S)
+            self._work_over(now)
+
+    def _trained(self) -> bool:
+        """Nothing is left to be trained on."""
+        return self.work.trained
+
+    def _work_over(self, now: float) -> None:
+        """Everything is trained, evaluated, saved and written."""
+        self.tell("info", "finished", now)
+        self._end(Outcome("finished", 0), now, leave_s=_LEAVE_S)
 
     def _note_epoch(self, now: float) -> None:
-        if self.work.main is None or self.config.kind != "train":
+        if self.work.main is None or not self.config.trains:
             return
         epoch = self.work.main.queue.epoch
         for done in range(self._epoch, epoch):

@@ -36,7 +36,7 @@ class Keeper:
         fail: Callable[[str, float], None],
     ) -> None:
         self.saves = Saves(config.checkpoint, temporary=folder / "final", newest=resumed)
-        self._trains = config.kind == "train"
+        self._trains = config.trains
         self._flushes = self._trains and config.train.mode == "sync"
         self._dir = config.checkpoint.dir
         self._load = config.checkpoint.load

@@ -37,7 +37,7 @@ def choose_strategy(config: JobConfig, model: pb.ReportModelRequest, workers: in
     Raises:
         UsageError: the explicit wish cannot be had.
     """
-    trains = config.kind == "train"
+    trains = config.trains
     return choose(
         config.train.strategy,
         [
@@ -51,4 +51,5 @@ def choose_strategy(config: JobConfig, model: pb.ReportModelRequest, workers: in
         # Nothing is optimized in an evaluation or a prediction.
         optimizer_error=model.optimizer_error if trains else "",
         trains=trains,
+        script=config.kind == "script",
     )

@@ -1,7 +1,9 @@
 """The job of a training script: its workers are started by agents, or by torchrun. Pure.
 
-There is no data here and no task: the ring goes through the data by itself. What is decided here
-are places (which worker is where), agents, rounds of torchrun, and when it is all over.
+A ring goes through the data by itself: there is no data here then and no task. On parameter
+servers the first worker that begins its loader tells what there is to go through, and tasks are
+leased as those of a model file. What is decided here are places (which worker is where), agents,
+rounds of torchrun, and when it is all over.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from typing import Any
 
 from master.agents import Agent, Agents
 from master.fleet import Fleet
-from master.job import Job
 from master.membership import Member
 from master.outcome import Outcome, Restoring
 from master.ring import Ring
 from master.rounds import Place, Rounds
 from master.saves import Saved
+from master.served import ServedJob
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -27,7 +29,7 @@ _LINGER_S = 5.0
 _DESERTED_S = 60.0
 
 
-class ScriptJob(Job):
+class ScriptJob(ServedJob):
     """A job of kind ``script``; its fleet is external."""
 
     def __init__(
@@ -59,10 +61,14 @@ class ScriptJob(Job):
 
     def start(self, now: float) -> None:
         """Workers may come."""
-        if self.fleet.strategy:
-            return  # it goes on
-        self.fleet.decide("allreduce", **self._restoring())
-        super().start(now)
+        if self.fleet.strategy or self.outcome is not None:
+            return  # it goes on, or cannot
+        try:
+            if self.config.train.strategy == "allreduce":
+                self._decide("allreduce")
+            super().start(now)
+        except UsageError as error:
+            self.fail(str(error), now, usage=True)
 
     # ---- workers ----
 
@@ -95,6 +101,7 @@ class ScriptJob(Job):
         """A worker does not come along; what its process does from now on is its own affair."""
         super().left_ring(member, now, finished=finished)
         self.members.remove(member.id)
+        self.work.drop_worker(member.id)
         if not finished:
             self.tell("info", f"worker-{member.id} leaves", now)
 
@@ -223,6 +230,9 @@ class ScriptJob(Job):
 
     def describe(self, status: pb.GetStatusResponse) -> None:
         """Adds how far the script is: the pass that runs, which is one loader of it."""
+        if self._served:
+            status.epochs = self.config.data.epochs
+            return
         number, done, total = self._position
         status.epoch, status.epochs = number, number + 1
         status.records_done, status.records_total = done, total
@@ -230,6 +240,8 @@ class ScriptJob(Job):
 
     def done(self) -> tuple[int, int]:
         """(records of all passes, updates), as the members of the ring told."""
+        if self._served:
+            return super().done()
         steps = [max(m.version, m.steps) for m in self.members if self.lockstep.has(m.id)]
         return self._before + self._position[1], max([self._steps, *steps])
 
@@ -244,10 +256,16 @@ class ScriptJob(Job):
         elif self._rounds.form(now):
             self._new_round(now)
         actions = super().tick(now)
-        self.over = self.outcome is not None and self._agents.over(now, linger_s=_LINGER_S)
+        over = self.outcome is not None and not self.fleet.alive("ps")
+        self.over = over and self._agents.over(now, linger_s=_LINGER_S)
         return actions
 
     def _advance(self, now: float) -> None:
+        if self._served:
+            self._scripts_over = self._are_scripts_over(now)
+            super()._advance(now)
+            self._end_if_done(now)
+            return
         for member in self.members:
             if self.lockstep.has(member.id) and member.ring == self.lockstep.ring.number:
                 self._moved(member.data_pass, member.position, member.pass_records)
@@ -276,11 +294,9 @@ class ScriptJob(Job):
     def _end_if_done(self, now: float) -> None:
         if self.outcome is not None:
             return
-        # Without agents (torchrun) the workers' own word counts.
-        done = self._agents.done
-        if not len(self._agents):
-            done = self.lockstep.ring.finished and not len(self.members)
-            done = done or (self._rounds.closed and self._rounds.deserted(now))
+        done = self._are_scripts_over(now)
+        if done and self._served and self.work.ready and not self.settled:
+            return  # the last checkpoint is still being written
         if done:
             self.tell("info", "finished", now)
             self._end(Outcome("finished", 0), now, leave_s=0.0)
@@ -291,12 +307,19 @@ class ScriptJob(Job):
         elif now - self._deserted_at >= _DESERTED_S:
             self.fail(f"no agent and no worker for {_DESERTED_S:g} s: nobody is left", now)
 
+    def _are_scripts_over(self, now: float) -> bool:
+        if len(self._agents):
+            return self._agents.done
+        # Without agents (torchrun) the workers' own word counts.
+        done = self.lockstep.ring.finished and not len(self.members)
+        return done or (self._rounds.closed and self._rounds.deserted(now))
+
     def _renew(self, text: str, now: float) -> None:
         super()._renew(text, now)
         self._position, self._before, self._steps = (0, 0, 0), 0, 0
 
     def _restoring(self) -> Restoring:
-        if self._checkpoint:
+        if self._checkpoint and not self._served:
             return {"restore": self._checkpoint, "values_only": False}
         return super()._restoring()
 
@@ -305,6 +328,7 @@ class ScriptJob(Job):
     def durable(self) -> dict[str, Any]:
         """What a restarted master goes on with, as JSON can say it."""
         return {
+            "strategy": self.fleet.strategy,
             "ring": self.lockstep.ring.export(),
             "rounds": self._rounds.export(),
             "agents": self._agents.export(),
@@ -329,12 +353,13 @@ class ScriptJob(Job):
         self._agents.restore(state["agents"], now)
         self._checkpoint = state["checkpoint"]
         self._next_id = state["next_id"]
-        self.fleet.decide(
-            "allreduce",
-            restore=state["restored_from"],
-            values_only=state["values_only"],
-            incarnation=state["incarnation"],
-        )
+        if state["strategy"] == "allreduce":
+            self.fleet.decide(
+                "allreduce",
+                restore=state["restored_from"],
+                values_only=state["values_only"],
+                incarnation=state["incarnation"],
+            )
         if state["workers_wanted"]:
             self.fleet.scale(state["workers_wanted"])
             self._scaled = True
@@ -343,6 +368,8 @@ class ScriptJob(Job):
             self._places[worker["node"], worker["local_rank"]] = id
             self.fleet.adopt(id, worker["pid"])
             self.members.register(id, worker["pid"], worker["host"], now)
+        if state["strategy"] == "ps":
+            self.lose_servers(now)
         if self.lockstep.ring.number:
             self.leased(now)
         self.tell("info", f"the master is back: {len(self.members)} workers go on", now)

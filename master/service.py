@@ -153,7 +153,9 @@ class Service:
         return answer if answer is not None else pb.RendezvousResponse(ready=False)
 
     def _report_model(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(self.job.report_model, request, context, _MODEL_WAIT_S, notify=True)
+        answer = self._wait(
+            self.job.report_model, request, context, _MODEL_WAIT_S, notify=True, keep=True
+        )
         return answer if answer is not None else pb.ReportModelResponse(ready=False)
 
     def _lease(self, request: Any, context: grpc.ServicerContext) -> Any:

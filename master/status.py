@@ -39,8 +39,6 @@ def describe(
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
     )
-    if isinstance(job, ScriptJob):
-        job.describe(status)
     if job.outcome is not None and job.over:
         status.error = job.outcome.error
         status.traceback = job.outcome.traceback
@@ -64,6 +62,8 @@ def describe(
     )
     if job.keeper.newest is not None and job.config.checkpoint.dir:
         status.checkpoint = str(job.keeper.newest.path)
+    if isinstance(job, ScriptJob):
+        job.describe(status)
     if evaluations is not None:
         for result in evaluations.results:
             status.evaluations.add(steps=result.steps, metrics=dict(result.metrics))

@@ -139,6 +139,35 @@ class Work:
             f"{len(self.shards):,} file{'s' * (len(self.shards) != 1)}"
         )
 
+    def begin_script(self, config: JobConfig, records: int) -> str:
+        """Makes the queue of a script whose model is on servers; returns a line about it.
+
+        Tasks are cut from positions in each epoch, in order: the worker knows which record is at
+        a position, and shuffles by itself.
+
+        Args:
+            config: of the job, with the data of the script's loader.
+            records: of an epoch.
+
+        Raises:
+            UsageError: it is not the data of the checkpoint to go on from.
+        """
+        self._config = config
+        self.shards = [Shard("dataset", records)]
+        if self._resumed is not None:
+            then = self._resumed.manifest.data
+            check_resume(self._resumed.path, then, identity(config, self.shards))
+        space = TaskSpace(
+            self.shards,
+            config.records_per_task,
+            epochs=config.data.epochs,
+            batch_size=config.data.batch_size,
+        )
+        self.main = Pass(pb.TASK_TRAIN, self._queue(space))
+        if self._resumed is not None:
+            self.restore(self._resumed)
+        return f"{space.total_records:,} records in {space.total:,} task{'s' * (space.total != 1)}"
+
     def _space(self, shards: Sequence[Shard], *, trains: bool) -> TaskSpace:
         config = self._config
         if not trains:

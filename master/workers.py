@@ -111,8 +111,13 @@ class Workers:
         member = self._job.members.get(request.worker_id)
         if member is None:
             return self._answer(pb.LeaseResponse.DRAIN)
-        if self._job.outcome is not None:
+        script = self._job if isinstance(self._job, ScriptJob) else None
+        if script is not None and script.settled:
             return self._answer(pb.LeaseResponse.FINISHED)
+        if self._job.outcome is not None:
+            # A script that hears of the end goes on with what it has trained: is there such?
+            over = pb.LeaseResponse.FINISHED if script is None else pb.LeaseResponse.DRAIN
+            return self._answer(over)
         cluster = self._job.cluster()
         if cluster is None or not self._job.work.ready:
             return None

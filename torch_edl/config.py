@@ -199,6 +199,11 @@ class JobConfig:
         )
 
     @property
+    def trains(self) -> bool:
+        """Whether a model is trained, rather than used."""
+        return self.kind in ("train", "script")
+
+    @property
     def window(self) -> int:
         """Records of one push: ``local_steps`` minibatches. Tasks are cut into whole windows."""
         return self.data.batch_size * self.train.local_steps

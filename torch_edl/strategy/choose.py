@@ -41,6 +41,7 @@ def choose(
     large_embedding: int,
     optimizer_error: str = "",
     trains: bool = True,
+    script: bool = False,
 ) -> Choice:
     """The strategy of a job.
 
@@ -49,10 +50,16 @@ def choose(
         large_embedding: tables of more elements belong on servers.
         optimizer_error: why the servers cannot run the optimizer; empty: they can.
         trains: false for an evaluation or a prediction, where nothing is reduced.
+        script: one worker of a training script is a ring of one, which others may join.
 
     Raises:
         UsageError: the explicit wish cannot be had.
     """
+    if wanted == "local" and script:
+        raise UsageError(
+            "--strategy local: it is for model files; a script of one worker runs without "
+            "torch-edl too, or with --strategy allreduce"
+        )
     if wanted == "local" and max_workers > 1:
         raise UsageError(
             f"--workers {max_workers}: the strategy local runs one worker; "
@@ -61,10 +68,12 @@ def choose(
     if wanted == "allreduce":
         _check_allreduce(embeddings, trains)
     choice = _from_model(wanted, embeddings, max_workers, large_embedding, trains)
+    if choice.name == "local" and script:
+        choice = Choice(name="allreduce", reason="no large embedding")
     if choice.name == "ps" and optimizer_error:
         # Whole models run with any torch optimizer, but the rows of a table need a kernel.
         dynamic = any(e.dynamic for e in embeddings)
-        other = "local" if max_workers == 1 else "allreduce"
+        other = "local" if max_workers == 1 and not script else "allreduce"
         raise UsageError(
             optimizer_error + ("" if dynamic else f", or train with --strategy {other}")
         )

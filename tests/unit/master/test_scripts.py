@@ -13,7 +13,7 @@ from master.scripts import ScriptJob
 from master.status import describe
 from master.workers import Workers
 from torch_edl.checkpoint import Manifest
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -36,6 +36,7 @@ class World:
             name="j",
             kind="script",
             model_file="/train.py",
+            train=TrainConfig(strategy="allreduce"),
             cluster=ClusterConfig(
                 min_workers=least, max_workers=most, heartbeat_timeout_s=TIMEOUT_S
             ),
