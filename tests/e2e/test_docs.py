@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from torch_edl.cli.parser import build_parser
 from torch_edl.wire import master_pb2, pserver_pb2
@@ -137,7 +138,7 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 20)
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/trainer.md"])
 def test_what_a_document_says_works(name: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     run(ROOT / name, tmp_path)
@@ -170,6 +171,8 @@ def test_what_a_document_names_is_there(path: Path) -> None:
     known: set[str] = set()
     for verb in next(a for a in build_parser()._actions if a.dest == "verb").choices.values():
         known.update(verb._option_string_actions)
+    # Scripts take torchrun's options.
+    known.update(get_args_parser()._option_string_actions)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _no_comments(text))) <= known
 
 
