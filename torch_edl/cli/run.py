@@ -16,7 +16,6 @@ def main(args: argparse.Namespace) -> int:
         UsageError: what was asked for cannot work; nothing was started.
     """
     config = preflight.check(train_job(args), model_file=args.model_file, summary=args.summary)
-    stdout().print(f"{args.model_file} is a model file: torch-edl trains the model", soft_wrap=True)
     if args.dry_run:
         from torch_edl.cli import dry_run
 
@@ -30,5 +29,6 @@ def main(args: argparse.Namespace) -> int:
     if args.summary:
         summary.forget(args.summary)
     console = stdout()
+    console.print(f"{args.model_file} is a model file: torch-edl trains the model", soft_wrap=True)
     outcome = submit.run_job(config, make_display(console), observers)
     return summary.finish(config, outcome, console, file=args.summary)
