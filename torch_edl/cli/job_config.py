@@ -14,6 +14,7 @@ from torch_edl.config import (
     JobConfig,
     TrainConfig,
 )
+from torch_edl.errors import UsageError
 
 _SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that is read as another
 
@@ -117,7 +118,7 @@ def script_job(
         kind="script",
         model_file=args.training_script if args.module else _absolute(args.training_script),
         model_args=tuple(args.training_script_args),
-        train=TrainConfig(strategy=args.strategy, seed=args.seed),
+        train=TrainConfig(strategy=_script_strategy(args), seed=args.seed),
         cluster=ClusterConfig(
             min_workers=min_workers,
             max_workers=max_workers,
@@ -132,6 +133,23 @@ def script_job(
             load=_absolute(args.load),
         ),
     )
+
+
+def _script_strategy(args: argparse.Namespace) -> str:
+    strategy = str(args.strategy)
+    if strategy == "local":
+        raise UsageError(
+            "--strategy local: it is for model files; a script of one worker runs without "
+            "torch-edl too, or with --strategy allreduce"
+        )
+    if args.servers is None:
+        return strategy
+    if strategy not in ("auto", "ps"):
+        raise UsageError(
+            f"--ps {args.servers} and --strategy {strategy}: servers are for the strategy ps; "
+            "leave one of them out"
+        )
+    return "ps"
 
 
 def default_name(model_file: str) -> str:

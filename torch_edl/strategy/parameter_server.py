@@ -45,19 +45,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Planned:
+class Planned:
+    """A window, the rows that it needs, and the pull that is on its way."""
+
     window: Window
     plan: Plan
     pull: PendingPull | None = None
-
-
-@dataclass
-class _Own:
-    """A minibatch of a script's own loop."""
-
-    plan: Plan
-    versions: list[int]
-    collected: bool = False
 
 
 @dataclass
@@ -70,8 +63,8 @@ class ParameterServerStrategy:
     """See :class:`~torch_edl.strategy.base.Strategy`.
 
     Args:
-        contract: the user's loss; None: the script calls its model by itself, between
-            :meth:`begin` and :meth:`commit`.
+        contract: the user's loss; None: the script calls its model by itself, see
+            :class:`~torch_edl.strategy.own_loop.OwnLoop`.
         optimizer: read for its kernel and hyperparameters; it steps between the minibatches of a
             window only.
         scheduler: drives the learning rates by the servers' version.
@@ -112,13 +105,12 @@ class ParameterServerStrategy:
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         sync = config.train.mode == "sync"
         self.depth = 0 if sync else config.train.staleness
-        self._ahead: deque[_Planned] = deque()
+        self._ahead: deque[Planned] = deque()
         self._pushed: _Pushed | None = None
         self._trained = self._acked = 0
         self._busy = 0  # 1 while a window is computed, which is neither ahead nor trained
         self._client: PsClient | None = None
         self._flat: FlatParameters
-        self._own: _Own
         self._known: list[int] | None = None
 
     # ---- servers ----
@@ -173,7 +165,7 @@ class ParameterServerStrategy:
 
     def prefetch(self, window: Window) -> None:
         """Plans a window, and pulls for it as soon as the staleness allows."""
-        self._ahead.append(_Planned(window, self._plan(window.batches)))
+        self._ahead.append(Planned(window, self._plan(window.batches)))
         self._pull_ahead()
 
     def train(self, window: Window, retired_before: int) -> list[Committed]:
@@ -198,39 +190,7 @@ class ParameterServerStrategy:
         """Waits for the last push."""
         return self._settle()
 
-    # ---- a loop of the user's own ----
-
-    def begin(self) -> None:
-        """The parameters of now; rows are pulled when the model asks for them."""
-        result = self._servers.pull([], known=self._known).wait()
-        self._load(result)
-        self._flat.forget()
-        self._own = _Own(Plan([[]]), result.versions)
-        self._rows.use(self._own.plan, 0)
-
-    def collect(self) -> None:
-        """Takes the gradients that the model has now: of one backward, or of several."""
-        self._flat.collect()
-        self._flat.clear_gradients()
-        self._own.collected = True
-
-    def commit(self, window: Window, retired_before: int) -> Committed:
-        """Pushes what was collected since :meth:`begin`, as the gradient of a window without
-        batches; it is in the model when this returns.
-
-        Raises:
-            ServersLostError: nothing is known of it.
-        """
-        own = self._own
-        pushed = self._push(
-            _Planned(window, own.plan), int(own.collected), 0, own.versions, retired_before
-        )
-        pushed.push.wait()
-        self._trained += 1
-        self._acked += 1
-        return pushed.committed
-
-    def _train_until_accepted(self, planned: _Planned, retired_before: int) -> list[Committed]:
+    def _train_until_accepted(self, planned: Planned, retired_before: int) -> list[Committed]:
         while True:
             planned.pull = self._pull(planned.plan)
             steps, nan_steps, versions = self._compute(planned)
@@ -264,7 +224,7 @@ class ParameterServerStrategy:
         except Exception as error:
             raise UserCodeError(f"the model raised {type(error).__name__}: {error}") from error
 
-    def _compute(self, planned: _Planned) -> tuple[int, int, list[int]]:
+    def _compute(self, planned: Planned) -> tuple[int, int, list[int]]:
         """Gradients of a window into the parameters and row blocks; steps, NaN steps, versions."""
         assert planned.pull is not None
         result = planned.pull.wait()
@@ -317,7 +277,7 @@ class ParameterServerStrategy:
 
     def _push(
         self,
-        planned: _Planned,
+        planned: Planned,
         steps: int,
         nan_steps: int,
         versions: list[int],

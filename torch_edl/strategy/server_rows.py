@@ -71,6 +71,31 @@ class Plan:
         self.blocks.append(block)
         return block
 
+    def gradient(self, name: str, servers: int) -> Floats | None:
+        """The summed gradient (n, dim) of one table so far, each id once; to be changed in place.
+        None: there is none."""
+        used = [
+            (table, block)
+            for table, block in zip(self.tables, self.blocks, strict=True)
+            if table.name == name and block.grads is not None
+        ]
+        if len(used) > 1:
+            table, sum_ = _merge([(t, b.grads) for t, b in used if b.grads is not None], servers)
+            for _, block in used:
+                block.grads = None
+            whole = RowBlock(sum_)
+            whole.grads = sum_
+            self.tables.append(table)
+            self.blocks.append(whole)
+            return sum_
+        return used[0][1].grads if used else None
+
+    def drop_gradient(self, name: str) -> None:
+        """Forgets the gradient of one table."""
+        for table, block in zip(self.tables, self.blocks, strict=True):
+            if table.name == name:
+                block.grads = None
+
     def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
         """The summed gradient of each table that was used, each id once."""
         used: dict[str, list[tuple[TableIds, Floats]]] = {}
@@ -111,6 +136,8 @@ class ServerRows:
         self._batch = self._call = 0
         self._pull: Pull | None = None
         self._servers = 1
+        self.gradients_taken = False
+        """They are not to be seen at the parameters any more."""
 
     def connect(self, servers: int, pull: Pull) -> None:
         """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
@@ -143,6 +170,18 @@ class ServerRows:
     def use(self, plan: Plan, batch: int) -> None:
         """The next forward pass is minibatch ``batch`` of ``plan``."""
         self._plan, self._batch, self._call = plan, batch, 0
+        self.gradients_taken = False
+
+    def gradient(self, table: str) -> Floats | None:
+        """See :meth:`Plan.gradient`; of what is in use, until it was taken."""
+        if self._plan is None or self.gradients_taken:
+            return None
+        return self._plan.gradient(table, self._servers)
+
+    def drop_gradient(self, table: str) -> None:
+        """Forgets the gradient of a table, unless it was taken."""
+        if self._plan is not None and not self.gradients_taken:
+            self._plan.drop_gradient(table)
 
     def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`~torch_edl.nn.lookup.RowStore`."""
@@ -188,6 +227,8 @@ class ServerRows:
         _check_range(module, ids)
         wanted = PartitionedIds.of(_flat(ids), self._servers)
         (values,) = self._pull([TableIds(module.table, module.embedding_dim, wanted)])
+        if not torch.is_grad_enabled():
+            return RowBlock(values), wanted.inverse  # nothing will come back to it
         return self._plan.add(module, wanted, values), wanted.inverse
 
 

@@ -191,6 +191,7 @@ class ElasticTrainer:
             drop_last=drop_last,
             **options,
         )
+        loader.repeat(epochs)
         shown = Epochs(epochs, bar=verbose and is_plain())
         history: list[Figures] = []
         self._stopped = False

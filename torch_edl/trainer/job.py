@@ -153,11 +153,15 @@ class Job:
     @property
     def rank(self) -> int:
         """This process's number among those that train now; it may change."""
+        if self._served is not None:
+            return self._served.rank
         return 0 if self._engine is None else self._engine.rank
 
     @property
     def world_size(self) -> int:
         """How many processes train now; it may change."""
+        if self._served is not None:
+            return self._served.world_size
         return 1 if self._engine is None else self._engine.world
 
     @property
@@ -183,6 +187,8 @@ class Job:
     @property
     def catching_up(self) -> bool:
         """Whether this process came late, and its script runs through what the others did."""
+        if self._served is not None:
+            return self._served.catching_up
         return self.late or (self._engine is not None and self._engine.catching_up)
 
     def log(self, **values: Any) -> None:
@@ -211,7 +217,7 @@ class Job:
         Raises:
             UsageError: called twice, or something of the wrong type.
         """
-        if self._engine is not None:
+        if self._engine is not None or self._served is not None:
             raise UsageError("prepare(): called twice; give all parts in one call")
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         if not isinstance(model, nn.Module):
@@ -223,7 +229,7 @@ class Job:
                 )
         _check_parameters(model, optimizers)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
-        if self._link is not None and self._link.config.train.strategy == "ps":
+        if self._link is not None and self._link.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0], self._link.worker_id)
             with self._dismissal():
                 ready = self._link.report(report)
@@ -262,6 +268,7 @@ class Job:
                 f"prepare(): {len(optimizers)} optimizers; parameter servers run one, "
                 "use --strategy allreduce"
             )
+        self._saver.leave_to_servers(link.config.checkpoint)
         # Imported where it is needed: rings are not to wait for it.
         from torch_edl.trainer.served import Served
 
@@ -339,10 +346,13 @@ class Job:
         make: Callable[[int, int], bytes],
         merge: Callable[[list[bytes]], tuple[list[bytes] | None, Any]],
     ) -> tuple[list[bytes] | None, Any]:
-        if self._served is not None:
+        served = self._served
+        if served is not None:
+            if served.catching_up:
+                return None, None
             # No process waits for another here: each does the whole of it, on today's model.
-            self._served.begin()
-            return merge([make(0, 1)])
+            with self._dismissal():
+                return merge([served.evaluate(lambda: make(0, 1))])
         number, engine = self.enter_pass()
         parts = None
         with self._dismissal():
@@ -373,6 +383,8 @@ class Job:
         self._saver.close()
         if self._served is not None:
             self._served.close()
+            if self._meeting is not None:
+                self._meeting.leave(0, finished=not failed and self._finished)
         if self._link is not None:
             self._link.close()
 
@@ -458,8 +470,13 @@ class Loader:
         self._dataset = dataset
         self._data = data
         self._options = options
+        self._passes = 0
         # What cannot work is said here rather than in the first step.
         self._length = open_batches(dataset, data, 0, options).data
+
+    def repeat(self, passes: int) -> None:
+        """It will be gone through so often; parameter servers must know before the first time."""
+        self._passes = passes
 
     def __len__(self) -> int:
         """Batches of this process in a pass, if the ring stays as it is."""
@@ -481,7 +498,9 @@ class Loader:
         job = self._job
         if job._served is not None:
             with job._dismissal():
-                yield from job._served.batches(self._dataset, self._data, self._options, job._meter)
+                yield from job._served.batches(
+                    self._dataset, self._data, self._options, job._meter, passes=self._passes
+                )
             return
         if job.late:
             yield from self._rehearse()

@@ -6,10 +6,14 @@ import logging
 import os
 import signal
 import threading
+import time
 from typing import Any
 
+import grpc
+
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
-from torch_edl.data.leases import Heartbeat, Progress
+from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
+from torch_edl.errors import UsageError
 from torch_edl.strategy.meeting import DismissedError, MasterMeeting
 from torch_edl.strategy.replica import Position
 from torch_edl.trainer.metrics import Meter
@@ -21,6 +25,9 @@ log = logging.getLogger(__name__)
 _REGISTER_S = 60.0
 # The master waits five seconds for servers before it says "ask again".
 _REPORT_S = 30.0
+# An agent starts a master that was killed again.
+_MASTER_AWAY_S = 60.0
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class Link:
@@ -78,9 +85,20 @@ class Link:
 
         Raises:
             DismissedError: the job ended meanwhile.
+            UsageError: another process told of something else.
         """
+        give_up = time.monotonic() + _MASTER_AWAY_S
         while True:
-            answer = self.master.call("ReportModel", request, timeout_s=_REPORT_S, wait=True)
+            try:
+                answer = self.master.call("ReportModel", request, timeout_s=_REPORT_S, wait=True)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                    raise UsageError(error.details()) from None
+                if error.code() in _AWAY and time.monotonic() < give_up:
+                    log.warning("the master does not answer; asking again")
+                    continue
+                raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+            give_up = time.monotonic() + _MASTER_AWAY_S
             if answer.ready:
                 self.cluster = answer.cluster
                 return answer  # type: ignore[no-any-return]

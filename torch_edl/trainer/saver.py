@@ -75,6 +75,18 @@ class Saver:
                     "pass resume=True to go on from it, or choose another folder"
                 )
 
+    def leave_to_servers(self, config: CheckpointConfig) -> None:
+        """The master takes checkpoints of servers.
+
+        Raises:
+            UsageError: the script asks for checkpoints, of which the master does not know.
+        """
+        if self._root is not None and not config.dir:
+            raise UsageError(
+                f"checkpoint_dir={self._settings.directory}: checkpoints of parameter servers are "
+                "the master's; give --checkpoint-dir to torch-edl run instead"
+            )
+
     def newest(self) -> Path | None:
         """The checkpoint to go on from; None: begin afresh."""
         if self._root is None or not self._settings.resume:
