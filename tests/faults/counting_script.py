@@ -33,6 +33,7 @@ from torch.utils.data import Dataset
 import torch_edl
 
 _DENSE = 200_000
+_SLOW_S = 2.0
 
 
 class Deaths:
@@ -187,8 +188,12 @@ def main() -> None:
         else:
             os.write(steps, f"{job.rank} {job.world_size} {job.step} {time.time():.3f}\n".encode())
             deaths.begin(job.rank, job.step)
-            # Its sleep is the computation of a larger model; a test may want more of it.
-            time.sleep(args.delay * (10 if (folder / "slow").exists() else 1))
+            # The sleep is the computation of a larger model; a test that waits for somebody to
+            # join wants more of it, lest the job ends before.
+            time.sleep(args.delay)
+            until = time.monotonic() + _SLOW_S
+            while (folder / "slow").exists() and time.monotonic() < until:
+                time.sleep(args.delay)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss = model(numbers, scale)

@@ -37,7 +37,8 @@ SCRIPT = Path(__file__).parents[1] / "counting_script.py"
 HEARTBEAT_TIMEOUT_S = 3.0
 _DELAY_S = 0.03
 _POLL_S = 0.01
-_JOIN_S = 60.0
+_STEP_S = 60.0
+_JOIN_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ class RingJob:
     def carry_out(self) -> None:
         """All events, each when its step has come; those are left out that the job's end outran."""
         for event in self.plan.events:
-            if not self.wait_for(lambda e=event: self.step() >= e.step, 60, f"step {event.step}"):
+            if not self.wait_for(
+                lambda e=event: self.step() >= e.step, _STEP_S, f"step {event.step}"
+            ):
                 return
             time.sleep(event.delay_s)  # the moment in the step: part of the plan
             if self.over():
