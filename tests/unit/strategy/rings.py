@@ -65,6 +65,7 @@ class Office:
         self._lock = threading.Lock()
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
         self._over = False
+        self._dropped: list[int] = []
         self._thread = threading.Thread(target=self._serve, name="office")
         self._thread.start()
 
@@ -85,6 +86,12 @@ class Office:
             self.members.append(running)
         self._waker.send_bytes(b"x")
         return running
+
+    def drop(self, member: Running) -> None:
+        """Gives a member up, as the master does with one that is silent."""
+        with self._lock:
+            self._dropped.append(member.worker)
+        self._waker.send_bytes(b"x")
 
     def close(self) -> None:
         """Ends all processes."""
@@ -131,6 +138,8 @@ class Office:
                     member.answers.send(True)
                 elif what == "commit":
                     member.answers.send(self.accept)
+            while self._dropped:
+                self.ring.drop(self._dropped.pop())
             now = time.monotonic()
             if self.ring.due(now, min_workers=self.first, max_workers=self.first):
                 formed = self.ring.form()
@@ -188,7 +197,7 @@ class Member:
         self.host = "127.0.0.1"
         self.store = StoreServer(self.host)
         self.seats: list[Seat] = []
-        self.on_broken_ring: Callable[[], None] = lambda: None
+        self.on_broken_ring: Callable[[int], None] = lambda ring: None
         self.before_ask: Callable[[], None] = lambda: None
         self._asks = asks
         self._pipe = pipe
@@ -202,7 +211,7 @@ class Member:
         while True:
             if told < self._joined <= self._flags.broken.value:
                 told = self._joined
-                self.on_broken_ring()
+                self.on_broken_ring(told)
             time.sleep(0.01)
 
     # ---- for the program ----
@@ -225,6 +234,7 @@ class Member:
         job = Job(None, settings, **given)
         job._meeting = job._saver._meeting = self
         job._link = SimpleNamespace(  # type: ignore[assignment]
+            config=SimpleNamespace(train=SimpleNamespace(strategy="allreduce")),
             ring=self._ring_then,
             heartbeat=self,
             tell=lambda *_: None,
@@ -254,7 +264,7 @@ class Member:
         self.seats.append(seat)
         return seat
 
-    def joined(self, ring: int) -> None:
+    def joined(self, ring: int, records: int) -> None:
         """See :class:`~torch_edl.strategy.meeting.Meeting`."""
         self._joined = ring
 
