@@ -67,6 +67,16 @@ class Pass:
             )
 
     @property
+    def identity(self) -> dict[str, int]:
+        """What fixes the meaning of a position: compared when a job goes on from a checkpoint."""
+        return {
+            "records": self.records,
+            "epochs": self.epochs,
+            "shuffle": int(self.shuffle),
+            "seed": self.seed,
+        }
+
+    @property
     def total(self) -> int:
         """Records of the whole pass, those that are left out included."""
         return self.end or self.records * self.epochs

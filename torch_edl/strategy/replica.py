@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torch_edl import checkpoint
-from torch_edl.errors import CheckpointError
+from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.ps_server.snapshot import Source
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
@@ -42,6 +42,23 @@ class Position:
     """Records of that pass that are in the model."""
     results: dict[str, Any] = field(default_factory=dict)
     """What earlier passes gave that a later joiner must know: evaluations by pass."""
+    data: dict[str, int] = field(default_factory=dict)
+    """What fixes the meaning of ``records``: the data of the pass and their order."""
+
+    def go_through(self, data: dict[str, int]) -> None:
+        """A pass over these data begins, or goes on.
+
+        Raises:
+            UsageError: it goes on from a checkpoint, over other data.
+        """
+        for name, then in self.data.items() if self.records else ():
+            if data[name] != then:
+                raise UsageError(
+                    f"the checkpoint is {self.records:,} records into a pass with {name} {then:,}; "
+                    f"now it is {data[name]:,}: use the same data and options, or another "
+                    "checkpoint_dir to begin afresh"
+                )
+        self.data = data
 
     @property
     def progress(self) -> int:

@@ -13,12 +13,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from torch_edl.config import ENV_MASTER
 from torch_edl.contract import report_model
@@ -31,9 +30,10 @@ from torch_edl.strategy.meeting import (
     TorchrunMeeting,
 )
 from torch_edl.strategy.replica import Replica
-from torch_edl.trainer.batches import Batches, StreamBatches, open_batches
 from torch_edl.trainer.link import Link
+from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.metrics import Meter
+from torch_edl.trainer.prepared import check_parameters, gate
 from torch_edl.trainer.saver import Saver, Settings
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ class Job:
                 raise UsageError(
                     f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
                 )
-        _check_parameters(model, optimizers)
+        check_parameters(model, optimizers)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._link is not None and self._link.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0], self._link.worker_id)
@@ -245,9 +245,9 @@ class Job:
         )
         self._engine = engine
         if scheduler is not None:
-            _gate(scheduler, ("step",), engine)
+            gate(scheduler, ("step",), engine)
         if scaler is not None:
-            _gate(scaler, ("step", "update", "unscale_"), engine)
+            gate(scaler, ("step", "update", "unscale_"), engine)
         if self._link is not None:
             self._link.heartbeat.on_broken_ring = engine.interrupt
         restored = self._saver.newest()
@@ -458,153 +458,6 @@ class _Dismissal:
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait()
         raise SystemExit(0) from None
-
-
-class Loader:
-    """Iterable once per pass; see :meth:`Job.loader`."""
-
-    def __init__(
-        self, job: Job, dataset: Any, data: dict[str, Any], options: dict[str, Any]
-    ) -> None:
-        self._job = job
-        self._dataset = dataset
-        self._data = data
-        self._options = options
-        self._passes = 0
-        # What cannot work is said here rather than in the first step.
-        self._length = open_batches(dataset, data, 0, options).data
-
-    def repeat(self, passes: int) -> None:
-        """It will be gone through so often; parameter servers must know before the first time."""
-        self._passes = passes
-
-    def __len__(self) -> int:
-        """Batches of this process in a pass, if the ring stays as it is."""
-        data, world = self._length, self._job.world_size
-        if isinstance(self._dataset, IterableDataset):
-            raise TypeError("an IterableDataset has no length")
-        count = position = 0
-        for _ in range(data.epochs):
-            whole, rest = divmod(data.records, data.update_size(world))
-            # Who has no record of an update gets a batch all the same.
-            count += whole * max(1, len(data.part(0, self._job.rank, world).spans))
-            position += whole * data.update_size(world)
-            if rest and not data.drop_last:
-                count += max(1, len(data.part(position, self._job.rank, world).spans))
-            position = (position // data.records + bool(rest)) * data.records
-        return count
-
-    def __iter__(self) -> Generator[Any]:
-        job = self._job
-        if job._served is not None:
-            with job._dismissal():
-                yield from job._served.batches(
-                    self._dataset, self._data, self._options, job._meter, passes=self._passes
-                )
-            return
-        if job.late:
-            yield from self._rehearse()
-        number, engine = job.enter_pass()
-        if engine.replica.position.pass_index != number:
-            return
-        batches = open_batches(self._dataset, self._data, number, self._options)
-        try:
-            while engine.replica.position.pass_index == number:
-                position = engine.replica.position
-                data = batches.known_end(position.records, engine.world)
-                start = data.next_start(position.records, engine.world)
-                if start >= data.total:
-                    position.pass_index, position.records = number + 1, 0
-                    return
-                yield from self._update(engine, batches, start)
-            # A ring broke, and the state that came then is of a member that is in a later pass.
-            engine.catching_up = True
-        finally:
-            batches.close()
-            if engine.replica.position.pass_index == number:
-                # The script broke out of its loop: the rest of the pass is not wanted.
-                job._meter.settle(counted=engine.settle())
-                position = engine.replica.position
-                position.pass_index, position.records = number + 1, 0
-
-    def _update(
-        self, engine: AllReduce, batches: Batches | StreamBatches, start: int
-    ) -> Iterator[Any]:
-        job = self._job
-        pass_index = engine.replica.position.pass_index
-        data = batches.known_end(start, engine.world)
-        part = data.part(start, engine.rank, engine.world)
-        engine.expect(start + part.records - engine.replica.position.records)
-        for number, span in enumerate(part.spans):
-            batch = batches.take(span, start, engine.rank, engine.world)
-            records = span[1] - span[0]
-            job._meter.open(records)
-            engine.begin(
-                records / part.records,
-                last=number == len(part.spans) - 1,
-                lead=engine.rank == 0,
-            )
-            yield batch
-            job.check_pass(pass_index)
-            if engine.gradients.broken:
-                break
-        if not part.spans:
-            # Nothing is left for this process; it takes the others' gradients all the same.
-            job._meter.open(0)
-            engine.begin(0.0, last=True, lead=False)
-            yield batches.sample((start, start + min(2, part.records)))
-            job.check_pass(pass_index)
-        with job._dismissal():
-            counted = engine.finish()
-            job._meter.settle(counted=counted)
-            if counted:
-                job._saver.after_step(engine)
-            if job._link is not None:
-                job._link.tell(engine.replica.position, data.total, job._meter)
-            engine.tend()
-
-    def _rehearse(self) -> Iterator[Any]:
-        """One batch that counts for nothing: what is slow the first time is over when this
-        process asks in, and the others wait for it."""
-        batches = open_batches(self._dataset, self._data, 0, self._options)
-        engine = self._job._engine
-        assert engine is not None
-        data = batches.known_end(0, 1)
-        engine.rehearse()
-        self._job._meter.open(0)
-        yield batches.sample((0, min(data.batch_size, data.records)))
-        self._job._meter.settle(counted=False)
-        engine.abandon()
-        batches.close()
-
-
-def _check_parameters(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in own:
-                    raise UsageError(
-                        f"prepare(): {type(optimizer).__name__} trains a parameter of shape "
-                        f"{tuple(parameter.shape)} that the model does not have, so it would differ "
-                        "from process to process; make it part of the model (one nn.Module of all)"
-                    )
-
-
-def _gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
-    """Makes methods act only when the update does that they belong to."""
-    for name in names:
-        setattr(part, name, _gated(getattr(part, name), engine))
-    # The state of a scheduler is all that it has as attributes.
-    state_dict, hidden = part.state_dict, {*names, "state_dict"}
-    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
-
-
-def _gated(method: Callable[..., Any], engine: AllReduce) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs) if engine.live else None
-
-    return call
 
 
 __all__ = ["CheckpointError", "Job", "Loader", "init"]

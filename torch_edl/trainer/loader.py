@@ -1,0 +1,133 @@
+"""The batches of a script's training loop: a generator whose code between two batches is the step."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import IterableDataset
+
+from torch_edl.strategy.allreduce import AllReduce
+from torch_edl.trainer.batches import Batches, StreamBatches, open_batches
+
+if TYPE_CHECKING:
+    from torch_edl.trainer.job import Job
+
+
+class Loader:
+    """Iterable once per pass; see :meth:`Job.loader`."""
+
+    def __init__(
+        self, job: Job, dataset: Any, data: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        self._job = job
+        self._dataset = dataset
+        self._data = data
+        self._options = options
+        self._passes = 0
+        # What cannot work is said here rather than in the first step.
+        self._length = open_batches(dataset, data, 0, options).data
+
+    def repeat(self, passes: int) -> None:
+        """It will be gone through so often; parameter servers must know before the first time."""
+        self._passes = passes
+
+    def __len__(self) -> int:
+        """Batches of this process in a pass, if the ring stays as it is."""
+        data, world = self._length, self._job.world_size
+        if isinstance(self._dataset, IterableDataset):
+            raise TypeError("an IterableDataset has no length")
+        count = position = 0
+        for _ in range(data.epochs):
+            whole, rest = divmod(data.records, data.update_size(world))
+            # Who has no record of an update gets a batch all the same.
+            count += whole * max(1, len(data.part(0, self._job.rank, world).spans))
+            position += whole * data.update_size(world)
+            if rest and not data.drop_last:
+                count += max(1, len(data.part(position, self._job.rank, world).spans))
+            position = (position // data.records + bool(rest)) * data.records
+        return count
+
+    def __iter__(self) -> Generator[Any]:
+        job = self._job
+        if job._served is not None:
+            with job._dismissal():
+                yield from job._served.batches(
+                    self._dataset, self._data, self._options, job._meter, passes=self._passes
+                )
+            return
+        if job.late:
+            yield from self._rehearse()
+        number, engine = job.enter_pass()
+        if engine.replica.position.pass_index != number:
+            return
+        batches = open_batches(self._dataset, self._data, number, self._options)
+        engine.replica.position.go_through(batches.data.identity)
+        try:
+            while engine.replica.position.pass_index == number:
+                position = engine.replica.position
+                data = batches.known_end(position.records, engine.world)
+                start = data.next_start(position.records, engine.world)
+                if start >= data.total:
+                    position.pass_index, position.records = number + 1, 0
+                    return
+                yield from self._update(engine, batches, start)
+            # A ring broke, and the state that came then is of a member that is in a later pass.
+            engine.catching_up = True
+        finally:
+            batches.close()
+            if engine.replica.position.pass_index == number:
+                # The script broke out of its loop: the rest of the pass is not wanted.
+                job._meter.settle(counted=engine.settle())
+                position = engine.replica.position
+                position.pass_index, position.records = number + 1, 0
+
+    def _update(
+        self, engine: AllReduce, batches: Batches | StreamBatches, start: int
+    ) -> Iterator[Any]:
+        job = self._job
+        pass_index = engine.replica.position.pass_index
+        data = batches.known_end(start, engine.world)
+        part = data.part(start, engine.rank, engine.world)
+        engine.expect(start + part.records - engine.replica.position.records)
+        for number, span in enumerate(part.spans):
+            batch = batches.take(span, start, engine.rank, engine.world)
+            records = span[1] - span[0]
+            job._meter.open(records)
+            engine.begin(
+                records / part.records,
+                last=number == len(part.spans) - 1,
+                lead=engine.rank == 0,
+            )
+            yield batch
+            job.check_pass(pass_index)
+            if engine.gradients.broken:
+                break
+        if not part.spans:
+            # Nothing is left for this process; it takes the others' gradients all the same.
+            job._meter.open(0)
+            engine.begin(0.0, last=True, lead=False)
+            yield batches.sample((start, start + min(2, part.records)))
+            job.check_pass(pass_index)
+        with job._dismissal():
+            counted = engine.finish()
+            job._meter.settle(counted=counted)
+            if counted:
+                job._saver.after_step(engine)
+            if job._link is not None:
+                job._link.tell(engine.replica.position, data.total, job._meter)
+            engine.tend()
+
+    def _rehearse(self) -> Iterator[Any]:
+        """One batch that counts for nothing: what is slow the first time is over when this
+        process asks in, and the others wait for it."""
+        batches = open_batches(self._dataset, self._data, 0, self._options)
+        engine = self._job._engine
+        assert engine is not None
+        data = batches.known_end(0, 1)
+        engine.rehearse()
+        self._job._meter.open(0)
+        yield batches.sample((0, min(data.batch_size, data.records)))
+        self._job._meter.settle(counted=False)
+        engine.abandon()
+        batches.close()

@@ -1,0 +1,42 @@
+"""What ``prepare`` does to the parts of a script: checks them, and ties them to the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.errors import UsageError
+from torch_edl.strategy.allreduce import AllReduce
+
+
+def check_parameters(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Raises UsageError if an optimizer trains what is not part of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in own:
+                    raise UsageError(
+                        f"prepare(): {type(optimizer).__name__} trains a parameter of shape "
+                        f"{tuple(parameter.shape)} that the model does not have; it would differ "
+                        "from process to process; make it part of the model (one nn.Module of all)"
+                    )
+
+
+def gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
+    """Makes methods act only when the update does that they belong to."""
+    for name in names:
+        setattr(part, name, _gated(getattr(part, name), engine))
+    # The state of a scheduler is all that it has as attributes.
+    state_dict, hidden = part.state_dict, {*names, "state_dict"}
+    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
+
+
+def _gated(method: Callable[..., Any], engine: AllReduce) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs) if engine.live else None
+
+    return call
