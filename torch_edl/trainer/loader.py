@@ -1,4 +1,4 @@
-"""The batches of a script's training loop: a generator whose code between two batches is the step."""
+"""The batches of a script's training loop: what stands between two of them is the step."""
 
 from __future__ import annotations
 
