@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,18 @@ from torch_edl.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
-_NAMES = {"float32": "F32", "int64": "I64"}
+# What torch models have, and numpy has a type for.
+_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 _CRC = "crc32"  # metadata: JSON of tensor name -> CRC-32 of its bytes
 
 
@@ -24,12 +35,17 @@ def header(layout: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
     """What a safetensors file begins with.
 
     Args:
-        layout: name to (numpy dtype name, shape), in the order of the data; int64 before float32,
+        layout: name to (numpy dtype name, shape), in the order of the data; larger types first,
             so that each begins at a multiple of its size.
+
+    Raises:
+        CheckpointError: a type that is not written here.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
     for name, (dtype, shape) in layout.items():
+        if dtype not in _NAMES:
+            raise CheckpointError(f"{name}: {dtype} cannot be written; use {', '.join(_NAMES)}")
         stop = start + int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         entries[name] = {
             "dtype": _NAMES[dtype],
@@ -43,11 +59,14 @@ def header(layout: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
 
 
 def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> int:
-    """Writes C-contiguous float32 and int64 arrays, int64 first; returns the size in bytes.
+    """Writes arrays, those of larger types first; returns the size in bytes.
 
     Raises:
+        CheckpointError: an array of a type that is not written here.
         OSError: the disk refused; nothing is left of the file.
     """
+    # sorted() keeps the order of those of one size.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     crcs = {name: zlib.crc32(_bytes(array)) for name, array in tensors.items()}
     layout = {n: (a.dtype.name, a.shape) for n, a in tensors.items()}
     try:
@@ -81,16 +100,37 @@ def metadata(path: Path) -> dict[str, str]:
 def read(path: Path) -> dict[str, Array]:
     """All tensors of a file; their checksum is compared where the file has one.
 
+    numpy has no bfloat16: such tensors become float32, which changes no value.
+
     Raises:
         CheckpointError: it is missing, no safetensors file, or its bytes have changed.
     """
     try:
         with safe_open(path, "np") as file:
             crcs = json.loads((file.metadata() or {}).get(_CRC, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            wide = [n for n in names if file.get_slice(n).get_dtype() == "BF16"]
+            tensors = {name: file.get_tensor(name) for name in names if name not in wide}
+        tensors |= _widened(path, wide)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
     for name, crc in crcs.items():
         if name not in tensors or zlib.crc32(_bytes(tensors[name])) != crc:
             raise CheckpointError(f"{path}: the checksum of {name} does not match; it is damaged")
     return tensors
+
+
+def _widened(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """bfloat16 is the upper half of a float32."""
+    if not names:
+        return {}
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(size))
+        found: dict[str, Array] = {}
+        for name in names:
+            start, stop = entries[name]["data_offsets"]
+            file.seek(8 + size + start)
+            halves = np.frombuffer(file.read(stop - start), "<u2").astype(np.uint32)
+            found[name] = (halves << 16).view(np.float32).reshape(entries[name]["shape"])
+    return found

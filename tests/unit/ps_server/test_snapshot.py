@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from safetensors.numpy import load_file, save_file
 
 from torch_edl import _core, checkpoint
@@ -85,6 +87,35 @@ def test_three_servers_become_two_become_five(
         expected_rows, expected_dense = read_all([plain])
         np.testing.assert_array_equal(rows, expected_rows)
         assert dense == pytest.approx(expected_dense, rel=1e-6)
+
+
+def test_a_model_of_any_type_of_number_is_written(tmp_path: Path) -> None:
+    """As workers of the strategies local and allreduce leave it for the master."""
+    model = {
+        "double": torch.linspace(0, 1, 5, dtype=torch.float64),
+        "brain": torch.linspace(-3, 3, 7, dtype=torch.bfloat16).view(7, 1),
+        "half": torch.linspace(0, 1, 3, dtype=torch.float16),
+        "flags": torch.tensor([True, False, True]),
+        "count": torch.tensor(3),
+        "small": torch.arange(3, dtype=torch.int8),
+        "float": torch.ones(2, 2),
+    }
+    folder = checkpoint.step_dir(tmp_path, 1)
+    folder.mkdir()
+    name = "shard-0-of-1.dense.safetensors"
+    safetensors.torch.save_file(model, folder / name)
+    size = (folder / name).stat().st_size
+    manifest = checkpoint.Manifest(
+        job="j", strategy="allreduce", steps=1, shards=1, retired_before=0, files={name: size}
+    )
+    checkpoint.commit(folder, manifest)
+    write_output(folder, tmp_path / "out")
+    written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == model.keys()
+    for key, value in model.items():
+        # numpy has no bfloat16; float32 holds each of its values.
+        wanted = value.float() if value.dtype == torch.bfloat16 else value
+        torch.testing.assert_close(written[key], wanted, rtol=0, atol=0)
 
 
 def test_an_exported_model_is_restored_and_read_by_anyone(
