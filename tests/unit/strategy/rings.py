@@ -34,7 +34,7 @@ _processes.set_forkserver_preload(
     ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.trainer.job"]
 )
 
-_DEADLINE_S = 30.0
+_DEADLINE_S = 60.0
 MEET_S = 2.0
 
 

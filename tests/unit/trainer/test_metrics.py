@@ -1,0 +1,58 @@
+"""Metrics that count each batch once."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_edl.trainer.metrics import Meter
+
+
+def test_means_are_weighted_by_records() -> None:
+    meter = Meter()
+    for records, loss in ((3, 1.0), (1, 5.0)):
+        meter.open(records)
+        meter.note({"loss": loss})
+        meter.settle(counted=True)
+    assert meter.take() == {"loss": 2.0}
+    assert meter.take() == {}
+
+
+def test_an_update_that_failed_leaves_nothing() -> None:
+    meter = Meter()
+    meter.open(2)
+    meter.note({"loss": 100.0})
+    meter.settle(counted=False)
+    meter.open(4)
+    meter.note({"loss": 1.0})
+    meter.settle(counted=True)
+    assert meter.take() == {"loss": 1.0}
+
+
+def test_all_minibatches_of_an_update_count_together() -> None:
+    meter = Meter()
+    meter.open(3)
+    meter.note({"loss": 1.0})
+    meter.open(1)
+    meter.note({"loss": 5.0})
+    assert meter.take() == {}
+    meter.settle(counted=True)
+    assert meter.take() == {"loss": 2.0}
+
+
+def test_a_batch_without_records_counts_for_nothing() -> None:
+    meter = Meter()
+    meter.open(0)
+    meter.note({"loss": float("nan")})
+    meter.settle(counted=True)
+    assert meter.last("loss") is None
+    assert meter.take() == {}
+
+
+def test_tensors_are_kept_without_their_graph() -> None:
+    meter = Meter()
+    meter.open(2)
+    value = torch.ones(1, requires_grad=True).sum() * 3
+    meter.note({"loss": value})
+    meter.settle(counted=True)
+    assert meter.last("loss") == 3.0
+    assert meter.take() == {"loss": 3.0}
