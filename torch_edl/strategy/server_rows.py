@@ -255,8 +255,8 @@ def bind_tables(model: nn.Module) -> list[Table]:
 
 
 def _flat(ids: torch.Tensor) -> Ids:
-    flat: Ids = ids.reshape(-1).cpu().numpy()
-    return flat
+    # A column of a batch is no contiguous array.
+    return np.ascontiguousarray(ids.reshape(-1).cpu().numpy())
 
 
 def _same(call: _Call, module: Table, ids: torch.Tensor) -> bool:
