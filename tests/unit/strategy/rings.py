@@ -61,6 +61,8 @@ class Office:
         self.seats: list[Formed] = []
         self.accept = True
         """Whether checkpoints may be committed."""
+        self.restored_from = ""
+        """The checkpoint that a new model begins with."""
         self.members: list[Running] = []
         self._lock = threading.Lock()
         self._wake, self._waker = multiprocessing.Pipe(duplex=False)
@@ -142,7 +144,7 @@ class Office:
                 self.ring.drop(self._dropped.pop())
             now = time.monotonic()
             if self.ring.due(now, min_workers=self.first, max_workers=self.first):
-                formed = self.ring.form()
+                formed = self.ring.form(restored_from=self.restored_from)
                 self.seats.append(formed)
                 for worker in waiting:
                     with contextlib.suppress(OSError):
@@ -228,7 +230,7 @@ class Member:
     def job(self, directory: str = "", **options: Any) -> Job:
         """A job whose rings the office forms."""
         settings = Settings(
-            directory=directory, every=options.pop("every", 0), keep=options.pop("keep", 3)
+            directory=directory, every=options.pop("every", 0), resume=bool(directory)
         )
         given = {"seed": 0, "check_every": 0, "on_resize": None, **options}
         job = Job(None, settings, **given)
@@ -260,6 +262,7 @@ class Member:
             source=formed.source,
             heal=formed.heal,
             fresh=formed.fresh,
+            restored_from=formed.restored_from,
         )
         self.seats.append(seat)
         return seat
