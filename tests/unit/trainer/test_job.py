@@ -458,7 +458,8 @@ def test_a_checkpoint_goes_on_in_another_world_with_the_rest(tmp_path: Path, acc
         one.restored_from = str(checkpoint.newest(tmp_path))
         for each in [one.start(saving, str(tmp_path), 10**9) for _ in range(2)]:
             assert each.hear() == (10, [2.0] * 40)
-    wait_until(lambda: (checkpoint.newest(tmp_path) or tmp_path).name == "step-0000000010")
+        # The last one, when the script ends.
+        wait_until(lambda: (checkpoint.newest(tmp_path) or tmp_path).name == "step-0000000010")
 
 
 # ---- one process ----
