@@ -9,7 +9,8 @@ from signal import SIGKILL, SIGSTOP
 
 import pytest
 
-from tests.faults.ring.job import Network, RingJob
+from tests.faults.ring.job import RingJob
+from tests.faults.ring.network import Network
 from tests.faults.ring.plan import (
     ALL,
     At,
