@@ -132,6 +132,11 @@ class ElasticTrainer:
             # A notebook may have several trainers.
             self.job = open_job(settings, seed=seed, on_resize=on_resize, several=True)
         self.job.prepare(model, optimizer, scheduler, self._scaler)
+        if self.job.on_servers and scheduler is not None and scheduler_interval == "epoch":
+            raise UsageError(
+                "scheduler_interval='epoch': on parameter servers the updates of all processes "
+                "drive the scheduler; use 'step', with as many steps as an epoch has"
+            )
 
     @property
     def device(self) -> torch.device:

@@ -170,8 +170,13 @@ class Job:
         return self.rank == 0
 
     @property
+    def on_servers(self) -> bool:
+        """Whether the model is on parameter servers."""
+        return self._served is not None
+
+    @property
     def step(self) -> int:
-        """Updates that the model has had."""
+        """Updates that the model has had; on parameter servers those of this process."""
         if self._served is not None:
             return self._served.step
         return 0 if self._engine is None else self._engine.replica.position.step

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import torch_edl
 from torch_edl import master_host
-from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.trainer import job as job_module
 from torch_edl.wire import master_pb2 as pb
@@ -66,13 +65,16 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
     before = signal.getsignal(signal.SIGTERM)
 
-    def start_master(*, strategy: str = "ps", servers: int = 2, **train: Any) -> Stub:
+    def start_master(
+        *, strategy: str = "ps", servers: int = 2, checkpoint_dir: str = "", **train: Any
+    ) -> Stub:
         config = JobConfig(
             name=f"served-{len(masters)}",
             kind="script",
             model_file="script.py",
             train=TrainConfig(strategy=strategy, **train),
             cluster=ClusterConfig(max_workers=1, servers=servers),
+            checkpoint=CheckpointConfig(dir=checkpoint_dir),
         )
         master = master_host.host(config)
         masters.append(master)
@@ -121,8 +123,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("table", ["swapped", "unbounded"])
+@pytest.mark.parametrize(("table", "clip"), [("swapped", True), ("unbounded", False)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_50_steps_equal_a_plain_loop(
     start: Callable[..., Stub], name: str, table: str, clip: bool
@@ -156,3 +157,194 @@ def test_50_steps_equal_a_plain_loop(
         rows = ours.eval().rows(torch.arange(IDS))
     torch.testing.assert_close(rows, theirs.rows.weight.detach(), rtol=1e-5, atol=1e-5)
     job.close()
+
+
+def one_worker(**options: Any) -> tuple[Any, Model, torch.optim.Optimizer]:
+    model = Model(torch_edl.nn.Embedding(None, 4, initializer=("constant", {"value": 0.1})))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    job = torch_edl.init(**options)
+    job.prepare(model, optimizer)
+    return job, model, optimizer
+
+
+def test_the_trainer_class_goes_epoch_by_epoch(start: Callable[..., Stub]) -> None:
+    master = start()
+    model = Model(torch_edl.nn.Embedding(None, 4))
+    seen: list[tuple[int, int]] = []
+
+    class Callback:
+        def on_epoch_end(self, epoch: int, figures: dict[str, float]) -> None:
+            seen.append((epoch, trainer.job.step))
+
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    trainer = torch_edl.ElasticTrainer(
+        model, nn.MSELoss(), optimizer, clip_grad_norm=1.0, callbacks=[Callback()]
+    )
+    records = data()
+    history = trainer.fit(records, batch_size=BATCH, epochs=3, eval_dataset=records, verbose=False)
+    assert seen == [(1, STEPS), (2, 2 * STEPS), (3, 3 * STEPS)]
+    losses = [figures["eval_loss"] for figures in history]
+    assert losses == sorted(losses, reverse=True)
+    assert trainer.evaluate(records, batch_size=50)["loss"] == pytest.approx(losses[-1], rel=1e-5)
+    ids, labels = records.tensors
+    predicted = trainer.predict(records, batch_size=50)
+    assert float((predicted - labels).pow(2).mean()) == pytest.approx(losses[-1], rel=1e-5)
+    status = master.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    assert (status.strategy, status.epochs, status.records_done) == ("ps", 3, 3 * len(ids))
+    with pytest.raises(UsageError, match="a second loader"):
+        trainer.fit(records, batch_size=BATCH, verbose=False)
+
+
+def test_the_model_decides_where_it_is(start: Callable[..., Stub]) -> None:
+    start(strategy="auto")
+    job, _, _ = one_worker()
+    assert job.on_servers
+    job.close()
+    start(strategy="auto")
+    model = Model(plain_embedding())
+    job = torch_edl.init()
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    assert not job.on_servers
+    assert sum(1 for _ in job.loader(data(), batch_size=BATCH)) == STEPS
+
+
+def test_a_batch_without_a_step_counts_and_changes_nothing(start: Callable[..., Stub]) -> None:
+    master = start()
+    job, model, optimizer = one_worker()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    for ids, labels in job.loader(data(), batch_size=BATCH):
+        optimizer.zero_grad()
+        (model(ids) - labels).pow(2).mean().backward()
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name]), name
+    with torch.no_grad():
+        assert torch.equal(model.eval().rows(torch.arange(IDS)), torch.full((IDS, 4), 0.1))
+    status = master.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    assert status.records_done == len(data())
+
+
+def test_a_gradient_that_is_dropped_is_not_pushed(start: Callable[..., Stub]) -> None:
+    """A loop that leaves out a batch whose loss it does not like."""
+    start()
+    job, model, optimizer = one_worker()
+    model.requires_grad_(True)
+    for number, (ids, labels) in enumerate(job.loader(data(), batch_size=BATCH)):
+        (model(ids) - labels).pow(2).mean().backward()
+        assert model.rows.weight.grad.shape == (IDS, 4)
+        if number:
+            optimizer.zero_grad()
+            assert model.rows.weight.grad is None
+        else:
+            first = 0.1 - 0.5 * model.rows.weight.grad.mean()
+        optimizer.step()
+        assert model.rows.weight.grad is None
+    with torch.no_grad():
+        rows = model.eval().rows(torch.arange(IDS))
+    assert float(rows.mean()) == pytest.approx(float(first), rel=1e-4)
+
+
+def test_a_script_that_leaves_its_loop_gives_its_task_back(start: Callable[..., Stub]) -> None:
+    master = start()
+    job, model, optimizer = one_worker()
+    for number, (ids, labels) in enumerate(job.loader(data(), batch_size=BATCH)):
+        optimizer.zero_grad()
+        (model(ids) - labels).pow(2).mean().backward()
+        optimizer.step()
+        if number == 3:
+            break
+    status = master.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    assert (status.tasks_doing, status.tasks_todo) == (0, 2)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from data()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"accumulate": 2}, "accumulate=2"),
+        ({"global_batch_size": 60}, "global_batch_size=60"),
+        ({"drop_last": True}, "drop_last=True"),
+    ],
+)
+def test_what_servers_do_not_do_is_refused(
+    start: Callable[..., Stub], options: dict[str, Any], text: str
+) -> None:
+    start(servers=1)
+    job, _, _ = one_worker()
+    with pytest.raises(UsageError, match=text):
+        next(iter(job.loader(data(), batch_size=BATCH, **options)))
+    with pytest.raises(UsageError, match="cannot be cut into tasks"):
+        next(iter(job.loader(Stream(), batch_size=BATCH)))
+
+
+def test_second_things_are_refused(start: Callable[..., Stub]) -> None:
+    start(servers=1)
+    job, model, optimizer = one_worker()
+    with pytest.raises(UsageError, match="called twice"):
+        job.prepare(model, optimizer)
+    records = data()
+    batches = iter(job.loader(records, batch_size=BATCH))
+    next(batches)
+    with pytest.raises(UsageError, match="an evaluation inside the loop"):
+        job.collect(lambda rank, world: b"", lambda parts: None)
+    with pytest.raises(UsageError, match="a second loader"):
+        next(iter(job.loader(data(), batch_size=BATCH)))
+    with pytest.raises(UsageError, match="this process has 7 records, another had 750"):
+        job._link.report(
+            pb.ReportModelRequest(
+                worker_id=job._link.worker_id,
+                data=pb.ScriptData(records=7, epochs=1, batch_size=1, records_per_task=1),
+            )
+        )
+
+
+def test_parts_that_servers_cannot_run_are_refused(
+    start: Callable[..., Stub], tmp_path: Path
+) -> None:
+    start(servers=1)
+    with pytest.raises(UsageError, match="give --checkpoint-dir to torch-edl run"):
+        one_worker(checkpoint_dir=tmp_path / "mine")
+    job_module._current.close()
+    start(servers=1)
+    model = Model(torch_edl.nn.Embedding(None, 4))
+    halves = [torch.optim.SGD(p, lr=1.0) for p in (model.rows.parameters(), model.out.parameters())]
+    with pytest.raises(UsageError, match="2 optimizers; parameter servers run one"):
+        torch_edl.init().prepare(model, halves)
+    job_module._current.close()
+    start(servers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UsageError, match="scheduler_interval='epoch'"):
+        torch_edl.ElasticTrainer(
+            model, nn.MSELoss(), optimizer, scheduler=scheduler, scheduler_interval="epoch"
+        )
+
+
+def test_an_evaluation_outlives_a_server(start: Callable[..., Stub], tmp_path: Path) -> None:
+    """The servers come back with the last checkpoint, and the evaluation is made again."""
+    master = start(checkpoint_dir=str(tmp_path / "kept"))
+    job, model, optimizer = one_worker()
+    loop(job.loader(data(), batch_size=BATCH), model, optimizer, Idle(), clip=False)
+    tries = 0
+
+    def measure(rank: int, world: int) -> bytes:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            status = master.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+            server = next(p for p in status.processes if p.role == "ps")
+            os.kill(server.pid, signal.SIGKILL)
+        with torch.no_grad():
+            return model.eval().rows(torch.arange(IDS)).numpy().tobytes()
+
+    wanted = job.gather(measure)
+    assert job.gather(measure) == wanted
+    assert tries == 3
+
+
+class Idle:
+    def step(self) -> None:
+        """No scheduler."""
