@@ -38,7 +38,7 @@ SCRIPT = Path(__file__).parents[1] / "counting_script.py"
 HEARTBEAT_TIMEOUT_S = 3.0
 _DELAY_S = 0.03
 _POLL_S = 0.01
-_STEP_S = 60.0
+_STEP_S = 120.0
 _JOIN_S = 100.0
 
 
