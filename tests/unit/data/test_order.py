@@ -68,8 +68,10 @@ def test_members_have_as_many_records_as_each_other(data: Pass, world: int) -> N
 @given(passes(), st.lists(worlds, min_size=1, max_size=4))
 def test_updates_cover_each_epoch(data: Pass, world_of: list[int]) -> None:
     covered = [
-        record for start, count, _ in updates(data, world_of) for record in range(start, start + count)
-    ]  # fmt: skip
+        record
+        for start, count, _ in updates(data, world_of)
+        for record in range(start, start + count)
+    ]
     assert len(covered) == len(set(covered))
     if not data.drop_last:
         assert covered == list(range(data.total))

@@ -103,17 +103,16 @@ def test_the_dataloader_gets_its_options() -> None:
 
 
 def test_a_dataset_that_reads_many_at_once_is_asked_so() -> None:
-    class Many(TensorDataset):
-        calls: list[list[int]] = []
+    calls: list[list[int]] = []
 
+    class Many(TensorDataset):
         def __getitems__(self, indices: list[int]) -> list[Any]:
-            self.calls.append(indices)
+            calls.append(indices)
             return [self[i] for i in indices]
 
-    dataset = Many(torch.arange(8))
-    batches = opened(dataset)
+    batches = opened(Many(torch.arange(8)))
     assert batches.sample((2, 4))[0].tolist() == [2, 3]
-    assert dataset.calls == [[2, 3]]
+    assert calls == [[2, 3]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
