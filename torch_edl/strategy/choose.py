@@ -87,10 +87,11 @@ def _check_allreduce(embeddings: Sequence[EmbeddingSize], trains: bool) -> None:
             "with one worker"
         )
     for embedding in embeddings:
-        if embedding.dynamic and not embedding.num_embeddings:
+        if embedding.dynamic:
+            bound = "" if embedding.num_embeddings else " has no bound and"
             raise UsageError(
-                f"--strategy allreduce: embedding {embedding.name} has no bound, its rows live on "
-                "servers; use --strategy ps"
+                f"--strategy allreduce: embedding {embedding.name}{bound} is a torch_edl.nn "
+                "module, whose rows live on servers; use --strategy ps, or torch.nn.Embedding"
             )
 
 
@@ -106,6 +107,8 @@ def _from_model(
     for embedding in embeddings:
         if embedding.dynamic and not embedding.num_embeddings:
             return Choice(name="ps", reason=f"embedding {embedding.name} has no bound")
+        if embedding.dynamic and max_workers > 1:
+            return Choice(name="ps", reason=f"embedding {embedding.name} is a torch_edl.nn module")
         if embedding.elements > large_embedding:
             return Choice(
                 name="ps",

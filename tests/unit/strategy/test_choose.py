@@ -23,7 +23,8 @@ def pick(wanted: str = "auto", *embeddings: EmbeddingSize, workers: int = 2, **m
         ((), 1, "local", "no large embedding, and one worker"),
         ((), 4, "allreduce", "no large embedding, and up to 4 workers"),
         ((SMALL,), 2, "allreduce", "no large embedding, and up to 2 workers"),
-        ((BOUNDED,), 2, "allreduce", "no large embedding, and up to 2 workers"),
+        ((BOUNDED,), 2, "ps", "embedding bounded is a torch_edl.nn module"),
+        ((BOUNDED,), 1, "local", "no large embedding, and one worker"),
         ((SMALL, LARGE), 2, "ps", "embedding large of 1,000 x 4 is large"),
         ((LARGE,), 1, "ps", "embedding large of 1,000 x 4 is large"),
         ((UNBOUNDED,), 1, "ps", "embedding rows has no bound"),
@@ -46,7 +47,9 @@ def test_an_explicit_wish_counts(wanted: str) -> None:
     assert choice == Choice(name=wanted, reason=f"asked for with --strategy {wanted}")
 
 
-def test_rows_without_bound_cannot_be_in_a_ring() -> None:
+def test_rows_of_ours_cannot_be_in_a_ring() -> None:
+    with pytest.raises(UsageError, match=r"embedding bounded is a torch_edl.nn module"):
+        pick("allreduce", SMALL, BOUNDED)
     with pytest.raises(UsageError, match=r"embedding rows has no bound.*use --strategy ps"):
         pick("allreduce", SMALL, UNBOUNDED)
 
