@@ -406,7 +406,7 @@ class Job:
                 engine.join()
         position = engine.replica.position
         if position.pass_index < number:
-            # The loop before was left, and a traceback keeps its iterator from ending.
+            # The loop before was left early; a traceback may keep its iterator from ending.
             engine.settle()
             position.pass_index, position.records = number, 0
         # A process that joins late runs through what the others did before it came.

@@ -77,10 +77,9 @@ class Loader:
         finally:
             batches.close()
             if engine.replica.position.pass_index == number:
-                # The script broke out of its loop: the rest of the pass is not wanted.
+                # The script left its loop. The next pass begins where it begins; until then the
+                # rest of this one is what a checkpoint goes on with.
                 job._meter.settle(counted=engine.settle())
-                position = engine.replica.position
-                position.pass_index, position.records = number + 1, 0
 
     def _update(
         self, engine: AllReduce, batches: Batches | StreamBatches, start: int
