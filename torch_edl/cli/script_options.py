@@ -27,13 +27,13 @@ def add_script(parser: argparse.ArgumentParser) -> None:
         type=options.whole,
         default=None,
         metavar="N",
-        help=f"parameter servers, strategy ps (default {_CLUSTER.servers})",
+        help=f"parameter servers; the strategy is ps then (otherwise {_CLUSTER.servers})",
     )
     group.add_argument(
         "--strategy",
         default=_TRAIN.strategy,
         metavar="NAME",
-        help="auto, ps, allreduce or local: how workers share (default %(default)s)",
+        help="auto, ps or allreduce: how workers share (default %(default)s)",
     )
     group.add_argument(
         "--seed",

@@ -67,8 +67,10 @@ def choose(
         )
     if wanted == "allreduce":
         _check_allreduce(embeddings, trains)
-    choice = _from_model(wanted, embeddings, max_workers, large_embedding, trains)
-    if choice.name == "local" and script:
+    choice = _from_model(
+        wanted, embeddings, max(2, max_workers) if script else max_workers, large_embedding, trains
+    )
+    if choice.name == "allreduce" and script and wanted == "auto":
         choice = Choice(name="allreduce", reason="no large embedding")
     if choice.name == "ps" and optimizer_error:
         # Whole models run with any torch optimizer, but the rows of a table need a kernel.

@@ -34,6 +34,25 @@ def test_auto(embeddings: tuple[EmbeddingSize, ...], workers: int, name: str, wh
     assert pick("auto", *embeddings, workers=workers) == Choice(name=name, reason=why)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    ("embedding", "name"),
+    [(SMALL, "allreduce"), (LARGE, "ps"), (BOUNDED, "ps"), (UNBOUNDED, "ps")],
+)
+def test_a_script_is_in_a_ring_or_on_servers(
+    embedding: EmbeddingSize, name: str, workers: int
+) -> None:
+    """Also with one worker: others may join."""
+    assert pick("auto", embedding, workers=workers, script=True).name == name
+
+
+def test_a_script_never_trains_locally() -> None:
+    with pytest.raises(UsageError, match="--strategy local: it is for model files"):
+        pick("local", workers=1, script=True)
+    with pytest.raises(UsageError, match=r"cannot run it, or train with --strategy allreduce"):
+        pick("auto", LARGE, workers=1, script=True, optimizer_error="cannot run it")
+
+
 def test_nothing_is_reduced_where_nothing_is_trained() -> None:
     assert pick(workers=2, trains=False).name == "ps"
     assert pick(workers=1, trains=False).name == "local"
