@@ -144,7 +144,9 @@ class World:
         server = next(
             p for p in self.job.fleet.alive("ps") if p.incarnation == self.job.fleet.incarnation
         )
-        self.job.exited(ProcessExit(role="ps", id=server.id, code=None, signal=9), self.now, log="l")
+        self.job.exited(
+            ProcessExit(role="ps", id=server.id, code=None, signal=9), self.now, log="l"
+        )
 
     def agent(self, **fields) -> pb.AgentReportResponse:
         request = pb.AgentReportRequest(node="n", pid=1, host="h", **fields)
