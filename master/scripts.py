@@ -223,7 +223,16 @@ class ScriptJob(ServedJob):
     # ---- the user ----
 
     def scale(self, request: pb.ScaleRequest, now: float) -> str:
-        """Another number of workers; agents hear of it."""
+        """Another number of workers; the agent hears of it.
+
+        Raises:
+            UsageError: there are several agents, or none, which start as many as they were told.
+        """
+        if len(self._agents) != 1:
+            raise UsageError(
+                f"{len(self._agents)} agents start the workers of this job, each as many as its "
+                "--nproc-per-node says; start or end an agent to change their number"
+            )
         text = super().scale(request, now)
         self._scaled = True
         return text

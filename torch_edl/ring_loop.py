@@ -13,7 +13,7 @@ from functools import partial
 
 from torch_edl.config import JobConfig
 from torch_edl.contract import user_traceback
-from torch_edl.data.leases import Heartbeat, LeaseClient, Progress
+from torch_edl.data.leases import Heartbeat, LeaseClient, MasterLostError, Progress
 from torch_edl.data.loader import (
     MODES,
     Bare,
@@ -189,6 +189,8 @@ class RingLoop:
         part = batches.data.part(start, engine.rank, engine.world)
         engine.expect(part.records)
         loss = float("nan")
+        for optimizer in engine.replica.optimizers:
+            optimizer.zero_grad()  # also where feed left no record of a minibatch
         for span in part.spans:
             batch = batches.take(span, start, engine.rank, engine.world)
             engine.begin((span[1] - span[0]) / part.records, last=True, lead=engine.rank == 0)
@@ -246,11 +248,12 @@ class RingLoop:
         def run() -> None:
             try:
                 report = write(lease.directory)
+                report.lease_id = lease.lease_id
+                self._leases.report(report)
             except OSError as error:
                 self._fail(lease, error)
-                return
-            report.lease_id = lease.lease_id
-            self._leases.report(report)
+            except MasterLostError as error:
+                log.warning("the snapshot is of no use: %s", error)
 
         self._writing = threading.Thread(target=run, name="snapshot", daemon=True)
         self._writing.start()

@@ -124,12 +124,15 @@ class MasterRendezvousHandler(RendezvousHandler):
         deadline = time.monotonic() + self._join_timeout_s
         while True:
             # The port is the kernel's: nobody can know the store of an earlier round by it.
+            # Bound by hand: a store that binds by itself listens on all interfaces.
+            listener = socket.create_server((self._local_addr, 0))
             server = TCPStore(
                 self._local_addr,
-                0,
+                listener.getsockname()[1],
                 is_master=True,
                 wait_for_workers=False,
                 timeout=_store_timeout(),
+                master_listen_fd=listener.detach(),
             )
             address = f"{self._local_addr}:{server.port}"
             place = self._ask_until_ready(address, deadline)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,13 @@ from torch_edl.strategy.replica import Replica, State
 log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 32 << 20
+_MAX_HEADER_BYTES = 1 << 28
 # Numbers that travel with the gradients: members that want another ring, members that have heard
-# of the master lately, and the checksum of the parameters, 8 bits each: sums of so many members
-# as there may be are exact in float32.
-_STALE, _AUTHORIZED, _DIGEST, _LANES = 0, 1, 2, 6
+# of the master lately, and checksums of the place in the data and of the parameters, 8 bits each:
+# sums of so many members as there may be are exact in float32.
+_STALE, _AUTHORIZED, _PLACE, _DIGEST, _LANES = 0, 1, 2, 6, 10
+# Steps of optimizers within one update that are told apart.
+_MAX_STEPS = 16
 _UNAUTHORIZED = "no member has heard of the master lately"
 
 
@@ -46,6 +50,7 @@ class AllReduce:
         meeting: where rings are formed; None: this process is alone, for good.
         check_every: compare a checksum of all parameters each so many steps; 0: never.
         on_resize: called after the ring has changed.
+        checkpoint: names the checkpoint to begin with where the master names none.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class AllReduce:
         *,
         check_every: int = 0,
         on_resize: Callable[[], None] = lambda: None,
+        checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self.replica = replica
         self.gradients = Gradients(replica.model)
@@ -66,6 +72,9 @@ class AllReduce:
         self._meeting = meeting
         self._check_every = check_every
         self._on_resize = on_resize
+        self._checkpoint = checkpoint
+        self._steps = 0  # of optimizers, in the update that is open
+        self._place = [0.0] * 4
         self._group: Group | None = None
         self._in_ring = False
         self._in_step = False
@@ -101,7 +110,7 @@ class AllReduce:
         self._close()
         self._stale = False  # it was said of the ring before
         while True:
-            step = self.replica.position.progress if self._whole else -1
+            step = self._progress() if self._whole else -1
             seat = self._meeting.next(self.ring, step)
             self.ring = seat.ring
             why = self._enter(seat)
@@ -116,22 +125,30 @@ class AllReduce:
         )  # fmt: skip
         self._on_resize()
 
+    def _progress(self) -> int:
+        """Grows with all that is done to the model: the member with the most gives its state.
+
+        A script may step one optimizer, and lose the ring before it steps the next one.
+        """
+        return self.replica.position.progress * _MAX_STEPS + min(self._steps, _MAX_STEPS - 1)
+
     def _enter(self, seat: Seat) -> str:
         """Makes the ring of a seat; why it could not be, or an empty text."""
         assert self._meeting is not None
         size = len(seat.workers)
         try:
-            if seat.fresh and seat.restored_from and seat.rank == seat.source:
-                self.restore(Path(seat.restored_from), values_only=seat.values_only)
             if size > 1:
-                group = Group(
+                # From here on the master's word that a member is gone ends what is under way.
+                self._group = Group(
                     seat.store, seat.ring, seat.rank, size,
                     host=self._meeting.host, device=self.replica.device,
+                    meet_s=self._meeting.meet_s,
                 )  # fmt: skip
-                # From here on the master's word that a member is gone ends what is under way.
-                self._group = group
-                if seat.heal:
-                    self._heal(group, seat)
+            # The others wait as long as it takes to read.
+            if seat.fresh and seat.rank == seat.source:
+                self._begin_life(seat)
+            if self._group is not None and seat.heal:
+                self._heal(self._group, seat)
         except RingBrokenError as error:
             return str(error)
         self._whole = self._in_ring = True
@@ -139,6 +156,15 @@ class AllReduce:
         self.gradients.use(self._group, _LANES)
         self._meeting.joined(seat.ring, self.replica.position.records)
         return ""
+
+    def _begin_life(self, seat: Seat) -> None:
+        """Nobody has a model that was trained: begins with a checkpoint, or with what was built."""
+        own = self._checkpoint()
+        if seat.restored_from:
+            self.restore(Path(seat.restored_from), values_only=seat.values_only)
+        elif own is not None:
+            log.info("going on from %s", own)
+            self.restore(own, values_only=False)
 
     def interrupt(self, ring: int) -> None:
         """Ends the collective that is under way if it is of that ring or an earlier one. From any
@@ -166,6 +192,8 @@ class AllReduce:
         head = json.dumps(mine.header).encode() if mine is not None else b""
         length = torch.tensor([len(head)])
         group.broadcast(length, seat.source)
+        if not 0 < int(length) <= _MAX_HEADER_BYTES:
+            raise RingBrokenError(f"a state with a header of {int(length)} bytes")
         text = torch.empty(int(length), dtype=torch.uint8)
         if mine is not None:
             text.copy_(torch.frombuffer(bytearray(head), dtype=torch.uint8))
@@ -201,6 +229,7 @@ class AllReduce:
             gradients.keep_norms()
             self._in_step = True
             self._stepped = False
+            self._steps = 0
         gradients.share = share
         gradients.lead = lead
         if self._group is None and self._meeting is not None and not self._meeting.authorized:
@@ -231,10 +260,16 @@ class AllReduce:
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
             self.gradients.drop()
+        elif self._in_step:
+            self._steps += 1
+            self.gradients.check_known(self.replica.optimizers)
 
     def expect(self, records: int) -> None:
         """The update that begins takes so many records, of all members together."""
         self._records = records
+        position = self.replica.position
+        place = json.dumps([position.pass_index, position.records, records, position.data])
+        self._place = _parts(zlib.crc32(place.encode()))
 
     def settle(self) -> bool:
         """Counts an update that the script made before it left its loop; whether it had."""
@@ -265,6 +300,7 @@ class AllReduce:
             return self.ring == ring + 1 and self.replica.position.step == step + 1
         self.replica.position.step += 1
         self.replica.position.records += self._records
+        self._steps = 0
         return True
 
     def tend(self) -> None:
@@ -316,11 +352,12 @@ class AllReduce:
         numbers = [0.0] * _LANES
         numbers[_STALE] = float(self._meeting.is_stale(self.ring))
         numbers[_AUTHORIZED] = float(self._meeting.authorized)
+        numbers[_PLACE:_DIGEST] = self._place
         step = self.replica.position.step
         if self._check_every and step % self._check_every == 0:
             digest = self.replica.digest()
             self._digest_step = step
-            self._digest = [float(digest >> shift & 255) for shift in (0, 8, 16, 24)]
+            self._digest = _parts(digest)
             numbers[_DIGEST:] = self._digest
         lanes.copy_(torch.tensor(numbers))
 
@@ -328,6 +365,14 @@ class AllReduce:
         self._stale = sums[_STALE] > 0
         if not sums[_AUTHORIZED]:
             return _UNAUTHORIZED
+        if sums[_PLACE:_DIGEST] != [self.world * part for part in self._place]:
+            position = self.replica.position
+            raise DivergedError(
+                f"the processes are not at the same place: this one is at record "
+                f"{position.records:,} of pass {position.pass_index}, over {position.data}; every "
+                "process must go through the same loaders and evaluations, over the same data, "
+                "and leave a loop at the same job.step"
+            )
         if self._digest_step == self.replica.position.step:
             self._digest_step = -1
             if sums[_DIGEST:] != [self.world * part for part in self._digest]:
@@ -377,3 +422,7 @@ class AllReduce:
             return
         checkpoint.read(folder)
         self.replica.load(replicas.read(folder))
+
+
+def _parts(checksum: int) -> list[float]:
+    return [float(checksum >> shift & 255) for shift in (0, 8, 16, 24)]

@@ -78,6 +78,7 @@ class Gradients:
         """Running statistics of normalisation are this member's (the first with records)."""
         self._group: Group | None = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._known = {id(parameter) for parameter in self._parameters}
         self._buffers = [
             buffer
             for module in model.modules()
@@ -151,6 +152,18 @@ class Gradients:
         """No gradients: an optimizer that steps now changes nothing."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def check_known(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raises UsageError if an optimizer is about to move a parameter that is not summed."""
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None and id(parameter) not in self._known:
+                        raise UsageError(
+                            f"a parameter of shape {tuple(parameter.shape)} has a gradient and did "
+                            "not have requires_grad at job.prepare(), so its gradient is this "
+                            "process's own; unfreeze it before prepare()"
+                        )
 
     def reduce_nothing(self) -> None:
         """Takes part in the collectives of this update without a gradient of one's own."""

@@ -34,6 +34,7 @@ MEET_S = 10.0
 # A collective has no limit of its own: a member may evaluate for an hour. What ends a stuck one
 # is the master, which knows who lives.
 _COLLECTIVE_S = 7 * 24 * 3600.0
+_MAX_PAYLOAD_BYTES = 1 << 31
 
 
 _open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -89,13 +90,22 @@ class Group:
         ring: number of the ring; its keys in the store are no other ring's.
         host: address of this machine for the others.
         device: of the model: NCCL carries the collectives of tensors on a GPU.
+        meet_s: how long to wait for the others.
 
     Raises:
         RingBrokenError: a member did not come.
     """
 
     def __init__(
-        self, store: str, ring: int, rank: int, size: int, *, host: str, device: torch.device
+        self,
+        store: str,
+        ring: int,
+        rank: int,
+        size: int,
+        *,
+        host: str,
+        device: torch.device,
+        meet_s: float = MEET_S,
     ) -> None:
         self.ring = ring
         self.rank = rank
@@ -106,9 +116,9 @@ class Group:
         self._listening: dict[int, str] = {}
         before = _sockets()
         try:
-            client = _connect(store)
+            client = _connect(store, meet_s)
             meeting = dist.PrefixStore(f"ring/{ring}", client)
-            self._gloo: Any = _gloo(meeting, rank, size, host)
+            self._gloo: Any = _gloo(meeting, rank, size, host, meet_s)
             self._nccl: Any = _nccl(meeting, rank, size) if device.type == "cuda" else None
         except (RuntimeError, OSError) as error:
             raise RingBrokenError(f"ring {ring} was not formed: {_first_line(error)}") from None
@@ -170,6 +180,8 @@ class Group:
         sizes[self.rank] = len(payload)
         self.wait([self.allreduce(sizes)])
         parts = []
+        if not all(0 <= size <= _MAX_PAYLOAD_BYTES for size in sizes.tolist()):
+            raise RingBrokenError(f"parts of {sizes.tolist()} bytes")
         for rank, size in enumerate(sizes.tolist()):
             part = torch.empty(size, dtype=torch.uint8)
             if rank == self.rank and size:
@@ -214,25 +226,25 @@ class Group:
         return group
 
 
-def _connect(address: str) -> Any:
+def _connect(address: str, meet_s: float) -> Any:
     host, _, port = address.rpartition(":")
     # Rank 0 listened before it asked for the ring. Where nobody does, it is dead, and TCPStore
     # would try for longer than its timeout (17 s of 10).
-    socket.create_connection((host, int(port)), timeout=MEET_S).close()
+    socket.create_connection((host, int(port)), timeout=meet_s).close()
     return dist.TCPStore(
         host,
         int(port),
         is_master=False,
-        timeout=timedelta(seconds=MEET_S),
+        timeout=timedelta(seconds=meet_s),
         wait_for_workers=False,
     )
 
 
-def _gloo(store: Any, rank: int, size: int, host: str) -> Any:
+def _gloo(store: Any, rank: int, size: int, host: str, meet_s: float) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     # While the members meet; operations wait as long as it takes.
-    options._timeout = timedelta(seconds=MEET_S)
+    options._timeout = timedelta(seconds=meet_s)
     group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
     group._set_default_timeout(timedelta(seconds=_COLLECTIVE_S))
     return group

@@ -12,7 +12,7 @@ import grpc
 
 from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
 from torch_edl.errors import EdlError, JobFailedError
-from torch_edl.strategy.group import StoreServer, local_address
+from torch_edl.strategy.group import MEET_S, StoreServer, local_address
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _CALL_S = 6.0
 # How long a master may be away; it is started again in seconds.
 _MASTER_AWAY_S = 600.0
+_SAY_S = 10.0  # silence after which a wait is worth a line
+_TORCHRUN_MEET_S = 1800.0
 # Of the time after which the master takes a silent worker for lost: so long may a ring whose
 # members are all cut off from it go on. Less than all of it, so that it has stopped when the
 # master forms another.
@@ -62,6 +64,8 @@ class Meeting(Protocol):
 
     host: str
     """Address of this machine for them."""
+    meet_s: float
+    """How long they wait for each other to make the ring."""
 
     def next(self, ring: int, step: int) -> Seat:
         """Waits for the next ring.
@@ -125,6 +129,7 @@ class MasterMeeting:
         self._progress = progress
         self._authority_s = _AUTHORITY * heartbeat_timeout_s
         self.host = local_address(master.address.rpartition(":")[0])
+        self.meet_s = MEET_S
         self._store = StoreServer(self.host)
 
     def next(self, ring: int, step: int) -> Seat:
@@ -133,8 +138,13 @@ class MasterMeeting:
         request = pb.JoinRingRequest(
             worker_id=self._worker_id, ring=ring, store=self._store.address, step=step
         )
-        give_up = time.monotonic() + _MASTER_AWAY_S
+        asked = time.monotonic()
+        give_up = asked + _MASTER_AWAY_S
+        patient = False
         while True:
+            if not patient and time.monotonic() - asked > _SAY_S:
+                patient = True
+                log.info("waiting for the other workers, to form a ring with them")
             if self._heartbeat.lost.is_set():
                 raise GivenUpError("the master gave this worker up")
             if self.leaving:
@@ -146,6 +156,7 @@ class MasterMeeting:
                     log.warning("the master does not answer; asking again")
                     continue
                 raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+            give_up = time.monotonic() + _MASTER_AWAY_S
             if answer.leave:
                 self._heartbeat.beat()
                 if self._heartbeat.lost.is_set():
@@ -224,14 +235,17 @@ class TorchrunMeeting:
         # Keys of an earlier life of the processes may still be in the store.
         self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.host = local_address(env["MASTER_ADDR"])
+        # All of them come by themselves, after whatever the script does first.
+        self.meet_s = _TORCHRUN_MEET_S
         self._met = False
 
     def next(self, ring: int, step: int) -> Seat:
         """The ring of the environment, the first time."""
         if self._met:
             raise JobFailedError(
-                "a process of this job ended, and torchrun starts all of them again when one does; "
-                "start with torch-edl run, and the others live on"
+                "the ring broke (see above): a process of this job ended, or could not be "
+                "reached; torchrun starts all of them again, under torch-edl run the others "
+                "live on"
             )
         self._met = True
         return Seat(

@@ -52,8 +52,6 @@ class ReplicatedModel:
             UserCodeError: the user's code raised.
             NanLossError: the loss is not finite, and the user wants to stop then.
         """
-        for optimizer in self._engine.replica.optimizers:
-            optimizer.zero_grad()
         loss = self._step.loss(batch)
         if loss is None:
             return float("nan")

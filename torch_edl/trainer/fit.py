@@ -387,7 +387,8 @@ class ElasticTrainer:
         """
         path = weights.checked(path)
         # One that comes late has the others' model already, which was trained since.
-        if not self.job.catching_up:
+        # So has one that went on from a checkpoint.
+        if not self.job.catching_up and not self.job.restored:
             self.model.load_state_dict(weights.read(path))
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

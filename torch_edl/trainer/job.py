@@ -125,6 +125,9 @@ class Job:
         on_resize: Callable[[Job], None] | None,
     ) -> None:
         self.closed = False
+        self.restored = False
+        """It goes on from a checkpoint."""
+        self._pid = os.getpid()
         self._link = link
         self._seed = seed
         self._check_every = check_every
@@ -140,13 +143,13 @@ class Job:
             meeting = link.meeting()
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             meeting = TorchrunMeeting()
-            # Torchrun starts all processes again after a failure; they go on from where they were.
-            settings = settings.restarted(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+            settings = settings.under_torchrun()
         self._meeting = meeting
-        self._saver = Saver(settings, meeting)
+        first = link is None or (not link.ring and not link.config.checkpoint.dir)
+        self._saver = Saver(settings, meeting, first=first)
         if meeting is not None or settings.directory:
             # Else there is nothing to end, and a notebook may let go of the model.
-            atexit.register(self.close)
+            atexit.register(self._at_exit)
 
     # ---- what it says ----
 
@@ -155,6 +158,8 @@ class Job:
         """This process's number among those that train now; it may change."""
         if self._served is not None:
             return self._served.rank
+        if self._meeting is not None and (self._engine is None or not self._engine.rings):
+            return int(os.environ.get("RANK", "0"))  # what the launcher said
         return 0 if self._engine is None else self._engine.rank
 
     @property
@@ -162,6 +167,8 @@ class Job:
         """How many processes train now; it may change."""
         if self._served is not None:
             return self._served.world_size
+        if self._meeting is not None and (self._engine is None or not self._engine.rings):
+            return int(os.environ.get("WORLD_SIZE", "1"))
         return 1 if self._engine is None else self._engine.world
 
     @property
@@ -232,7 +239,7 @@ class Job:
                 raise UsageError(
                     f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
                 )
-        check_parameters(model, optimizers)
+        check_parameters(model, optimizers, alone=self._meeting is None)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._link is not None and self._link.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0], self._link.worker_id)
@@ -247,6 +254,7 @@ class Job:
             self._meeting,
             check_every=self._check_every,
             on_resize=self._resized,
+            checkpoint=self._saver.newest,
         )
         self._engine = engine
         if scheduler is not None:
@@ -256,7 +264,8 @@ class Job:
         if self._link is not None:
             self._link.heartbeat.on_broken_ring = engine.interrupt
         restored = self._saver.newest()
-        if restored is not None and self._link is None:
+        self.restored = restored is not None
+        if restored is not None and self._meeting is None:
             engine.restore(restored, values_only=False)
             log.info("going on from %s, step %d", restored, self.step)
         return given
@@ -379,19 +388,25 @@ class Job:
         if self.closed:
             return
         self.closed = True
-        atexit.unregister(self.close)
-        failed = getattr(sys, "last_value", None) is not None
+        atexit.unregister(self._at_exit)
         if self._engine is not None:
-            if not failed and self._finished:
+            if self._finished:
                 self._saver.save_last(self._engine)
-            self._engine.leave(finished=not failed and self._finished)
+            self._engine.leave(finished=self._finished)
         self._saver.close()
         if self._served is not None:
             self._served.close()
             if self._meeting is not None:
-                self._meeting.leave(0, finished=not failed and self._finished)
+                self._meeting.leave(0, finished=self._finished)
         if self._link is not None:
             self._link.close()
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a child that was forked ends
+        if getattr(sys, "last_value", None) is not None:
+            self._finished = False  # the script raised
+        self.close()
 
     # ---- for loaders ----
 

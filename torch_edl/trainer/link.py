@@ -13,7 +13,7 @@ import grpc
 
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
 from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
-from torch_edl.errors import UsageError
+from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.strategy.meeting import DismissedError, MasterMeeting
 from torch_edl.strategy.replica import Position
 from torch_edl.trainer.metrics import Meter
@@ -55,7 +55,11 @@ class Link:
 
     @classmethod
     def connect(cls) -> Link:
-        """To the master that the environment names."""
+        """To the master that the environment names.
+
+        Raises:
+            JobFailedError: it does not answer, or wants no worker any more.
+        """
         env = os.environ
         master = Stub(
             pb.DESCRIPTOR.services_by_name["Master"], env[ENV_MASTER], env.get(ENV_TOKEN, "")
@@ -67,7 +71,14 @@ class Link:
             node=env.get(ENV_NODE, ""),
             local_rank=int(env.get("LOCAL_RANK", "0")),
         )
-        return cls(master, master.call("Register", request, timeout_s=_REGISTER_S, wait=True))
+        try:
+            registered = master.call("Register", request, timeout_s=_REGISTER_S, wait=True)
+        except grpc.RpcError as error:
+            raise JobFailedError(
+                f"the master at {env[ENV_MASTER]} did not take this process in: "
+                f"{error.details() or error.code().name}; is the job over, or the token another's?"
+            ) from None
+        return cls(master, registered)
 
     def meeting(self) -> MasterMeeting:
         """Where the rings of this job are formed."""

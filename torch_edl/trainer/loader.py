@@ -57,7 +57,12 @@ class Loader:
                 )
             return
         if job.late:
-            yield from self._rehearse()
+            try:
+                yield from self._rehearse()
+            except GeneratorExit:
+                # The script left its loop there; it is in the same pass as the others all the same.
+                job.enter_pass()
+                raise
         number, engine = job.enter_pass()
         if engine.replica.position.pass_index != number:
             return
@@ -113,7 +118,7 @@ class Loader:
             job._meter.settle(counted=counted)
             if counted:
                 job._saver.after_step(engine)
-            if job._link is not None:
+            if counted and job._link is not None:
                 job._link.tell(engine.replica.position, data.total, job._meter)
             engine.tend()
 
@@ -126,7 +131,9 @@ class Loader:
         data = batches.known_end(0, 1)
         engine.rehearse()
         self._job._meter.open(0)
-        yield batches.sample((0, min(data.batch_size, data.records)))
-        self._job._meter.settle(counted=False)
-        engine.abandon()
-        batches.close()
+        try:
+            yield batches.sample((0, min(data.batch_size, data.records)))
+        finally:
+            self._job._meter.settle(counted=False)
+            engine.abandon()
+            batches.close()

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+# Values that are kept as they came: a script may log for days and never ask for the means.
+_KEPT = 1000
+
 
 class Meter:
     """Means by name, weighted by records.
@@ -19,6 +22,7 @@ class Meter:
         self._open: list[tuple[str, Any, int]] = []
         self._records = 0
         self._kept: dict[str, list[tuple[Any, int]]] = {}
+        self._sums: dict[str, tuple[float, int]] = {}
 
     def open(self, records: int) -> None:
         """A batch begins; 0 records: it counts for nothing."""
@@ -37,6 +41,8 @@ class Meter:
             for name, value, records in self._open:
                 if records:
                     self._kept.setdefault(name, []).append((value, records))
+                    if len(self._kept[name]) >= _KEPT:
+                        self._fold(name)
         self._open.clear()
 
     def take(self) -> dict[str, float]:
@@ -46,14 +52,19 @@ class Meter:
     def totals(self) -> dict[str, tuple[float, int]]:
         """Since the last call (or that of :meth:`take`), by name: the sum of value times records,
         and the records."""
-        kept, self._kept = self._kept, {}
-        return {
-            name: (
-                sum(float(value) * records for value, records in values),
-                sum(records for _, records in values),
-            )
-            for name, values in kept.items()
-        }
+        for name in self._kept:
+            self._fold(name)
+        sums, self._sums = self._sums, {}
+        return sums
+
+    def _fold(self, name: str) -> None:
+        total, records = self._sums.get(name, (0.0, 0))
+        for value, weight in self._kept[name]:
+            total += float(value) * weight
+            records += weight
+        if records:
+            self._sums[name] = total, records
+        self._kept[name].clear()
 
     def last(self, name: str) -> float | None:
         """The newest value of a metric that counts; None if there is none."""

@@ -12,10 +12,18 @@ from torch_edl.errors import UsageError
 from torch_edl.strategy.allreduce import AllReduce
 
 
-def check_parameters(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Raises UsageError if an optimizer trains what is not part of the model."""
+def check_parameters(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], *, alone: bool
+) -> None:
+    """Raises UsageError if an optimizer trains what is not part of the model, or cannot be run in
+    step with those of other processes."""
     own = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
+        if not alone and isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+            raise UsageError(
+                f"prepare(): {type(optimizer).__name__} cannot be run by several processes in "
+                "step: gradients are summed densely, and once for each batch; use another optimizer"
+            )
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 from dataclasses import dataclass, replace
@@ -49,25 +50,41 @@ class Settings:
             directory=config.dir, every=config.every, keep=config.keep, resume=config.resume
         )
 
-    def restarted(self, times: int) -> Settings:
-        """Processes that were started again go on from where they were."""
-        return replace(self, resume=True) if times and self.directory else self
+    def under_torchrun(self) -> Settings:
+        """Torchrun starts all processes again after a failure, or when a node joins or leaves;
+        they go on from where they were: from a checkpoint of this run of torchrun."""
+        if not self.directory:
+            return self
+        found = checkpoint.newest(self.directory)
+        mine = found is not None and checkpoint.read(found).job == run_name() != ""
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        return replace(self, resume=True) if mine or restarted else self
+
+
+def run_name() -> str:
+    """What torchrun calls this run, the same in all lives of its processes; empty: nothing that
+    tells it from others."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return "" if name == "none" else name
 
 
 class Saver:
     """The checkpoints of one process; only rank 0 writes.
 
+    Args:
+        first: nobody of this job has trained yet: what is in the folder is of another job.
+
     Raises:
         UsageError: the folder holds checkpoints of an earlier job, and ``resume`` is not set.
     """
 
-    def __init__(self, settings: Settings, meeting: Meeting | None) -> None:
+    def __init__(self, settings: Settings, meeting: Meeting | None, *, first: bool = True) -> None:
         self._settings = settings
         self._meeting = meeting
         self._root = Path(settings.directory) if settings.directory else None
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest one
-        if self._root is not None and not settings.resume and meeting is None:
+        if self._root is not None and not settings.resume and first:
             found = checkpoint.newest(self._root)
             if found is not None:
                 raise UsageError(
@@ -130,14 +147,17 @@ class Saver:
             files = replica.write(state, folder)
             # A ring that was given up must not overrule the one that goes on.
             if self._meeting and not self._meeting.may_commit(ring, str(folder), written=False):
-                log.warning("checkpoint of step %d dropped: the ring is not the newest", step)
+                log.warning(
+                    "checkpoint of step %d dropped: the ring is not the newest, or the job is over",
+                    step,
+                )
                 shutil.rmtree(folder, ignore_errors=True)
                 return
             position = state.header["position"]
             checkpoint.commit(
                 folder,
                 Manifest(
-                    job="",
+                    job=run_name(),
                     strategy="allreduce",
                     steps=step,
                     shards=1,
@@ -147,10 +167,11 @@ class Saver:
                     data={"pass": position["pass_index"], "records": position["records"]},
                 ),
             )
-            checkpoint.prune(self._root, self._settings.keep)
             self._last = step
+            # Before older ones go: the master may have to name one that is there.
             if self._meeting:
                 self._meeting.may_commit(ring, str(folder), written=True)
+            checkpoint.prune(self._root, self._settings.keep)
             log.info("checkpoint %s", folder)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)

@@ -197,6 +197,7 @@ class Member:
     ) -> None:
         self.worker = worker
         self.host = "127.0.0.1"
+        self.meet_s = MEET_S
         self.store = StoreServer(self.host)
         self.seats: list[Seat] = []
         self.on_broken_ring: Callable[[int], None] = lambda ring: None

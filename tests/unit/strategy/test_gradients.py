@@ -323,9 +323,10 @@ def test_one_process_weighs_the_last_minibatch_though_none_was_gathered() -> Non
 
 def test_one_process_refuses_a_second_backward_for_what_it_gathered() -> None:
     model = nn.Linear(4, 3)
-    alone(model, [0.5, 0.5])
+    gradients = alone(model, [0.5, 0.5])
     with pytest.raises(UsageError, match="add the losses up"):
         loss_of(model, inputs(model, 0, 0, 2)).backward()
+    assert gradients.reduced
 
 
 def test_outside_of_an_update_gradients_are_left_alone() -> None:

@@ -22,7 +22,15 @@ SOON_S = 0.5
 
 
 def formed(member: Member, seat: Seat) -> Group:
-    return Group(seat.store, seat.ring, seat.rank, len(seat.workers), host=member.host, device=CPU)
+    return Group(
+        seat.store,
+        seat.ring,
+        seat.rank,
+        len(seat.workers),
+        host=member.host,
+        device=CPU,
+        meet_s=MEET_S,
+    )
 
 
 def started(one: Office, world: int, program: Any, *args: Any) -> list[Any]:
@@ -138,9 +146,12 @@ def with_workers(member: Member) -> None:
 def with_child(member: Member) -> None:
     """A process that it forks while the ring is there lives on."""
     group = formed(member, member.next(0, -1))
+    told, tell = os.pipe()
     child = os.fork()
     if not child:
+        os.write(tell, b"!")  # what happens at a fork has happened
         signal.pause()
+    os.read(told, 1)
     member.tell([child])
     member.hear()
     group.close()

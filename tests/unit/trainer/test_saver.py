@@ -90,14 +90,32 @@ def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(tmp_path: Pat
     assert again.newest() == checkpoint.step_dir(tmp_path, 3)
 
 
-def test_the_command_line_goes_first_and_a_restart_resumes(tmp_path: Path) -> None:
+def test_the_command_line_goes_first(tmp_path: Path) -> None:
     own = Settings(directory="mine", every=1)
     assert own.under(CheckpointConfig()) == own
     config = CheckpointConfig(dir=str(tmp_path), every=7, keep=2)
     assert own.under(config) == Settings(directory=str(tmp_path), every=7, keep=2)
-    assert not own.restarted(0).resume
-    assert own.restarted(1).resume
-    assert not Settings().restarted(1).resume
+
+
+def test_under_torchrun_a_run_goes_on_from_its_own_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Settings(directory=str(tmp_path))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this-one")
+    assert not here.under_torchrun().resume
+    Saver(here, None).save_last(engine(3))
+    # A node that joins or leaves starts all again, and torchrun does not count that.
+    assert here.under_torchrun().resume
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    assert not here.under_torchrun().resume
+    with pytest.raises(UsageError, match="of an earlier job"):
+        Saver(here.under_torchrun(), None)
+    # Without a name of the run only a restart says so.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert not here.under_torchrun().resume
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert here.under_torchrun().resume
+    assert not Settings().under_torchrun().resume
 
 
 @pytest.mark.parametrize(
