@@ -2,9 +2,9 @@
 a DataLoader.
 
 Two workers with a thread each, the same model and batches of the same size, in turn; then one
-process with a plain DataLoader and one with `job.loader`. The rate is that of the steps after the
-first quarter. One core may be slower than the other for a while, so runs alternate and medians
-are compared.
+process with a plain DataLoader and one with `job.loader`. The rate is that of the median of thirty
+stretches of steps, after the first quarter. A machine may be slower for a while, so runs alternate,
+and medians are compared.
 
     python benchmarks/overhead.py [--repeat 5]
 """
@@ -12,6 +12,7 @@ are compared.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 from pathlib import Path
 
@@ -22,12 +23,13 @@ _LOADER = ["--width", "64", "--layers", "2", "--batch-size", "64", "--steps", "6
 
 
 def rate(launcher: list[str], mode: str, out: Path, words: list[str]) -> float:
-    """Steps per second of one run."""
+    """Steps per second of one run: of the median stretch of steps."""
     notes = launches.run(launcher, mode, out, *words)
     pid = notes[0].pid
     times = [note.time for note in notes if note.pid == pid]
-    times = times[len(times) // 4 :]
-    return (len(times) - 1) / (times[-1] - times[0])
+    length = len(times) // 40
+    marks = times[len(times) // 4 :: length]
+    return length / statistics.median(b - a for a, b in itertools.pairwise(marks))
 
 
 def main() -> None:

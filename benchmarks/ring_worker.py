@@ -67,7 +67,7 @@ def main() -> None:
     dataset = Digits(20_000, args.width)
     model = build(args.width, args.layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    step = 0
+    step = noted = 0
     job = None
     if args.mode in ("ours", "alone"):
         job = torch_edl.init(
@@ -90,14 +90,18 @@ def main() -> None:
         middle.register_post_accumulate_grad_hook(lambda _: _die(job, args.kill_step, args.out))
     with open(args.out / f"{os.getpid()}.jsonl", "a", buffering=1) as notes:
         for images, labels in batches:
+            # A step is complete when the next batch comes: one that failed is taken again.
+            done = step if job is None else job.step
+            if done > noted:
+                notes.write(json.dumps([done, time.time()]) + "\n")
+                noted = done
+            if done >= args.steps:
+                break
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-            step = step + 1 if job is None else job.step
-            notes.write(json.dumps([step, time.time()]) + "\n")
-            if step >= args.steps:
-                break
+            step += 1
 
 
 def _forever(loader: DataLoader[Any]) -> Iterator[Any]:

@@ -260,13 +260,15 @@ class AllReduce:
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
             self.gradients.drop()
-        elif self._in_step:
+        elif self._in_step and self._meeting is not None:
             self._steps += 1
             self.gradients.check_known(self.replica.optimizers)
 
     def expect(self, records: int) -> None:
         """The update that begins takes so many records, of all members together."""
         self._records = records
+        if self._meeting is None:
+            return
         position = self.replica.position
         place = json.dumps([position.pass_index, position.records, records, position.data])
         self._place = _parts(zlib.crc32(place.encode()))
