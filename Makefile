@@ -41,6 +41,9 @@ storm: install  ## The long fault storms
 bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/ps_push_pull.py
 	$(BIN)/python benchmarks/deepfm.py
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/resize.py
+	$(BIN)/python benchmarks/overhead.py
 
 proto: install  ## Generates torch_edl/wire/*_pb2.py from the schemas
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)

@@ -129,7 +129,7 @@ class Job:
         """It goes on from a checkpoint."""
         self._pid = os.getpid()
         self._link = link
-        self._seed = seed
+        self._seed = seed or (0 if link is None else link.config.train.seed)
         self._check_every = check_every
         self._on_resize = on_resize
         self._engine: AllReduce | None = None
