@@ -188,6 +188,7 @@ def test_damaged_records_are_left_out_and_counted(place: Any, digits: Path) -> N
 # ---- places to write to ----
 
 
+@SLOW  # it is tried three times, five seconds apart
 def test_no_room_for_the_output_or_an_export(place: Any, digits: Path, tiny_disk: Path) -> None:
     """A disk of 8 KB."""
     train = f"run %/mnist/model.py --data {digits}/train-0.recordio"

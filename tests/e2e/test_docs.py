@@ -138,7 +138,14 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 20)
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/trainer.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md",
+        "docs/tutorial.md",
+        pytest.param("docs/trainer.md", marks=pytest.mark.slow),  # it starts scripts nine times
+    ],
+)
 def test_what_a_document_says_works(name: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     run(ROOT / name, tmp_path)
@@ -173,6 +180,7 @@ def test_what_a_document_names_is_there(path: Path) -> None:
         known.update(verb._option_string_actions)
     # Scripts take torchrun's options.
     known.update(get_args_parser()._option_string_actions)
+    known.update({"--help-torchrun", "--nproc"})  # --nproc_per_node, as far as it matches below
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _no_comments(text))) <= known
 
 

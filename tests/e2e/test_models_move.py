@@ -106,6 +106,7 @@ def test_a_job_begins_with_the_model_of_another(shell: Shell, strategy: list[str
         assert shell.counts(f"next-{number}") == (120, {3})
 
 
+@pytest.mark.slow  # four jobs
 def test_a_model_moves_between_strategies(shell: Shell) -> None:
     shell.train(*PS, "--checkpoint-dir", "P", output="on-servers")
     shell.train(*LOCAL, "--checkpoint-dir", "L", output="here")

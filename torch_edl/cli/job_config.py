@@ -47,7 +47,8 @@ def train_job(args: argparse.Namespace) -> JobConfig:
             pin_memory=args.pin_memory,
         ),
         train=TrainConfig(
-            strategy=args.strategy,
+            # Who names a number of servers wants servers.
+            strategy="ps" if args.servers and args.strategy == "auto" else args.strategy,
             mode=args.mode,
             grads_to_wait=waits,
             staleness=args.staleness,
