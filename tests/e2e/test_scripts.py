@@ -97,6 +97,7 @@ def test_every_way_to_start_it_reaches_the_accuracy(
     assert found[0] >= ENOUGH
 
 
+@pytest.mark.slow  # tests/faults/ring kills more, and counts
 def test_a_worker_that_is_killed_is_replaced(
     place: Place, start: Callable[[list[str]], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow  # as tests/unit/test_rendezvous.py does, with whole agents
 def test_torchrun_agents_meet_at_our_rendezvous(launches: Launches) -> None:
     port = _free_port()
 
