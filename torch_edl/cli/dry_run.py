@@ -31,7 +31,7 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
     """Prints the plan of a job; starts nothing.
 
     Args:
-        servers_named: the user said how many servers, which does not force the strategy.
+        servers_named: the user said how many servers; another strategy than ``ps`` has none.
 
     Returns:
         0: the job could run.

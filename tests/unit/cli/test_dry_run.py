@@ -40,13 +40,17 @@ def test_the_plan(
     words = f"run {net} --data {csv_file} --dry-run --epochs 2 --records-per-task 2 --ps 2"
     assert main(words.split()) == 0
     plan = rows(capsys.readouterr().out)
-    assert plan["strategy"] == "local: no large embedding, and one worker"
-    assert plan["servers"] == "none; --ps 2 counts only under --strategy ps"
+    assert plan["strategy"] == "ps: asked for with --strategy ps"  # who says --ps wants servers
+    assert plan["servers"] == "2"
     assert plan["data"] == "3 records in 1 file"
     assert plan["epochs"] == "2 of 2 tasks"
     assert plan["model"] == "4,005 dense parameters, Adagrad"
     assert plan["embedding"] == "items: 1,000 x 4"
     assert not home.exists()  # nothing was started
+    assert main([*words.split(), "--strategy", "local"]) == 0
+    plan = rows(capsys.readouterr().out)
+    assert plan["strategy"] == "local: asked for with --strategy local"
+    assert plan["servers"] == "none; --ps 2 counts only under --strategy ps"
 
 
 def test_the_reason_and_the_models_arguments(
