@@ -187,29 +187,44 @@ class AllReduce:
             self._meeting.leave(self.ring, finished=finished)
 
     def _heal(self, group: Group, seat: Seat) -> None:
-        """Takes over the state of the source; nothing changes here before all of it has come."""
-        mine = self.replica.state() if seat.rank == seat.source else None
-        head = json.dumps(mine.header).encode() if mine is not None else b""
-        length = torch.tensor([len(head)])
-        group.broadcast(length, seat.source)
+        """Members that lack the state of the source take it over; the others need not wait."""
+        progress = str(self._progress() if self._whole else -1).encode()
+        told = group.gather(progress)
+        lacking = [
+            rank
+            for rank, one in enumerate(told)
+            if rank != seat.source and (seat.fresh or one != told[seat.source])
+        ]
+        if seat.rank == seat.source:
+            for rank in lacking:
+                self._give(group, rank)
+        elif seat.rank in lacking:
+            self._take_over(group, seat.source)
+
+    def _give(self, group: Group, to: int) -> None:
+        state = self.replica.state()
+        head = json.dumps(state.header).encode()
+        group.send(torch.tensor([len(head)]), to)
+        group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
+        tensors = [state.tensors[name].cpu() for name, _, _ in state.header["tensors"]]
+        for buffer, _ in replicas.chunks(tensors, _CHUNK_BYTES):
+            group.send(buffer, to)
+
+    def _take_over(self, group: Group, source: int) -> None:
+        """Nothing changes here before all of it has come."""
+        length = torch.zeros(1, dtype=torch.int64)
+        group.receive(length, source)
         if not 0 < int(length) <= _MAX_HEADER_BYTES:
             raise RingBrokenError(f"a state with a header of {int(length)} bytes")
         text = torch.empty(int(length), dtype=torch.uint8)
-        if mine is not None:
-            text.copy_(torch.frombuffer(bytearray(head), dtype=torch.uint8))
-        group.broadcast(text, seat.source)
-        if mine is not None:
-            tensors = [mine.tensors[name] for name, _, _ in mine.header["tensors"]]
-            for buffer, _ in replicas.chunks([t.cpu() for t in tensors], _CHUNK_BYTES):
-                group.broadcast(buffer, seat.source)
-            return
+        group.receive(text, source)
         header = json.loads(text.numpy().tobytes())
         taken = {
             name: torch.empty(shape, dtype=getattr(torch, dtype))
             for name, dtype, shape in header["tensors"]
         }
         for buffer, part in replicas.chunks(list(taken.values()), _CHUNK_BYTES):
-            group.broadcast(buffer, seat.source)
+            group.receive(buffer, source)
             replicas.spread(buffer, part)
         self.replica.load(State(header, taken))
 

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -167,6 +167,30 @@ class Group:
             options.rootRank = source
             options.rootTensor = 0
             self._of(tensor).broadcast([tensor], options).wait()
+        except RuntimeError as error:
+            raise RingBrokenError(_first_line(error)) from None
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Gives a tensor of the CPU to one member, which calls :meth:`receive`.
+
+        Raises:
+            RingBrokenError: it failed.
+        """
+        self._pass(lambda gloo: gloo.send([tensor], to, 0))
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        """Takes over what one member sends, in place.
+
+        Raises:
+            RingBrokenError: it failed.
+        """
+        self._pass(lambda gloo: gloo.recv([tensor], source, 0))
+
+    def _pass(self, begin: Callable[[Any], Any]) -> None:
+        if self._gloo is None:
+            raise RingBrokenError("the ring is closed")
+        try:
+            begin(self._gloo).wait()
         except RuntimeError as error:
             raise RingBrokenError(_first_line(error)) from None
 
