@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _CALL_S = 6.0
 # How long a master may be away; it is started again in seconds.
 _MASTER_AWAY_S = 600.0
+# What a call ends with while there is no master, or one that has just come back.
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SAY_S = 10.0  # silence after which a wait is worth a line
 _TORCHRUN_MEET_S = 1800.0
 # Of the time after which the master takes a silent worker for lost: so long may a ring whose
@@ -152,7 +154,7 @@ class MasterMeeting:
             try:
                 answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
             except grpc.RpcError as error:
-                if error.code() in _AWAY and time.monotonic() < give_up:
+                if error.code() in AWAY and time.monotonic() < give_up:
                     log.warning("the master does not answer; asking again")
                     continue
                 raise MasterLostError(f"{error.code().name}: {error.details()}") from None
@@ -216,9 +218,6 @@ class MasterMeeting:
             self._master.call("JoinRing", request, timeout_s=5)
         except grpc.RpcError as error:
             log.debug("leaving: %s", error.code())
-
-
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class TorchrunMeeting:

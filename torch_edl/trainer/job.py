@@ -21,7 +21,7 @@ from torch import nn
 
 from torch_edl.config import ENV_MASTER
 from torch_edl.contract import report_model
-from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.errors import UsageError
 from torch_edl.strategy.allreduce import AllReduce
 from torch_edl.strategy.meeting import (
     DismissedError,
@@ -478,6 +478,3 @@ class _Dismissal:
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait()
         raise SystemExit(0) from None
-
-
-__all__ = ["CheckpointError", "Job", "Loader", "init"]

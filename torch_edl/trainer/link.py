@@ -14,7 +14,7 @@ import grpc
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
 from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
 from torch_edl.errors import JobFailedError, UsageError
-from torch_edl.strategy.meeting import DismissedError, MasterMeeting
+from torch_edl.strategy.meeting import AWAY, DismissedError, MasterMeeting
 from torch_edl.strategy.replica import Position
 from torch_edl.trainer.metrics import Meter
 from torch_edl.wire import master_pb2 as pb
@@ -27,7 +27,6 @@ _REGISTER_S = 60.0
 _REPORT_S = 30.0
 # An agent starts a master that was killed again.
 _MASTER_AWAY_S = 60.0
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class Link:
@@ -105,7 +104,7 @@ class Link:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                     raise UsageError(error.details()) from None
-                if error.code() in _AWAY and time.monotonic() < give_up:
+                if error.code() in AWAY and time.monotonic() < give_up:
                     log.warning("the master does not answer; asking again")
                     continue
                 raise MasterLostError(f"{error.code().name}: {error.details()}") from None
