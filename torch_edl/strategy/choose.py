@@ -105,7 +105,8 @@ def _from_model(
     trains: bool,
 ) -> Choice:
     if wanted != "auto":
-        return Choice(name=wanted, reason=f"asked for with --strategy {wanted}")
+        flags = "--ps or --strategy ps" if wanted == "ps" else f"--strategy {wanted}"
+        return Choice(name=wanted, reason=f"asked for with {flags}")
     for embedding in embeddings:
         if embedding.dynamic and not embedding.num_embeddings:
             return Choice(name="ps", reason=f"embedding {embedding.name} has no bound")

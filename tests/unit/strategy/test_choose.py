@@ -60,10 +60,13 @@ def test_nothing_is_reduced_where_nothing_is_trained() -> None:
         pick("allreduce", trains=False)
 
 
-@pytest.mark.parametrize("wanted", ["ps", "allreduce"])
-def test_an_explicit_wish_counts(wanted: str) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "flags"),
+    [("ps", "--ps or --strategy ps"), ("allreduce", "--strategy allreduce")],
+)
+def test_an_explicit_wish_counts(wanted: str, flags: str) -> None:
     choice = pick(wanted, LARGE, workers=1)
-    assert choice == Choice(name=wanted, reason=f"asked for with --strategy {wanted}")
+    assert choice == Choice(name=wanted, reason=f"asked for with {flags}")
 
 
 def test_rows_of_ours_cannot_be_in_a_ring() -> None:
