@@ -82,7 +82,7 @@ class Fleet:
         self._server_args = tuple(server_args)
         self._worker_module = worker_module
         self._server_module = server_module
-        self._external = external
+        self.external = external
         self._processes: dict[tuple[str, int], Process] = {}
         self._servers = _Servers()
         self._next_id = {"worker": 0, "ps": 0}
@@ -164,7 +164,7 @@ class Fleet:
 
     def adopt(self, id: int, pid: int, log: str = "") -> None:
         """An agent started this worker."""
-        assert self._external
+        assert self.external
         self._processes["worker", id] = Process("worker", id, state=RUNNING, pid=pid, log=log)
 
     def abandon(self, worker: int, exit: str) -> None:
@@ -282,7 +282,7 @@ class Fleet:
         """What must be started and stopped now; each is said once."""
         actions: list[Action] = []
         # What agents started is theirs to stop.
-        ours = self.alive("ps" if self._external else None)
+        ours = self.alive("ps" if self.external else None)
         if self._ending is not None:
             # Workers first: they have no use for servers that are gone.
             workers_leave = any(p.role == "worker" for p in ours) and not self._hurry
@@ -306,7 +306,7 @@ class Fleet:
                 actions.append(self._stop(process, 0.0))
         if self.strategy == "ps" and not self._servers.ids:
             actions += self._start_servers(now)
-        if not self._external:
+        if not self.external:
             actions += self._fit_workers(now)
         return actions
 

@@ -57,7 +57,7 @@ class Process:
     shard: int = 0
     incarnation: int = 0
     log: str = ""
-    """Where its output goes, if an agent said so."""
+    """A worker that an agent started: the file of its output; empty if it is kept in none."""
 
 
 @dataclass(frozen=True)

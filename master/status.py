@@ -17,7 +17,7 @@ def describe(
     """The whole state of a job.
 
     Args:
-        log_path: role and id to the log of a process.
+        log_path: role and id to the log of a process that this master started.
     """
     queue, evaluations = job.work.queue, job.work.evaluations
     records, steps = job.done()
@@ -69,6 +69,8 @@ def describe(
             status.evaluations.add(steps=result.steps, metrics=dict(result.metrics))
     status.processes.append(master)
     for process in job.fleet:
+        # Nothing of ours keeps the output of a worker that an agent or torchrun started.
+        agents_own = job.fleet.external and process.role == "worker"
         status.processes.add(
             role=process.role,
             id=process.id,
@@ -76,6 +78,6 @@ def describe(
             state=process.state,
             address=process.address,
             exit=process.exit,
-            log=process.log or log_path(process.role, process.id),
+            log=process.log if agents_own else log_path(process.role, process.id),
         )
     return status

@@ -106,7 +106,7 @@ class World:
             events_after=0,
             now=self.now,
             master=pb.ProcessStatus(role="master"),
-            log_path=lambda role, id: "",
+            log_path=lambda role, id: f"/job/logs/{role}-{id}.log",
         )
 
     def texts(self) -> str:
@@ -130,6 +130,14 @@ def test_workers_get_numbers_and_a_ring() -> None:
         ("worker", 11, "running"),
         ("worker", 12, "running"),
     ]
+
+
+def test_the_log_of_a_worker_is_where_its_agent_says_or_nowhere() -> None:
+    w = World()
+    w.agent("n", pb.AgentWorker(local_rank=0, pid=11), pb.AgentWorker(pid=12, log="/tmp/a/0.log"))
+    w.register(11, local_rank=0)
+    w.register(12, local_rank=1)
+    assert [p.log for p in w.status().processes[1:]] == ["", "/tmp/a/0.log"]
 
 
 def test_the_same_process_that_registers_again_keeps_its_number() -> None:
