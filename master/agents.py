@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,11 @@ class Agent:
     host: str
     seen: float
     done: bool = False
-    """All its workers ended well."""
+    """All its workers ended well, or it leaves."""
+    rank: int = -1
+    """Its number among the machines; that of one which has not begun may change."""
+    begun: bool = False
+    """It has started workers. One whose rank is beyond the machines that a job may have waits."""
     told: bool = False
     """It heard that the job is over."""
     logs: dict[int, str] = field(default_factory=dict)
@@ -44,14 +49,23 @@ class Agents:
         """The agent of that name, also one that was lost: it may come back."""
         return self._agents.get(node) or self._lost.get(node)
 
-    def rank(self, node: str) -> int:
-        """Its place in the order of arrival."""
-        return list(self._agents).index(node)
+    def rank(self, agent: Agent) -> int:
+        """Its number among the machines: the least that no other has, until it has begun."""
+        if agent.rank < 0 or not agent.begun:
+            taken = {other.rank for other in self if other is not agent and not other.done}
+            agent.rank = next(n for n in itertools.count() if n not in taken)
+        return agent.rank
+
+    @property
+    def machines(self) -> int:
+        """Agents that are not done."""
+        return sum(not agent.done for agent in self)
 
     @property
     def done(self) -> bool:
-        """There are agents, and all of them are done."""
-        return bool(self._agents) and all(agent.done for agent in self._agents.values())
+        """Agents have begun, and all that did are done; others only wait for a place."""
+        begun = [agent for agent in self if agent.begun]
+        return bool(begun) and all(agent.done for agent in begun)
 
     def over(self, now: float, *, linger_s: float) -> bool:
         """Every agent heard that the job is over, or is silent."""
@@ -63,9 +77,8 @@ class Agents:
         back = self._lost.pop(node, None)
         replaces = any(a is not None and a.pid != pid for a in (agent, back))
         if agent is None or replaces:
-            kept = back if back is not None and not replaces else Agent(node, pid, host, now)
-            # One that starts again keeps the rank of its machine.
-            self._agents[node] = agent = kept
+            new = Agent(node, pid, host, now, rank=-1 if agent is None else agent.rank)
+            self._agents[node] = agent = back if back is not None and not replaces else new
         agent.seen = now
         return agent, replaces
 
@@ -85,13 +98,20 @@ class Agents:
     def export(self) -> list[dict[str, Any]]:
         """What a successor must know, as JSON can say it."""
         return [
-            {"node": a.node, "pid": a.pid, "host": a.host, "done": a.done, "kill": sorted(a.kill)}
+            {
+                "node": a.node,
+                "pid": a.pid,
+                "host": a.host,
+                "done": a.done,
+                "rank": a.rank,
+                "begun": a.begun,
+                "kill": sorted(a.kill),
+            }
             for a in self
         ]
 
     def restore(self, state: Sequence[dict[str, Any]], now: float) -> None:
         """The inverse of :meth:`export`; every agent was heard just now."""
         for saved in state:
-            agent = Agent(saved["node"], saved["pid"], saved["host"], now, saved["done"])
-            agent.kill = set(saved["kill"])
+            agent = Agent(seen=now, **{**saved, "kill": set(saved["kill"])})
             self._agents[agent.node] = agent

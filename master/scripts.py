@@ -146,6 +146,7 @@ class ScriptJob(ServedJob):
         for told in request.workers:
             self._told(agent, told, now)
         agent.done = request.done
+        agent.begun = agent.begun or bool(request.workers)
         if request.error:
             self.fail(request.error, now, traceback=request.traceback)
         self._end_if_done(now)
@@ -169,8 +170,8 @@ class ScriptJob(ServedJob):
         outcome = self.outcome
         return pb.AgentReportResponse(
             kill=sorted(agent.kill),
-            node_rank=self._agents.rank(agent.node),
-            nodes=len(self._agents),
+            node_rank=self._agents.rank(agent),
+            nodes=self._agents.machines,
             workers_wanted=self.fleet.workers_wanted if self._scaled else 0,
             over=over,
             error=outcome.error if outcome is not None else "",

@@ -25,7 +25,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torch_edl.rendezvous import handler_creator
-from torch_edl.rendezvous.handler import MasterRendezvousHandler, job_name
+from torch_edl.rendezvous.handler import MasterRendezvousHandler
+from torch_edl.rendezvous.options import job_name
 
 ROOT = Path(__file__).parents[2]
 

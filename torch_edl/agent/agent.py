@@ -9,9 +9,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -21,9 +20,10 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch_edl.agent.environment import Placement
 from torch_edl.agent.ledger import Ledger, Verdict
 from torch_edl.agent.reporter import Reporter
+from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN
-from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.errors import JobFailedError
 from torch_edl.master_host import HostedMaster, Master, split
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -54,6 +54,11 @@ class AgentSpec:
     name: str
     """Of the script, for the report of a failure."""
     master: Master
+    silence_s: float
+    """After a master was silent for so long, this agent gives up."""
+    join_timeout_s: float
+    """So long this agent waits for the least number of machines, and for a place among the
+    most."""
 
 
 class Agent:
@@ -77,13 +82,18 @@ class Agent:
         self._start_at: dict[int, float] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._placement: Placement | None = None
+        self._began = time.monotonic()
+        self._nodes = 0
+        """Machines that were there when the master answered last."""
+        self._has_met = False
+        """This machine has its place, and the others that are needed came."""
         self._stopping = ""
         """Why all workers are to end; empty: they are not."""
         self._over: pb.AgentReportResponse | None = None
         self._stop_at: float | None = None
         self._ended_at: float | None = None
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._signals = _Signals(spec.config.signals_to_handle, self._wake)
+        self._signals = StopSignals(spec.config.signals_to_handle, self._wake)
         service = pb.DESCRIPTOR.services_by_name["Master"]
         self._stub = Stub(service, spec.master.address, spec.master.token)
         self._reporter = Reporter(
@@ -134,6 +144,7 @@ class Agent:
         for response in self._reporter.answers():
             self._obey(response, now)
         self._heed_silence(now)
+        self._heed_absence(now)
         self._workers.kill_overdue(now)
         if self._stop_at is not None and now >= self._stop_at:
             self._workers.stop(self._workers.local_ranks, grace_s=self._grace_s, now=now)
@@ -182,7 +193,7 @@ class Agent:
                 self._done.add(ended.local_rank)
             elif verdict is Verdict.REPLACE and not self._stopping:
                 log.warning("rank %d (pid %d) ended (%s): replacing it", ended.rank, ended.pid,
-                            _describe(ended.code))  # fmt: skip
+                            describe(ended.code))  # fmt: skip
                 self._start_at[ended.local_rank] = now + self._ledger.pause_s
             elif verdict is Verdict.FAIL or (self._failures and verdict is Verdict.STOPPED):
                 self._failures[ended.rank] = ended.failure()
@@ -195,7 +206,7 @@ class Agent:
 
     def _fail(self, now: float) -> None:
         rank, failure = min(self._failures.items(), key=lambda item: item[1].timestamp)
-        error = f"{self._spec.name}: rank {rank} ended ({_describe(failure.exitcode)})"
+        error = f"{self._spec.name}: rank {rank} ended ({describe(failure.exitcode)})"
         message: Any = failure.message
         trace = ""
         if isinstance(message, dict):
@@ -213,8 +224,13 @@ class Agent:
     def _obey(self, response: pb.AgentReportResponse, now: float) -> None:
         if self._master.hosted is not None:
             self._master.hosted.heard()
-        if self._placement is None:
+        first, self._nodes = not self._nodes, response.nodes
+        if self._placement is None and response.node_rank < self._config.max_nodes:
             self._placement = self._place(response)
+        elif self._placement is None and first:
+            log.warning("%d machines are there already: waiting for a place", response.node_rank)
+        if self._placement is not None and response.nodes >= self._config.min_nodes:
+            self._has_met = True
         for pid in response.kill:
             log.warning("the master gave up the worker of pid %d: killing it", pid)
             self._workers.kill(pid)
@@ -225,15 +241,32 @@ class Agent:
 
     def _heed_silence(self, now: float) -> None:
         silent_s = now - self._reporter.heard
-        limit_s = float(self._config.rdzv_configs.get("timeout", 900))
         error = self._reporter.refusal
-        if not error and silent_s > limit_s:
+        if not error and silent_s > self._spec.silence_s:
             error = f"not answered for {silent_s:.0f} s"
         if error:
             error = f"the master at {self._master.address}: {error}"
             self._leave(pb.AgentReportResponse(over=True, error=error), now)
         elif self._is_done() and silent_s > _DONE_SILENCE_S:
             self._leave(pb.AgentReportResponse(over=True), now)
+
+    def _heed_absence(self, now: float) -> None:
+        """The job did not begin in time: too few machines came, or too many."""
+        timeout_s = self._spec.join_timeout_s
+        if self._has_met or self._stopping or now - self._began < timeout_s:
+            return
+        least, most = self._config.min_nodes, self._config.max_nodes
+        within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
+        if self._nodes < least:
+            error = f"{self._nodes} of at least {least} machines came {within}"
+        else:
+            error = f"--nnodes {least}:{most}: no place became free {within}"
+        # Without its master nobody goes on; the others need not wait for this machine.
+        if self._master.hosted is not None:
+            self._reporter.tell(self._workers.running(), error=error)
+        else:
+            self._reporter.tell(self._workers.running(), done=True)
+        self._leave(pb.AgentReportResponse(over=True, error=error), now)
 
     def _balance(self, placement: Placement, now: float) -> None:
         """Starts those that are wanted and missing, stops those that are too many."""
@@ -264,7 +297,7 @@ class Agent:
         name, port = split(self._master.address)
         return Placement(
             node_rank=response.node_rank,
-            nodes=max(1, response.nodes),
+            nodes=min(max(1, response.nodes), self._config.max_nodes),
             local_world_size=self._config.nproc_per_node,
             master_addr=name,
             # For a process group that the script makes itself. All nodes must know the port, and
@@ -322,53 +355,6 @@ class Agent:
         if self._over is not None and self._over.error:
             raise JobFailedError(self._over.error)
         return 0
-
-
-class _Signals:
-    """Counts the signals that ask to stop, instead of raising in the middle of something."""
-
-    def __init__(self, names: str, wake: Callable[[], None]) -> None:
-        self.count = 0
-        self.first = 0
-        self._wake = wake
-        self._numbers: list[signal.Signals] = []
-        for name in filter(None, (word.strip() for word in names.split(","))):
-            number = getattr(signal, name, None)
-            if not isinstance(number, signal.Signals):
-                raise UsageError(
-                    f"--signals-to-handle {name}: no such signal; write SIGTERM,SIGINT"
-                )
-            self._numbers.append(number)
-        self._before = {number: signal.getsignal(number) for number in self._numbers}
-
-    def install(self) -> None:
-        """Takes the signals; who started us with one ignored (nohup) wants it ignored."""
-        for number in self._numbers:
-            ignored = self._before[number] is signal.SIG_IGN
-            signal.signal(number, signal.SIG_IGN if ignored else self._handle)
-
-    def restore(self) -> None:
-        """Gives them back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def note(self, number: int) -> None:
-        """A signal came."""
-        self.count += 1
-        self.first = self.first or number
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.note(number)
-        self._wake()
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _free_port() -> int:

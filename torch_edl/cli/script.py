@@ -22,6 +22,7 @@ from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
 from torch_edl.errors import UsageError
+from torch_edl.rendezvous import options as rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# torchrun's default of the rendezvous, and of --master-port.
-_DEFAULT_PORT = 29400
+# torchrun's default of --master-port.
 _STATIC_PORT = 29500
 _MEETING_PLACES = ("static", "c10d", "edl")
+# So long a master may be silent, unless --rdzv-conf says otherwise.
+_SILENCE_S = 900.0
+# Of --rdzv-conf; the rank is torch's word for --node-rank.
+_HEEDED = {"timeout", "join_timeout", "rank"}
 _RUN_PATH = (
     "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; "
     "sys.argv = sys.argv[1:]; record(runpy.run_path)(sys.argv[0], run_name='__main__')"
@@ -212,25 +216,19 @@ def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
 
 def _endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
     """Where the agents meet: ``host:port``; empty: this one is alone."""
-    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-
     named = args.rdzv_endpoint
     if args.standalone or (not named and config.max_nodes == 1):
         return ""
     if not named:
         port = _STATIC_PORT if args.master_port is None else args.master_port
         named = f"{args.master_addr}:{port}"
-    try:
-        name, port = parse_rendezvous_endpoint(named, default_port=_DEFAULT_PORT)
-    except ValueError as error:
-        raise UsageError(f"--rdzv-endpoint {named}: {error}") from error
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return rendezvous.endpoint(named)
 
 
 def _job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
     """All agents of a job must come to the same one: torchrun's id, or script and port."""
     if args.rdzv_id != "none":
-        return re.sub(r"[^A-Za-z0-9_.-]+", "-", args.rdzv_id).strip("-.") or "job"
+        return rendezvous.job_name(args.rdzv_id)
     stem = args.training_script.rsplit(".", 1)[-1] if args.module else args.training_script
     endpoint = _endpoint(args, config)
     name = default_name(stem)
@@ -244,6 +242,11 @@ def _run_ours(
 
     from torch_edl.agent.agent import Agent, AgentSpec
 
+    configs = config.rdzv_configs
+    silence_s = rendezvous.seconds(configs, "timeout", _SILENCE_S)
+    join_timeout_s = rendezvous.seconds(configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S)
+    for key in configs.keys() - _HEEDED:
+        log.warning("--rdzv-conf %s: no effect on the agent of torch-edl", key)
     endpoint = _endpoint(args, config)
     if endpoint:
         master = master_host.host_or_find(
@@ -253,7 +256,14 @@ def _run_ours(
         master = master_host.host(job)
     log.info("%s", _announcement(args, config, job, master))
     agent = Agent(
-        AgentSpec(config=config, command=command, name=args.training_script, master=master)
+        AgentSpec(
+            config=config,
+            command=command,
+            name=args.training_script,
+            master=master,
+            silence_s=silence_s,
+            join_timeout_s=join_timeout_s,
+        )
     )
     try:
         code = record(agent.run)()

@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import logging
 import os
-import re
 import socket
 import sys
 import threading
@@ -37,15 +36,14 @@ from torch_edl.config import (
     JobConfig,
 )
 from torch_edl.errors import EdlError
-from torch_edl.master_host import host_or_find, is_local
+from torch_edl.master_host import host_or_find, is_local, split
+from torch_edl.rendezvous import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_PORT = 29400
-_JOIN_TIMEOUT_S = 600
-_LAST_CALL_S = 5
+_LAST_CALL_S = 5.0
 _STORE_TIMEOUT_S = 60
 _CALL_TIMEOUT_S = 10.0
 _FAREWELL_S = 2.0
@@ -68,19 +66,20 @@ class MasterRendezvousHandler(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._parameters = parameters
         self._run_id = parameters.run_id
-        self._join_timeout_s = float(parameters.get("join_timeout") or _JOIN_TIMEOUT_S)
-        last_call = parameters.get("last_call_timeout")
-        self._last_call_s = _LAST_CALL_S if last_call is None else float(last_call)
-        host, port = parse_rendezvous_endpoint(parameters.endpoint, default_port=_DEFAULT_PORT)
-        endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        configs = parameters.config
+        self._join_timeout_s = options.seconds(configs, "join_timeout", options.JOIN_TIMEOUT_S)
+        self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
+        endpoint = options.endpoint(parameters.endpoint)
         # Not the pid: that of a node which comes back may be the same.
         self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._local_addr = parameters.local_addr or self._own_address(endpoint)
         try:
             master = host_or_find(
-                lambda: _job(parameters), name=job_name(self._run_id), endpoint=endpoint,
+                lambda: _job(parameters),
+                name=options.job_name(self._run_id),
+                endpoint=endpoint,
                 follows=False,
-            )  # fmt: skip
+            )
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {endpoint}: {error}") from error
         self._hosted = master.hosted
@@ -254,7 +253,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     @staticmethod
     def _own_address(endpoint: str) -> str:
         """How other nodes reach this one: by the way that leads to the master."""
-        host, port = parse_rendezvous_endpoint(endpoint, default_port=_DEFAULT_PORT)
+        host, port = split(endpoint)
         if is_local(endpoint):
             return host
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -266,17 +265,13 @@ class MasterRendezvousHandler(RendezvousHandler):
         return socket.getfqdn()
 
 
-def job_name(run_id: str) -> str:
-    """The name of the job of a run id: what a folder may be called."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "job"
-
-
 def _job(parameters: RendezvousParameters) -> JobConfig:
     script, per_node = _command_line()
+    name = options.job_name(parameters.run_id)
     return JobConfig(
-        name=job_name(parameters.run_id),
+        name=name,
         kind="script",
-        model_file=script or job_name(parameters.run_id),
+        model_file=script or name,
         cluster=ClusterConfig(
             min_workers=parameters.min_nodes * per_node,
             max_workers=parameters.max_nodes * per_node,

@@ -173,6 +173,41 @@ def test_a_job_that_ended_elsewhere(start: Start, master: ScriptedMaster) -> Non
     assert {code for _, code in master.ends().values()} == {-15}
 
 
+@pytest.mark.parametrize(
+    ("rank", "nodes", "said"),
+    [(0, 1, "1 of at least 2 machines came within 1.5 s"), (3, 4, "no place became free within")],
+)
+def test_a_job_that_does_not_begin_in_time_is_left(
+    start: Start, master: ScriptedMaster, rank: int, nodes: int, said: str
+) -> None:
+    master.answer = pb.AgentReportResponse(node_rank=rank, nodes=nodes)
+    agent = start("--nnodes", "2:3", "--rdzv-conf", "join_timeout=1.5,last_call_timeout=1")
+    code, out, err = agent.finish()
+    assert code == 1
+    assert said in err
+    assert "--rdzv-conf last_call_timeout: no effect" in err
+    assert master.told[-1][1].done, "the others go on"
+    assert not master.told[-1][1].error
+    assert bool(out) is (rank == 0), "without a place no worker is started"
+
+
+def test_machines_that_met_are_not_left_when_one_goes(start: Start, master: ScriptedMaster) -> None:
+    master.answer = pb.AgentReportResponse(nodes=2)
+    agent = start("--nnodes", "2", "--rdzv-conf", "join_timeout=1")
+    agent.workers(1)
+    master.answer = pb.AgentReportResponse(nodes=1)
+    first = len(master.told)
+    wait_for(lambda: len(master.told) > first + 4)
+    agent.end(0)
+    assert agent.finish()[0] == 0
+
+
+def test_a_conf_that_is_no_duration(start: Start) -> None:
+    code, _, err = start("--nnodes", "1:2", "--rdzv-conf", "join_timeout=soon").finish()
+    assert code == 2
+    assert "--rdzv-conf join_timeout=soon: write a number of seconds" in err
+
+
 def test_logs_lie_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     agent = start(

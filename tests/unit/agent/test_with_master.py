@@ -188,6 +188,40 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     assert "2 to 6 workers, 2 of them here, job many" in err
 
 
+def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> None:
+    def start(name: str) -> RunningAgent:
+        words = ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "full"]
+        return place.run(*words, name=name)
+
+    one = start("one")
+    one.workers(1)
+    two = start("two")
+    two.workers(1)
+    three = start("three")
+    assert three.process.stderr is not None
+    assert any("waiting for a place" in line for line in three.process.stderr)
+    two.process.send_signal(signal.SIGTERM)
+    assert two.finish()[0] == 143
+    (env,) = three.workers(1).values()
+    assert env["GROUP_RANK"] == "1"
+    for agent in (one, three):
+        agent.end(0)
+    for agent in (one, three):
+        assert agent.finish()[0] == 0
+
+
+def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint: str) -> None:
+    words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "few"]
+    agent = place.run(*words, "--rdzv-conf", "join_timeout=1.5")
+    code, _, err = agent.finish()
+    assert code == 1
+    assert "1 of at least 2 machines came within 1.5 s" in err
+    status = json.loads(place.ask("status", "few", "--json"))
+    assert status["state"] == "failed"
+    assert "machines came" in status["error"]
+    wait_for(lambda: not place.left())
+
+
 def test_agents_that_begin_at_once_start_one_master(place: Place, endpoint: str) -> None:
     start = _several(place, endpoint)
     agents = [start(name) for name in ("one", "two", "three")]

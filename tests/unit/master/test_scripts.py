@@ -236,8 +236,8 @@ def test_scale_reaches_agents_and_nothing_else_does() -> None:
 
 def test_it_is_finished_when_every_agent_is_done() -> None:
     w = World()
-    w.agent("a")
-    w.agent("b", pid=2)
+    w.agent("a", pb.AgentWorker(pid=11))
+    w.agent("b", pb.AgentWorker(pid=12), pid=2)
     assert not w.agent("a", done=True).over
     assert w.agent("b", pid=2, done=True).over
     w.tick()
@@ -246,6 +246,35 @@ def test_it_is_finished_when_every_agent_is_done() -> None:
     assert w.agent("a", done=True).over
     w.tick()
     assert (w.job.over, w.job.state) == (True, "finished")
+
+
+def test_machines_get_the_least_number_that_is_free() -> None:
+    w = World()
+    worker = pb.AgentWorker(pid=11)
+    assert [w.agent(node, worker).node_rank for node in ("a", "b")] == [0, 1]
+    assert (w.agent("c").node_rank, w.agent("c").nodes) == (2, 3)
+    w.agent("b", done=True)
+    assert (w.agent("c").node_rank, w.agent("c").nodes) == (1, 2), "it has not begun"
+    assert w.agent("c", worker).node_rank == 1
+    assert w.again().agent("c", worker).node_rank == 1
+    w.agent("d", worker)
+    w.tick(TIMEOUT_S / 2)
+    w.agent("a", worker)
+    w.agent("d", worker)
+    w.tick(TIMEOUT_S / 2)
+    assert w.agent("e").node_rank == 1, "c is lost"
+
+
+def test_who_waits_for_a_place_does_not_hold_up_the_end_nor_make_it() -> None:
+    w = World()
+    w.agent("a", pb.AgentWorker(pid=11))
+    w.agent("b", pid=2)
+    assert not w.agent("c", pid=3, done=True).over, "it gave up waiting"
+    assert w.agent("a", done=True).over
+    assert w.agent("b", pid=2).over
+    w.tick()
+    assert w.job.state == "finishing"
+    assert w.job.outcome.state == "finished"
 
 
 def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:

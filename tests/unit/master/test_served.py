@@ -149,6 +149,7 @@ class World:
         )
 
     def agent(self, **fields) -> pb.AgentReportResponse:
+        fields.setdefault("workers", [pb.AgentWorker(pid=1)])
         request = pb.AgentReportRequest(node="n", pid=1, host="h", **fields)
         return self.job.agent_report(request, self.now)
 

@@ -1,0 +1,51 @@
+"""What torchrun's options of the rendezvous say, for its own agent and for ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch_edl.errors import UsageError
+
+DEFAULT_PORT = 29400
+# As torch's c10d backend.
+JOIN_TIMEOUT_S = 600.0
+
+
+def endpoint(named: str) -> str:
+    """``host:port`` of ``--rdzv-endpoint``, with the default port and brackets where they lack.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    try:
+        host, port = parse_rendezvous_endpoint(named, default_port=DEFAULT_PORT)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-endpoint {named}: {error}") from error
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def job_name(run_id: str) -> str:
+    """The name of the job of ``--rdzv-id``: what a folder may be called."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "job"
+
+
+def seconds(configs: Mapping[str, Any], key: str, default: float) -> float:
+    """A duration of ``--rdzv-conf``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    value = configs.get(key)
+    if value is None:
+        return default
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise UsageError(f"--rdzv-conf {key}={value}: write a number of seconds, {key}=60")
+    return found
