@@ -71,7 +71,10 @@ class Workers:
         """A worker asks into the next ring, or leaves; None while there is nothing to say."""
         job, worker = self._job, request.worker_id
         member = job.members.get(worker)
-        if member is not None and (request.leaving or member.draining):
+        # Others may have died since it was asked to leave: who alone has the model is to give it
+        # to those who wait first.
+        dismissed = member is not None and member.draining and job.lockstep.may_drain(worker)
+        if member is not None and (request.leaving or dismissed):
             job.left_ring(member, now, finished=request.leaving and request.finished)
             return pb.JoinRingResponse(leave=True)
         if member is None or job.outcome is not None:

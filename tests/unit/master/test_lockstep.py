@@ -322,6 +322,24 @@ def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     assert w.at(2, 0).stale_ring == 2
 
 
+def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
+    w = World(workers=3)
+    w.up()
+    del w.ring[0]  # it imports for long
+    w.meet()
+    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.tick()
+    assert w.at(2, 2).drain
+    w.exit(1)
+    assert w.join(0, 0, -1) is None, "there is a model to wait for"
+    answer = w.join(2, 1, 2)
+    assert (answer.ring, list(answer.workers), answer.source) == (2, [2, 0], 0)
+    assert (answer.heal, answer.fresh) == (True, False)
+    assert w.join(2, 2, 2).leave
+    assert list(w.join(0, 2, 2).workers) == [0]
+    assert w.job.lockstep.ring.life == 1
+
+
 def test_commits_are_fenced_for_model_files_too() -> None:
     w = World()
     w.up()

@@ -126,6 +126,24 @@ def test_who_leaves_makes_the_ring_change_after_its_step() -> None:
     assert not ring.wanted(1)
 
 
+def test_the_last_member_hands_its_model_on_before_it_leaves() -> None:
+    ring = Ring()
+    form(ring, (0, -1))
+    assert ask(ring, 1, -1, was=0) is None
+    assert ring.stale() == 1, "it hears that somebody waits"
+    assert not ring.due(100.0, min_workers=1, max_workers=2), "nobody begins without its model"
+    assert ask(ring, 0, 7) is None
+    assert ring.due(0.0, min_workers=2, max_workers=2)
+    formed = ring.form()
+    assert (formed.number, formed.workers, formed.source) == (2, (0, 1), 0)
+    assert (formed.heal, formed.fresh, formed.life) == (True, False, 1)
+    ring.leave(0, 1.0)
+    assert ring.stale() == 2
+    formed = form(ring, (1, 7))
+    assert (formed.number, formed.workers, formed.life) == (3, (1,), 1)
+    assert not formed.fresh
+
+
 def test_after_the_end_members_go_on_and_nobody_joins() -> None:
     ring = Ring()
     form(ring, (0, -1), (1, -1))
