@@ -12,9 +12,9 @@ from pathlib import Path
 
 from master.actions import Action, Effect
 from master.evaluation import Result
-from master.events import Course, Events, Rates
 from master.fleet import Fleet
 from master.keeper import Keeper
+from master.lifecycle import Lifecycle
 from master.lockstep import Lockstep
 from master.membership import Member, Membership
 from master.outcome import WHO_STARTS_AGAIN, Outcome, Restoring, choose_strategy
@@ -30,7 +30,7 @@ from torch_edl.wire import master_pb2 as pb
 _LEAVE_S = 10.0
 
 
-class Job:
+class Job(Lifecycle):
     """One job.
 
     Args:
@@ -51,11 +51,9 @@ class Job:
         resumed: Saved | None = None,
         wall_offset_s: float = 0.0,
     ) -> None:
+        super().__init__(fleet, wall_offset_s=wall_offset_s)
         self.config = config
-        self.fleet = fleet
         self.members = Membership(heartbeat_timeout_s=config.cluster.heartbeat_timeout_s)
-        self.events = Events()
-        self.rates = Rates()
         self.keeper = Keeper(config, folder=folder, resumed=resumed, tell=self.tell, fail=self.fail)
         self.work = Work(config, resumed=resumed)
         self.lockstep = Lockstep(
@@ -66,17 +64,12 @@ class Job:
             renew=self._renew,
             formed=self._ring_formed,
         )
-        self.outcome: Outcome | None = None
-        self.over = False
-        """Every process has ended too."""
         self.reason = ""
         self.damaged = 0
         self.nan_steps = 0
         self.records_before = 0
         """Records that were done before this run."""
         self._cores = cores
-        self._wall_offset_s = wall_offset_s
-        self._course = Course()
         self._scanned: Mapping[str, Sequence[Shard]] | None = None
         self._scan_error = ""
         self._model: pb.ReportModelRequest | None = None
@@ -84,17 +77,6 @@ class Job:
         self._effects: list[Effect] = []
 
     # ---- what it says ----
-
-    @property
-    def state(self) -> str:
-        """starting, running, finishing, finished, failed or stopped."""
-        if self.outcome is not None:
-            return self.outcome.state if self.over else "finishing"
-        return self._course.state
-
-    def wall_s(self, now: float) -> float:
-        """Seconds since somebody had something to do, until the work was done."""
-        return self._course.wall_s(now)
 
     def done(self) -> tuple[int, int]:
         """(records, minibatches): of finished tasks, and what workers told of running ones."""
@@ -307,27 +289,6 @@ class Job:
         self.tell("info", text, now)
         return text
 
-    def stop(self, reason: str, now: float, *, exit_code: int = 143) -> None:
-        """Somebody wants it to end."""
-        if self.outcome is None:
-            self.tell("warning", f"stopping: {reason}", now)
-            self._end(Outcome("stopped", exit_code, error=reason), now, leave_s=0.0)
-
-    def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
-        """It cannot go on; the first cause counts."""
-        if self.outcome is None:
-            self.tell("error", error, now)
-            outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
-            self._end(outcome, now, leave_s=0.0)
-
-    def _end(self, outcome: Outcome, now: float, *, leave_s: float) -> None:
-        self.outcome = outcome
-        self.fleet.end(now, leave_s=leave_s)
-
-    def tell(self, level: str, text: str, now: float) -> None:
-        """Notes an event for the user."""
-        self.events.add(level, text, now + self._wall_offset_s)
-
     # ---- time ----
 
     def tick(self, now: float) -> list[Action]:
@@ -410,10 +371,6 @@ class Job:
     def _ring_formed(self, text: str, now: float) -> None:
         self.tell("info", text, now)
         self.leased(now)
-
-    def leased(self, now: float) -> None:
-        """Somebody has something to do: the job runs."""
-        self._course.began(now)
 
     def want(self, effect: Effect) -> None:
         """Has something done after the next tick."""

@@ -1,0 +1,67 @@
+"""A job from its start to its end, and what the user hears of it. Pure.
+
+What there is to do, and who does it, is nothing of its business: see :mod:`master.job`.
+"""
+
+from __future__ import annotations
+
+from master.events import Course, Events, Rates
+from master.fleet import Fleet
+from master.outcome import Outcome
+
+
+class Lifecycle:
+    """Goes from starting over running and finishing to finished, failed or stopped, never back.
+
+    Args:
+        fleet: ends with the job.
+        wall_offset_s: Unix time minus the clock of the events.
+    """
+
+    def __init__(self, fleet: Fleet, *, wall_offset_s: float) -> None:
+        self.fleet = fleet
+        self.events = Events()
+        self.rates = Rates()
+        self.outcome: Outcome | None = None
+        self.ended_at = 0.0
+        """When the outcome was known."""
+        self.over = False
+        """Every process has ended too."""
+        self._course = Course()
+        self._wall_offset_s = wall_offset_s
+
+    @property
+    def state(self) -> str:
+        """starting, running, finishing, finished, failed or stopped."""
+        if self.outcome is not None:
+            return self.outcome.state if self.over else "finishing"
+        return self._course.state
+
+    def wall_s(self, now: float) -> float:
+        """Seconds since somebody had something to do, until the work was done."""
+        return self._course.wall_s(now)
+
+    def leased(self, now: float) -> None:
+        """Somebody has something to do: the job runs."""
+        self._course.began(now)
+
+    def stop(self, reason: str, now: float, *, exit_code: int = 143) -> None:
+        """Somebody wants it to end."""
+        if self.outcome is None:
+            self.tell("warning", f"stopping: {reason}", now)
+            self._end(Outcome("stopped", exit_code, error=reason), now, leave_s=0.0)
+
+    def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
+        """It cannot go on; the first cause counts."""
+        if self.outcome is None:
+            self.tell("error", error, now)
+            outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
+            self._end(outcome, now, leave_s=0.0)
+
+    def tell(self, level: str, text: str, now: float) -> None:
+        """Notes an event for the user."""
+        self.events.add(level, text, now + self._wall_offset_s)
+
+    def _end(self, outcome: Outcome, now: float, *, leave_s: float) -> None:
+        self.outcome, self.ended_at = outcome, now
+        self.fleet.end(now, leave_s=leave_s)
