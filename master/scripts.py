@@ -8,22 +8,18 @@ rounds of torchrun, and when it is all over.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from master.agents import Agent, Agents
-from master.fleet import Fleet
 from master.membership import Member
 from master.outcome import Outcome, Restoring
 from master.ring import Ring
 from master.rounds import Place, Rounds
-from master.saves import Saved
 from master.served import ServedJob
-from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-# Agents ask twice a second; one that did not ask for so long will not hear how the job ended.
+# All ask twice a second or so; who did not for so long will not hear how the job ended.
 _LINGER_S = 5.0
 # So long nobody may be there: no agent, no worker, no node of torchrun.
 _DESERTED_S = 60.0
@@ -32,21 +28,10 @@ _DESERTED_S = 60.0
 class ScriptJob(ServedJob):
     """A job of kind ``script``; its fleet is external."""
 
-    def __init__(
-        self,
-        config: JobConfig,
-        fleet: Fleet,
-        *,
-        folder: Path,
-        cores: int,
-        resumed: Saved | None = None,
-        wall_offset_s: float = 0.0,
-    ) -> None:
-        super().__init__(
-            config, fleet, folder=folder, cores=cores, resumed=resumed, wall_offset_s=wall_offset_s
-        )
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.reason = "a training script"
-        self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
+        self._agents = Agents(timeout_s=self.config.cluster.heartbeat_timeout_s)
         self._rounds = Rounds()
         self._places: dict[tuple[str, int], int] = {}
         self._next_id = 0
@@ -267,8 +252,16 @@ class ScriptJob(ServedJob):
             self._new_round(now)
         actions = super().tick(now)
         over = self.outcome is not None and not self.fleet.alive("ps")
-        self.over = over and self._agents.over(now, linger_s=_LINGER_S)
+        self.over = over and self._have_all_heard(now)
         return actions
+
+    def _have_all_heard(self, now: float) -> bool:
+        """Nobody is left who would go on, or wait for this master."""
+        assert self.outcome is not None
+        if len(self._agents) or self.outcome.state == "finished":
+            return self._agents.over(now, linger_s=_LINGER_S)
+        left = not len(self.members) and self._rounds.deserted(now)
+        return left or now - self.ended_at >= _LINGER_S
 
     def _advance(self, now: float) -> None:
         if self._served:

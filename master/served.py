@@ -19,6 +19,7 @@ class ServedJob(Job):
     """A job whose tasks are cut from the loader of a script."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what :class:`Job` takes."""
         super().__init__(*args, **kwargs)
         self.settled = False
         """All tasks are done, and the last checkpoint is written."""

@@ -227,6 +227,33 @@ def test_an_agent_that_starts_again_has_lost_its_workers() -> None:
     assert not w.beat(0).known
 
 
+def test_workers_and_nodes_of_torchrun_hear_that_the_job_is_stopped() -> None:
+    w = World()
+    w.register(11)
+    w.ring(0)
+    ask = pb.RendezvousRequest(node="t", min_nodes=1, max_nodes=1, store="s")
+    w.job.rendezvous(ask, w.now)
+    w.job.stop("torch-edl stop", w.now)
+    w.tick(1.0)
+    assert not w.job.over
+    assert w.beat(0).drain
+    assert w.join(0, leaving=True).leave
+    w.tick(1.0)
+    assert w.job.rendezvous(pb.RendezvousRequest(node="t", round=1), w.now).closed
+    assert not w.job.over
+    w.job.rendezvous(pb.RendezvousRequest(node="t", leaving=True), w.now)
+    w.tick()
+    assert w.job.over
+
+
+def test_nobody_is_waited_for_who_does_not_hear_that_the_job_is_stopped() -> None:
+    w = World()
+    w.register(11)
+    w.job.stop("torch-edl stop", w.now)
+    w.tick(5.0)
+    assert w.job.over
+
+
 def test_scale_reaches_agents_and_nothing_else_does() -> None:
     w = World()
     assert w.agent().workers_wanted == 0
