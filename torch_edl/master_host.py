@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch_edl import job_folder
-from torch_edl.config import ENV_TOKEN, JobConfig, edl_home
+from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig, edl_home
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.launch.base import ProcessExit, ProcessSpec
 from torch_edl.launch.local import LocalLauncher
@@ -40,6 +40,10 @@ class Master:
     address: str
     token: str
     hosted: HostedMaster | None = None
+
+    def environment(self, node: str) -> dict[str, str]:
+        """What a worker needs to find it, with the name of the agent that started the worker."""
+        return {ENV_MASTER: self.address, ENV_TOKEN: self.token, ENV_NODE: node}
 
 
 class HostedMaster:

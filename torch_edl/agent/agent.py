@@ -22,7 +22,6 @@ from torch_edl.agent.ledger import Ledger, Verdict
 from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
-from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import JobFailedError
 from torch_edl.master_host import HostedMaster, Master, split
 from torch_edl.wire import master_pb2 as pb
@@ -70,12 +69,7 @@ class Agent:
         self._master = spec.master
         self._node = f"{socket.gethostname()}-{os.getpid()}"
         self._is_alone = spec.config.max_nodes == 1
-        env = {
-            ENV_MASTER: spec.master.address,
-            ENV_TOKEN: spec.master.token,
-            ENV_NODE: self._node,
-        }
-        self._workers = Workers(spec.config, spec.command, env)
+        self._workers = Workers(spec.config, spec.command, spec.master.environment(self._node))
         self._ledger = Ledger(max_restarts=spec.config.max_restarts)
         self._wanted = spec.config.nproc_per_node
         self._done: set[int] = set()

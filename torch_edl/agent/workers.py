@@ -29,7 +29,7 @@ from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.agent.environment import Placement, worker_environment
-from torch_edl.launch import exec_child
+from torch_edl.launch import exec_child, process_group
 
 _HAS_PIDFD = hasattr(os, "pidfd_open")
 _REAP_POLL_S = 0.02
@@ -171,12 +171,11 @@ class Workers:
         """Those that ended since the last call, each once."""
         ended = []
         for worker in list(self._running.values()):
-            seen = _peek(worker.process.pid)
+            seen = process_group.ended(worker.process.pid)
             if seen is None and worker.process.poll() is None:
                 continue
             if seen != 0:
-                # Before it is reaped, while the number of its group is still its own.
-                _kill_group(worker.process.pid, signal.SIGKILL)
+                process_group.send(worker.process.pid, signal.SIGKILL)
             code = worker.process.wait()
             del self._running[worker.local_rank]
             if worker.pidfd >= 0:
@@ -203,7 +202,7 @@ class Workers:
             if worker is None:
                 continue
             if not worker.stopping:
-                _kill_group(worker.process.pid, signal.SIGTERM)
+                process_group.send(worker.process.pid, signal.SIGTERM)
             worker.stopping = True
             deadline = now + grace_s
             worker.kill_at = min(deadline, worker.kill_at or deadline)
@@ -211,18 +210,18 @@ class Workers:
     def kill(self, pid: int) -> None:
         """SIGKILL to the worker of that number, if it is one of ours; it counts as lost."""
         if any(w.process.pid == pid for w in self._running.values()):
-            _kill_group(pid, signal.SIGKILL)
+            process_group.send(pid, signal.SIGKILL)
 
     def kill_overdue(self, now: float) -> None:
         """Kills those whose grace is over."""
         for worker in self._running.values():
             if worker.kill_at is not None and now >= worker.kill_at:
-                _kill_group(worker.process.pid, signal.SIGKILL)
+                process_group.send(worker.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Kills what is left, and waits for it."""
         for worker in self._running.values():
-            _kill_group(worker.process.pid, signal.SIGKILL)
+            process_group.send(worker.process.pid, signal.SIGKILL)
         while self._running:
             for ended in self.reap():
                 ended.close.close()
@@ -302,17 +301,3 @@ def _bind_to_numa(command: list[str], local_rank: int, config: LaunchConfig) -> 
             tuple(command), gpu_index=local_rank, numa_options=config.numa_options
         )
     )
-
-
-def _peek(pid: int) -> int | None:
-    """The exit status of a child that ended, without reaping it; None while it runs."""
-    try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    return None if found is None else found.si_status
-
-
-def _kill_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_edl.launch import process_group
 from torch_edl.launch.base import ProcessExit, ProcessSpec
 from torch_edl.launch.child import ENV_PARENT_PID
 
@@ -76,10 +76,9 @@ class LocalLauncher:
             if running.kill_at is not None and now >= running.kill_at:
                 running.kill_at = None
                 log.warning("%s-%d did not end in time: killing it", *key)
-                _kill_group(running.process.pid)
-            if _is_zombie(running.process.pid):
-                # Before it is reaped, so that the number of its group is still its own.
-                _kill_group(running.process.pid)
+                process_group.send(running.process.pid, signal.SIGKILL)
+            if process_group.ended(running.process.pid) is not None:
+                process_group.send(running.process.pid, signal.SIGKILL)
             code = running.process.poll()
             if code is None:
                 continue
@@ -97,7 +96,7 @@ class LocalLauncher:
             return
         deadline = time.monotonic() + grace_s
         if grace_s <= 0:
-            _kill_group(running.process.pid)
+            process_group.send(running.process.pid, signal.SIGKILL)
         else:
             running.process.send_signal(signal.SIGTERM)
             # A second call may shorten the grace, never lengthen it.
@@ -133,15 +132,3 @@ def _environment(spec: ProcessSpec) -> dict[str, str]:
     if root.name not in ("site-packages", "dist-packages"):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(root)]))
     return env
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -27,14 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from torch_edl.config import (
-    ENV_MASTER,
-    ENV_NODE,
-    ENV_TOKEN,
-    CheckpointConfig,
-    ClusterConfig,
-    JobConfig,
-)
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import EdlError
 from torch_edl.master_host import host_or_find, is_local, split
 from torch_edl.rendezvous import options
@@ -84,9 +77,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             raise RendezvousConnectionError(f"--rdzv-endpoint {endpoint}: {error}") from error
         self._hosted = master.hosted
         # torch's agent hands its environment on to its workers.
-        os.environ.update(
-            {ENV_MASTER: master.address, ENV_TOKEN: master.token, ENV_NODE: self._node}
-        )
+        os.environ.update(master.environment(self._node))
         self._stub = Stub(pb.DESCRIPTOR.services_by_name["Master"], master.address, master.token)
         self._round = 0
         self._seen = pb.RendezvousResponse()
