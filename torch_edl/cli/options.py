@@ -1,13 +1,10 @@
-"""The options of the verbs, in the groups of their help pages.
-
-Only what cannot be a number is refused here; whether a value makes sense is the configuration's
-to say, and defaults are read from it.
-"""
+"""The options of the verbs, in the groups of their help pages; defaults are the configuration's."""
 
 from __future__ import annotations
 
 import argparse
 
+from torch_edl.cli.argument_types import seconds, whole, worker_range
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, TrainConfig
 
 _DATA = DataConfig()
@@ -17,36 +14,6 @@ _KEEP = CheckpointConfig()
 
 # The names of torch_edl.data.sources; `auto` looks at the suffix and the first bytes.
 FORMATS = "auto|recordio|tfrecord|csv|parquet"
-
-
-def whole(text: str) -> int:
-    """A whole number; underscores may part the digits."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def seconds(text: str) -> float:
-    """A duration in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 seconds")
-    return value
-
-
-def worker_range(text: str) -> tuple[int, int]:
-    """``4`` is (4, 4), ``2:8`` is (2, 8)."""
-    low, colon, high = text.partition(":")
-    try:
-        return (int(low), int(high)) if colon else (int(low), int(low))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: write a number or a range, such as 4 or 2:8"
-        ) from None
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -157,22 +124,12 @@ def _add_cutting(group: argparse._ArgumentGroup) -> None:
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """How many processes, and when one is given up."""
     group = parser.add_argument_group("processes")
-    group.add_argument(
-        "--workers",
-        type=worker_range,
+    add_workers(
+        group,
         default=(_CLUSTER.min_workers, _CLUSTER.max_workers),
-        metavar="N|MIN:MAX",
         help="worker processes, or a range (default 1)",
     )
-    group.add_argument(
-        "--ps",
-        "--servers",
-        dest="servers",
-        type=whole,
-        default=None,
-        metavar="N",
-        help=f"parameter servers, strategy ps (default {_CLUSTER.servers})",
-    )
+    add_servers(group)
     group.add_argument(
         "--worker-threads",
         type=whole,
@@ -180,13 +137,7 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="torch threads each (default: cores, divided)",
     )
-    group.add_argument(
-        "--heartbeat-timeout",
-        type=seconds,
-        default=_CLUSTER.heartbeat_timeout_s,
-        metavar="S",
-        help=f"silence that means lost, s (default {_CLUSTER.heartbeat_timeout_s:g})",
-    )
+    add_heartbeat_timeout(group)
     group.add_argument(
         "--task-timeout",
         type=seconds,
@@ -203,13 +154,72 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_strategy(group: argparse._ArgumentGroup) -> None:
+def add_workers(
+    group: argparse._ArgumentGroup, *, default: tuple[int, int] | None, help: str
+) -> None:
+    """How many workers."""
+    group.add_argument(
+        "--workers", type=worker_range, default=default, metavar="N|MIN:MAX", help=help
+    )
+
+
+def add_servers(group: argparse._ArgumentGroup) -> None:
+    """How many parameter servers."""
+    group.add_argument(
+        "--ps",
+        "--servers",
+        dest="servers",
+        type=whole,
+        default=None,
+        metavar="N",
+        help=f"parameter servers, strategy ps (default {_CLUSTER.servers})",
+    )
+
+
+def add_heartbeat_timeout(group: argparse._ArgumentGroup) -> None:
+    """When a worker is given up."""
+    group.add_argument(
+        "--heartbeat-timeout",
+        type=seconds,
+        default=_CLUSTER.heartbeat_timeout_s,
+        metavar="S",
+        help=f"silence that means lost, s (default {_CLUSTER.heartbeat_timeout_s:g})",
+    )
+
+
+def add_strategy(group: argparse._ArgumentGroup, names: str) -> None:
+    """How workers share a model."""
     group.add_argument(
         "--strategy",
         default=_TRAIN.strategy,
         metavar="NAME",
-        help="auto|ps|allreduce|local (default auto: by model)",
+        help=f"{names} (default {_TRAIN.strategy}: by model)",
     )
+
+
+def add_seed(group: argparse._ArgumentGroup, of: str) -> None:
+    """What chance begins with."""
+    group.add_argument(
+        "--seed",
+        type=whole,
+        default=_TRAIN.seed,
+        metavar="N",
+        help=f"of {of} (default %(default)s)",
+    )
+
+
+def add_job_name(group: argparse._ArgumentGroup) -> None:
+    """What status, scale and stop call the job."""
+    group.add_argument(
+        "--job-name",
+        default="",
+        metavar="NAME",
+        help="default: the file's name and a suffix",
+    )
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    add_strategy(group, "auto|ps|allreduce|local")
     group.add_argument(
         "--large-embedding",
         type=whole,
@@ -217,24 +227,18 @@ def _add_strategy(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="elements that belong on servers (default 4e6)",
     )
-    group.add_argument(
-        "--seed",
-        type=whole,
-        default=_TRAIN.seed,
-        metavar="N",
-        help="of model, order and new rows (default %(default)s)",
-    )
+    add_seed(group, "model, order and new rows")
 
 
 def add_inference(parser: argparse.ArgumentParser) -> None:
     """How evaluate and predict hold the model."""
-    _add_strategy(parser.add_argument_group("model"))
+    _add_model(parser.add_argument_group("model"))
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
     """How gradients become parameters."""
     group = parser.add_argument_group("training")
-    _add_strategy(group)
+    _add_model(group)
     group.add_argument(
         "--mode",
         default=_TRAIN.mode,
@@ -339,12 +343,7 @@ def add_checkpoints(group: argparse._ArgumentGroup) -> None:
 def add_job(parser: argparse.ArgumentParser) -> None:
     """The job's name and its report."""
     group = parser.add_argument_group("job")
-    group.add_argument(
-        "--job-name",
-        default="",
-        metavar="NAME",
-        help="default: the model file's name and a suffix",
-    )
+    add_job_name(group)
     group.add_argument(
         "--summary",
         default="",

@@ -11,6 +11,7 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
 from torch_edl.cli import options
+from torch_edl.cli.argument_types import worker_range
 from torch_edl.cli.script_words import script_words
 from torch_edl.errors import UsageError
 
@@ -176,7 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
     scale.add_argument(
         "--workers",
         required=True,
-        type=options.worker_range,
+        type=worker_range,
         metavar="N|MIN:MAX",
         help="so many workers, or as many as fit in between",
     )

@@ -19,6 +19,7 @@ HELP_TORCHRUN = "--help-torchrun"
 OWN_OPTIONS = {
     "--workers": True,
     "--ps": True,
+    "--servers": True,
     "--strategy": True,
     "--seed": True,
     "--heartbeat-timeout": True,
