@@ -7,20 +7,17 @@ one would not, and a server does not apply the records of a push twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
-from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.ps_client.calls import Pending, Servers
 from torch_edl.ps_client.partition import dense_owners
 from torch_edl.wire import codec, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.channel import Stub
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -105,37 +102,12 @@ class PushResult:
     version: int
 
 
-class Pending:
-    """Calls on their way to all servers; :meth:`responses` waits for them."""
-
-    def __init__(self, client: PsClient, futures: list[Any]) -> None:
-        self._client = client
-        self._futures = futures
-
-    def done(self) -> bool:
-        """Whether every server has answered."""
-        return all(f.done() for f in self._futures)
-
-    def responses(self) -> list[Any]:
-        """The answers in server order.
-
-        Raises:
-            ServersLostError: one is unreachable, or of another life.
-            UsageError: one refused the content; the message says why.
-        """
-        try:
-            return [f.result() for f in self._futures]
-        except grpc.RpcError as error:
-            raise translate(error) from None
-        except CancelledError:
-            raise ServersLostError("the connection was closed") from None
-
-
 class PendingPull(Pending):
     """A pull on its way."""
 
     def __init__(self, client: PsClient, futures: list[Any], tables: Sequence[TableIds]) -> None:
-        super().__init__(client, futures)
+        super().__init__(futures)
+        self._client = client
         self._tables = tables
 
     def wait(self) -> PullResult:
@@ -189,12 +161,8 @@ class PsClient:
         token: str,
         timeout_s: float = 30.0,
     ) -> None:
-        service = pb.DESCRIPTOR.services_by_name["Pserver"]
-        # A server that is away for a moment costs the tasks at work, which are given back and done
-        # again; a retry would cost every call something.
-        self._stubs = [Stub(service, address, token, retries=False) for address in addresses]
+        self._servers = Servers(addresses, token=token, timeout_s=timeout_s)
         self._fence = pb.Fence(job=job, incarnation=incarnation)
-        self._timeout_s = timeout_s
         self.incarnation = incarnation
         self.layout: list[list[Segment]] = [[] for _ in addresses]
         # Of parameters, rows, gradients and ids; messages and their headers are not counted.
@@ -204,7 +172,7 @@ class PsClient:
     @property
     def servers(self) -> int:
         """How many servers there are."""
-        return len(self._stubs)
+        return len(self._servers)
 
     def initialize(
         self,
@@ -227,7 +195,7 @@ class PsClient:
         """
         # A short word first: the servers of a cluster that is gone must not be waited for long.
         hello = [pb.PserverStatusRequest()] * self.servers
-        self._send("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S).responses()
+        self._servers.ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
         owners = dense_owners({n: int(v.size) for n, (v, _) in dense.items()}, self.servers)
         self.layout = [
             _segments([(n, *dense[n]) for n in sorted(dense) if owners[n] == s])
@@ -251,12 +219,12 @@ class PsClient:
             for segments in self.layout
         ]
         # With them servers read what they restore, which may be large.
-        answers = self._send(
+        answers = self._servers.ask(
             "PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S
-        ).responses()
-        self._send(
+        )
+        self._servers.ask(
             "PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S
-        ).responses()
+        )
         return all(a.accepted for a in answers)
 
     def pull(
@@ -290,7 +258,7 @@ class PsClient:
                 else:
                     entry.ids = self._sent(table.ids.unique[table.ids.part(server)])
             calls.append(call)
-        return PendingPull(self, self._futures("Pull", calls), tables)
+        return PendingPull(self, self._servers.start("Pull", calls), tables)
 
     def push(
         self,
@@ -333,61 +301,21 @@ class PsClient:
                     entry.ids = self._sent(table.ids.unique[part])
                 _fill(entry.values, gradients[part], self._sent)
             calls.append(call)
-        return PendingPush(self, self._futures("PushGradients", calls))
+        return PendingPush(self._servers.start("PushGradients", calls))
 
     def marks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""
         call = pb.GetMarksRequest(fence=self._fence, task_ids=[task_id])
-        answers = self._send("GetMarks", [call] * self.servers, wait=True).responses()
+        answers = self._servers.ask("GetMarks", [call] * self.servers, wait=True)
         return min(int(a.offsets[0]) for a in answers)
 
     def close(self) -> None:
         """Closes the connections; calls on their way end as lost."""
-        for stub in self._stubs:
-            stub.close()
+        self._servers.close()
 
     def _sent(self, array: npt.NDArray[Any]) -> bytes:
         self.sent_bytes += array.nbytes
         return array.tobytes()
-
-    def _send(
-        self,
-        method: str,
-        calls: Sequence[Any],
-        *,
-        wait: bool = False,
-        timeout_s: float | None = None,
-    ) -> Pending:
-        return Pending(self, self._futures(method, calls, wait=wait, timeout_s=timeout_s))
-
-    def _futures(
-        self,
-        method: str,
-        calls: Sequence[Any],
-        *,
-        wait: bool = False,
-        timeout_s: float | None = None,
-    ) -> list[Any]:
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return [
-            stub.start(method, call, timeout_s=timeout_s, wait=wait)
-            for stub, call in zip(self._stubs, calls, strict=True)
-        ]
-
-
-def translate(error: grpc.RpcError) -> Exception:
-    """The exception that a failed call to a server means."""
-    code, details = error.code(), error.details()
-    if code == grpc.StatusCode.INVALID_ARGUMENT:
-        return UsageError(details)
-    if code in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-    ):
-        return ServersLostError(f"{code.name}: {details}")
-    return EdlError(f"parameter server: {code.name}: {details}")
 
 
 def _segments(parameters: list[tuple[str, npt.NDArray[Any], int]]) -> list[Segment]:

@@ -1,0 +1,106 @@
+"""The same call to every server of a cluster, side by side, and what its failure means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+import grpc
+
+from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+
+class Pending:
+    """Calls on their way to all servers; :meth:`responses` waits for them."""
+
+    def __init__(self, futures: list[Any]) -> None:
+        self._futures = futures
+
+    def done(self) -> bool:
+        """Whether every server has answered."""
+        return all(f.done() for f in self._futures)
+
+    def responses(self) -> list[Any]:
+        """The answers in server order.
+
+        Raises:
+            ServersLostError: one is unreachable, or of another life.
+            UsageError: one refused the content; the message says why.
+        """
+        try:
+            return [f.result() for f in self._futures]
+        except grpc.RpcError as error:
+            raise _translate(error) from None
+        except CancelledError:
+            raise ServersLostError("the connection was closed") from None
+
+
+class Servers:
+    """Connections to the servers, in shard order.
+
+    Args:
+        addresses: ``host:port`` of each.
+        timeout_s: deadline of a call, seconds.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, token: str, timeout_s: float) -> None:
+        service = pb.DESCRIPTOR.services_by_name["Pserver"]
+        # A server that is away for a moment costs the tasks at work, which are given back and done
+        # again; a retry would cost every call something.
+        self._stubs = [Stub(service, address, token, retries=False) for address in addresses]
+        self._timeout_s = timeout_s
+
+    def __len__(self) -> int:
+        return len(self._stubs)
+
+    def start(
+        self,
+        method: str,
+        calls: Sequence[Any],
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Starts one call to each server, and returns their futures.
+
+        Args:
+            wait: for a connection, instead of failing at once where there is none.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return [
+            stub.start(method, call, timeout_s=timeout_s, wait=wait)
+            for stub, call in zip(self._stubs, calls, strict=True)
+        ]
+
+    def ask(
+        self,
+        method: str,
+        calls: Sequence[Any],
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Calls each server and waits for all answers; raises as :meth:`Pending.responses`."""
+        return Pending(self.start(method, calls, wait=wait, timeout_s=timeout_s)).responses()
+
+    def close(self) -> None:
+        """Closes the connections; calls on their way end as lost."""
+        for stub in self._stubs:
+            stub.close()
+
+
+def _translate(error: grpc.RpcError) -> Exception:
+    code, details = error.code(), error.details()
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return UsageError(details)
+    if code in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    ):
+        return ServersLostError(f"{code.name}: {details}")
+    return EdlError(f"parameter server: {code.name}: {details}")
