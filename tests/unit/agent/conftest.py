@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.server import serve
 
@@ -40,10 +41,12 @@ class ScriptedMaster:
         self.answer = pb.AgentReportResponse(nodes=1)
         self.stops: list[str] = []
         service = pb.DESCRIPTOR.services_by_name["Master"]
-        handlers = {m.name: self._refuse for m in service.methods}
-        handlers["AgentReport"] = self._report
-        handlers["Stop"] = self._stop
-        handlers["GetStatus"] = lambda request, _: pb.GetStatusResponse(job="scripted")
+        handlers = dict.fromkeys((m.name for m in service.methods), _refuse)
+        handlers |= {
+            "AgentReport": self._report,
+            "Stop": self._stop,
+            "GetStatus": lambda request, _: pb.GetStatusResponse(job="scripted"),
+        }
         self._server, self.port = serve(
             service, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
         )
@@ -77,9 +80,9 @@ class ScriptedMaster:
         self.stops.append(request.reason)
         return pb.StopResponse()
 
-    @staticmethod
-    def _refuse(request: Any, _: Any) -> Any:
-        raise NotImplementedError
+
+def _refuse(request: Any, _: Any) -> None:
+    raise UsageError(f"{type(request).__name__}: agents report, ask for the status, and stop jobs")
 
 
 class RunningAgent:
