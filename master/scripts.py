@@ -214,9 +214,10 @@ class ScriptJob(ServedJob):
         Raises:
             UsageError: there are several agents, or none, which start as many as they were told.
         """
-        if len(self._agents) != 1:
+        machines = self._agents.machines
+        if machines != 1:
             raise UsageError(
-                f"{len(self._agents)} agents start the workers of this job, each as many as its "
+                f"{machines} agents start the workers of this job, each as many as its "
                 "--nproc-per-node says; start or end an agent to change their number"
             )
         text = super().scale(request, now)

@@ -228,7 +228,7 @@ class Agent:
         for pid in response.kill:
             log.warning("the master gave up the worker of pid %d: killing it", pid)
             self._workers.kill(pid)
-        if response.workers_wanted and self._is_alone and response.workers_wanted != self._wanted:
+        if response.workers_wanted and response.nodes == 1:
             self._wanted = response.workers_wanted
         if response.over:
             self._leave(response, now)

@@ -119,8 +119,11 @@ def test_the_master_has_a_worker_killed(start: Start, master: ScriptedMaster) ->
     assert agent.finish()[0] == 0
 
 
-def test_the_number_of_workers_follows_the_master(start: Start, master: ScriptedMaster) -> None:
-    agent = start("--nproc-per-node", "2")
+@pytest.mark.parametrize("machines", ["1", "1:3"])
+def test_the_number_of_workers_follows_the_master(
+    start: Start, master: ScriptedMaster, machines: str
+) -> None:
+    agent = start("--nproc-per-node", "2", "--nnodes", machines)
     first = agent.workers(2)
     master.answer = pb.AgentReportResponse(nodes=1, workers_wanted=4)
     assert set(first) < set(agent.workers(4))

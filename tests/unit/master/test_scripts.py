@@ -259,6 +259,13 @@ def test_scale_reaches_agents_and_nothing_else_does() -> None:
     assert w.agent().workers_wanted == 0
     w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
     assert w.agent().workers_wanted == 4
+    scale = pb.ScaleRequest(min_workers=1, max_workers=2)
+    w.agent("m", pb.AgentWorker(pid=11))
+    with pytest.raises(UsageError, match="2 agents start the workers"):
+        w.job.scale(scale, w.now)
+    w.agent("m", done=True)
+    w.job.scale(scale, w.now)
+    assert (w.agent().workers_wanted, w.agent().nodes) == (2, 1)
 
 
 def test_it_is_finished_when_every_agent_is_done() -> None:
