@@ -256,7 +256,7 @@ def test_nobody_is_waited_for_who_does_not_hear_that_the_job_is_stopped() -> Non
 
 def test_scale_reaches_agents_and_nothing_else_does() -> None:
     w = World()
-    assert w.agent().workers_wanted == 0
+    assert w.agent("n", pb.AgentWorker(pid=10)).workers_wanted == 0
     w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
     assert w.agent().workers_wanted == 4
     scale = pb.ScaleRequest(min_workers=1, max_workers=2)
