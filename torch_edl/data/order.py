@@ -11,7 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from torch_edl.errors import UsageError
@@ -20,8 +23,7 @@ Span = tuple[int, int]
 """Positions from the first to one after the last."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one member has of an update."""
 
     records: int
@@ -76,7 +78,7 @@ class Pass:
             "seed": self.seed,
         }
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Records of the whole pass, those that are left out included."""
         return self.end or self.records * self.epochs
@@ -101,8 +103,20 @@ class Pass:
 
         An update ends with its epoch.
         """
-        epoch_end = min((start // self.records + 1) * self.records, self.total)
-        records = min(self.update_size(world), epoch_end - start)
+        records = min(
+            self.update_size(world), self.records - start % self.records, self.total - start
+        )
+        cut = self._cuts.get((records, rank, world))
+        if cut is None:
+            cut = self._cuts[records, rank, world] = self._cut(records, rank, world)
+        return Part(records, [(start + first, start + last) for first, last in cut])
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[int, int, int], list[Span]]:
+        """All updates of a size are cut alike."""
+        return {}
+
+    def _cut(self, records: int, rank: int, world: int) -> list[Span]:
         # As equal as can be; the first members have one more.
         whole, rest = divmod(records, world)
         if not self.global_batch_size and records < self.update_size(world):
@@ -113,11 +127,7 @@ class Pass:
         else:
             first = rank * whole + min(rank, rest)
             last = first + whole + (rank < rest)
-        spans = [
-            (start + at, start + min(at + self.batch_size, last))
-            for at in range(first, last, self.batch_size)
-        ]
-        return Part(records, spans)
+        return [(at, min(at + self.batch_size, last)) for at in range(first, last, self.batch_size)]
 
 
 class Order:
@@ -131,7 +141,7 @@ class Order:
         self._data = data
         self._number = number
         self._epoch = -1
-        self._indices = torch.empty(0, dtype=torch.int64)
+        self._indices = np.empty(0, np.int64)
 
     def indices(self, span: Span) -> list[int]:
         """The indices at some positions, all of one epoch."""
@@ -145,6 +155,7 @@ class Order:
             text = f"{self._data.seed}/{self._number}/{epoch}".encode()
             digest = hashlib.blake2b(text, digest_size=8).digest()
             generator.manual_seed(int.from_bytes(digest, "little"))
-            self._indices = torch.randperm(self._data.records, generator=generator)
+            self._indices = torch.randperm(self._data.records, generator=generator).numpy()
             self._epoch = epoch
-        return self._indices[start : start + last - first].tolist()
+        indices: list[int] = self._indices[start : start + last - first].tolist()
+        return indices

@@ -124,6 +124,8 @@ class LocalRows:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not _tables:
+        return  # every optimizer of the process comes here
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             rows = _tables.get(id(parameter)) if parameter.shape[0:1] == (0,) else None

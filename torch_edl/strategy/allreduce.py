@@ -241,7 +241,8 @@ class AllReduce:
         gradients = self.gradients
         if not self._in_step:
             gradients.restart()
-            gradients.keep_norms()
+            if self._meeting is not None:
+                gradients.keep_norms()
             self._in_step = True
             self._stepped = False
             self._steps = 0
@@ -250,11 +251,11 @@ class AllReduce:
         if self._group is None and self._meeting is not None and not self._meeting.authorized:
             gradients.broken = _UNAUTHORIZED
         alone = self._group is None and share == 1.0
-        if not last:
-            gradients.phase = Phase.GATHER
+        if alone:
+            gradients.phase = Phase.IDLE
+            gradients.reduced = not gradients.broken
         else:
-            gradients.phase = Phase.IDLE if alone else Phase.REDUCE
-            gradients.reduced = alone and not gradients.broken
+            gradients.phase = Phase.REDUCE if last else Phase.GATHER
 
     def rehearse(self) -> None:
         """The next backward counts for nothing: a process that is about to join warms up."""

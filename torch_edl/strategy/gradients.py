@@ -68,7 +68,7 @@ class Gradients:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.phase = Phase.IDLE
+        self._phase = Phase.IDLE
         self.share = 1.0
         """Of this minibatch in the update: its records over those of all members together."""
         self.broken = ""
@@ -103,19 +103,25 @@ class Gradients:
         self._buckets: list[_Bucket] = []
         self._place: dict[int, tuple[int, int]] = {}
         self._lanes = 0
-        self._handles = [
-            p.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
-            for number, p in enumerate(self._parameters)
-        ]
+        self._hooked = False
         self.fill_lanes: Callable[[torch.Tensor], None] = lambda lanes: None
         """Called before the last collective begins; writes this member's numbers, float32."""
         self.refuse: Callable[[list[float]], str] = lambda lanes: ""
         """Called with their sums over all members; a text undoes the update."""
 
-    def close(self) -> None:
-        """Takes the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+    @property
+    def phase(self) -> Phase:
+        """What the end of the next backward does."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is not Phase.IDLE and not self._hooked:
+            # Hooks cost microseconds in each step, which a process that is alone need not pay.
+            self._hooked = True
+            for number, p in enumerate(self._parameters):
+                p.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
 
     def use(self, group: Group | None, lanes: int) -> None:
         """From now on with this ring; None: alone. ``lanes``: how many numbers travel along."""
@@ -220,7 +226,7 @@ class Gradients:
         return ready
 
     def _ready(self, number: int, parameter: torch.Tensor) -> None:
-        if self.phase is Phase.IDLE:
+        if self._phase is Phase.IDLE:
             return
         if not self._in_backward:
             if self.reduced and self._shares < _WHOLE:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
+from torch_edl.data.order import Pass
 from torch_edl.strategy.allreduce import AllReduce
 from torch_edl.trainer.batches import Batches, StreamBatches, open_batches
 
@@ -69,14 +70,14 @@ class Loader:
         batches = open_batches(self._dataset, self._data, number, self._options)
         engine.replica.position.go_through(batches.data.identity)
         try:
-            while engine.replica.position.pass_index == number:
-                position = engine.replica.position
-                data = batches.known_end(position.records, engine.world)
-                start = data.next_start(position.records, engine.world)
-                if start >= data.total:
-                    position.pass_index, position.records = number + 1, 0
-                    return
-                yield from self._update(engine, batches, start)
+            with job._dismissal():
+                while (position := engine.replica.position).pass_index == number:
+                    data = batches.known_end(position.records, engine.world)
+                    start = data.next_start(position.records, engine.world)
+                    if start >= data.total:
+                        position.pass_index, position.records = number + 1, 0
+                        return
+                    yield from self._update(engine, batches, data, start)
             # A ring broke, and the state that came then is of a member that is in a later pass.
             engine.catching_up = True
         finally:
@@ -87,11 +88,10 @@ class Loader:
                 job._meter.settle(counted=engine.settle())
 
     def _update(
-        self, engine: AllReduce, batches: Batches | StreamBatches, start: int
+        self, engine: AllReduce, batches: Batches | StreamBatches, data: Pass, start: int
     ) -> Iterator[Any]:
         job = self._job
         pass_index = engine.replica.position.pass_index
-        data = batches.known_end(start, engine.world)
         part = data.part(start, engine.rank, engine.world)
         engine.expect(start + part.records - engine.replica.position.records)
         for number, span in enumerate(part.spans):
@@ -113,14 +113,13 @@ class Loader:
             engine.begin(0.0, last=True, lead=False)
             yield batches.sample((start, start + min(2, part.records)))
             job.check_pass(pass_index)
-        with job._dismissal():
-            counted = engine.finish()
-            job._meter.settle(counted=counted)
-            if counted:
-                job._saver.after_step(engine)
-            if counted and job._link is not None:
+        counted = engine.finish()
+        job._meter.settle(counted=counted)
+        if counted:
+            job._saver.after_step(engine)
+            if job._link is not None:
                 job._link.tell(engine.replica.position, data.total, job._meter)
-            engine.tend()
+        engine.tend()
 
     def _rehearse(self) -> Iterator[Any]:
         """One batch that counts for nothing: what is slow the first time is over when this

@@ -338,8 +338,8 @@ def test_outside_of_an_update_gradients_are_left_alone() -> None:
     gradients = Gradients(model)
     loss_of(model, x).backward()
     assert torch.equal(model.weight.grad, wanted)
-    gradients.close()
     gradients.phase, gradients.share = Phase.REDUCE, 0.5
+    gradients.phase = Phase.IDLE
     loss_of(model, x).backward()
     assert torch.equal(model.weight.grad, 2 * wanted)
 
