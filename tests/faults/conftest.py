@@ -1,9 +1,15 @@
-"""Jobs as a user starts them, and the means to hurt them."""
+"""Jobs as a user starts them, and the means to hurt them.
+
+A job that is over before it is hurt proves nothing, so its data stop: who comes to a certain
+record waits there until :meth:`Job.go_on`. Everybody else trains on, and is hurt in full run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -18,109 +25,165 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
 MODEL = Path(__file__).with_name("counting_model.py")
+EDL = [sys.executable, "-m", "torch_edl.cli"]
 
 
 class Job:
-    """A running `torch-edl run` of the counting model."""
+    """A running ``torch-edl run``.
 
-    def __init__(self, folder: Path, name: str, flags: list[str], delay_s: float) -> None:
-        self.folder = folder
+    Args:
+        name: of the job.
+        command: of a client that reads until ``gate`` exists.
+        workers: a word of the command line of its workers.
+    """
+
+    def __init__(self, folder: Path, name: str, command: list[str], workers: str) -> None:
         self.name = name
-        self.output = folder / f"{name}-output"
-        self.summary_file = folder / f"{name}.json"
         self.log = folder / f"{name}.log"
+        self.gate = self._gate(folder, name)
         self.env = {**os.environ, "TORCH_EDL_HOME": str(folder / "home")}
-        command = [
-            sys.executable, "-m", "torch_edl.cli", "run", str(MODEL),
-            "--data", str(folder / "data-*.parquet"), "--job-name", name,
-            "--output", str(self.output), "--summary", str(self.summary_file),
-            *(str(folder / "checkpoints") if f == "DIR" else f for f in flags),
-            "--", str(delay_s),
-        ]  # fmt: skip
+        self._words = {"worker": workers, "ps": "torch_edl.ps_server", "master": "master"}
+        self._stub: Stub | None = None
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
 
-    def status(self) -> dict[str, Any] | None:
-        """`torch-edl status --json`; None while there is none."""
-        found = subprocess.run(
-            [sys.executable, "-m", "torch_edl.cli", "status", self.name, "--json"],
-            env=self.env, capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
-        return json.loads(found.stdout) if found.returncode == 0 and found.stdout else None
+    @staticmethod
+    def _gate(folder: Path, name: str) -> Path:
+        return folder / f"{name}-goes-on"
 
-    def scale(self, workers: str) -> None:
-        """`torch-edl scale`."""
-        subprocess.run(
-            [sys.executable, "-m", "torch_edl.cli", "scale", self.name, "--workers", workers],
-            env=self.env, check=True, timeout=30,
-        )  # fmt: skip
+    def go_on(self) -> None:
+        """Nothing waits in the data any more."""
+        self.gate.touch()
+
+    def status(self) -> pb.GetStatusResponse:
+        """As the master tells; empty while there is none."""
+        try:
+            if self._stub is None:
+                file = Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "master.json"
+                where = json.loads(file.read_text())
+                service = pb.DESCRIPTOR.services_by_name["Master"]
+                self._stub = Stub(service, where["address"], where["token"])
+            status: pb.GetStatusResponse = self._stub.call(
+                "GetStatus", pb.GetStatusRequest(), timeout_s=5
+            )
+            return status
+        except (OSError, grpc.RpcError):
+            return pb.GetStatusResponse()
+
+    def done(self) -> int:
+        """Committed records."""
+        return self.status().records_done
 
     def pids(self, role: str) -> list[int]:
         """Processes of that role that live now, found without asking the job."""
-        module = {"worker": "torch_edl.worker", "ps": "torch_edl.ps_server", "master": "master"}
         found = []
-        for process in psutil.process_iter(["cmdline", "environ"]):
-            line = process.info["cmdline"] or []
+        for process in psutil.process_iter(["cmdline", "environ", "status"]):
             home = (process.info["environ"] or {}).get("TORCH_EDL_HOME")
-            if home == self.env["TORCH_EDL_HOME"] and module[role] in line[:4]:
+            if (
+                home == self.env["TORCH_EDL_HOME"]
+                and process.info["status"] != "zombie"
+                and process.pid != self.process.pid
+                and self._words[role] in (process.info["cmdline"] or [])
+            ):
                 found.append(process.pid)
         return found
 
-    def wait(self, timeout_s: float) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"still running after {timeout_s} s:\n{self.log.read_text()[-4000:]}")
+    def kill(self, role: str, count: int = 1) -> None:
+        """SIGKILL to so many of them."""
+        for pid in self.pids(role)[:count]:
+            os.kill(pid, signal.SIGKILL)
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         """Until it is true."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline or self.process.poll() is not None:
-                pytest.fail(f"it did not come about:\n{self.log.read_text()[-4000:]}")
-            time.sleep(0.02)
+                pytest.fail(f"it did not come about:\n{self.report()}")
+            time.sleep(0.03)
 
-    def records_done(self) -> int:
-        """Committed records, as the job says."""
-        status = self.status()
-        return status["records"]["done"] if status else 0
+    def finish(self, timeout_s: float = 100) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s} s:\n{self.report()}")
+
+    def report(self) -> str:
+        """The logs, for who looks for what went wrong."""
+        logs = sorted((Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "logs").glob("*"))
+        return "\n".join(f"==== {f.name}\n{f.read_text()[-3000:]}" for f in [self.log, *logs])
+
+    def close(self) -> None:
+        """Nothing outlives its job, whatever the test did to it."""
+        if self._stub is not None:
+            self._stub.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        deadline = time.monotonic() + 15
+        while left := [p for role in self._words for p in self.pids(role)]:
+            assert time.monotonic() < deadline, f"orphans {left}\n{self.report()}"
+            time.sleep(0.05)
+
+
+class ModelJob(Job):
+    """Of the counting model; its data stop at the last record."""
+
+    def __init__(
+        self, folder: Path, name: str, records: int, flags: list[str], delay_s: float
+    ) -> None:
+        self.records = records
+        self.output = folder / f"{name}-output"
+        self.summary_file = folder / f"{name}.json"
+        command = [
+            *EDL, "run", str(MODEL), "--data", str(folder / "data-*.parquet"), "--job-name", name,
+            "--output", str(self.output), "--summary", str(self.summary_file), *flags,
+            "--", str(delay_s), str(records - 1), str(self._gate(folder, name)),
+        ]  # fmt: skip
+        super().__init__(folder, name, command, "torch_edl.worker")
+
+    def scale(self, workers: int) -> None:
+        """`torch-edl scale`."""
+        words = [*EDL, "scale", self.name, "--workers", str(workers)]
+        subprocess.run(words, env=self.env, check=True, timeout=30)
 
     def summary(self) -> dict[str, Any]:
         """What `--summary` wrote."""
         return json.loads(self.summary_file.read_text())  # type: ignore[no-any-return]
 
-    def check_counts(self, records: int, epochs: int) -> None:
-        """Every record was counted exactly once in every epoch, by dense and by rows."""
+    def check(self) -> None:
+        """It ends well, and every record was counted exactly once, by dense and by rows."""
+        assert self.finish() == 0, self.report()
         total = load_file(self.output / "model.safetensors")["total"]
         rows = load_file(self.output / "embeddings" / "rows.safetensors")
         counts = dict(zip(rows["ids"].tolist(), rows["vectors"][:, 0].tolist(), strict=True))
-        wrong = {n: counts.get(n) for n in range(records) if counts.get(n) != epochs}
-        assert not wrong, f"{len(wrong)} records are not counted {epochs} times: {wrong}"
-        assert total.tolist() == [records * epochs] * 3
+        wrong = {n: counts.get(n) for n in range(self.records) if counts.get(n) != 1}
+        assert not wrong, f"{len(wrong)} records are not counted once: {wrong}"
+        assert total.tolist() == [self.records] * 3
         assert np.array_equal(rows["vectors"][:, 0], rows["vectors"][:, 1])
 
 
 @pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """``start_job(records, *flags, delay_s=0.0, name="count")``."""
-    jobs: list[Job] = []
+def jobs() -> Iterator[contextlib.ExitStack]:
+    """Where jobs are entered that end with the test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
 
-    def start(records: int, *flags: str, delay_s: float = 0.0, name: str = "count") -> Job:
-        if not list(tmp_path.glob("data-*.parquet")):
-            for part, numbers in enumerate(np.array_split(np.arange(records), 3)):
-                pq.write_table(pa.table({"n": numbers}), tmp_path / f"data-{part}.parquet")
-        jobs.append(Job(tmp_path, name, list(flags), delay_s))
-        return jobs[-1]
 
-    yield start
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        # Nothing outlives its job, whatever the test did to it.
-        deadline = time.monotonic() + 15
-        while left := [p for role in ("worker", "ps", "master") for p in job.pids(role)]:
-            assert time.monotonic() < deadline, f"orphans {left}\n{job.log.read_text()[-2000:]}"
-            time.sleep(0.05)
+@pytest.fixture
+def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ModelJob]:
+    """``start_job(records, *flags, delay_s=0.01, name="count")``; DIR is for checkpoints."""
+
+    def start(records: int, *flags: str, delay_s: float = 0.01, name: str = "count") -> ModelJob:
+        for part, numbers in enumerate(np.array_split(np.arange(records), 3)):
+            pq.write_table(pa.table({"n": numbers}), tmp_path / f"data-{part}.parquet")
+        given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
+        return jobs.enter_context(
+            contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s))
+        )
+
+    return start

@@ -1,7 +1,8 @@
 """Counts records in a training loop of the user's own, on parameter servers.
 
 SGD of rate 1 on a loss whose gradient is -1 for each record: the row of a record counts how often
-it was trained on, and ``total`` all of them.
+it was trained on, and ``total`` all of them. The data stop at the last record until the file
+``gate`` exists, so that the job is not over before it is hurt.
 """
 
 from __future__ import annotations
@@ -30,19 +31,23 @@ class Count(nn.Module):
 
 
 class Numbers(Dataset[int]):
-    def __init__(self, records: int) -> None:
+    def __init__(self, records: int, gate: Path) -> None:
         self._records = records
+        self._gate = gate
 
     def __len__(self) -> int:
         return self._records
 
     def __getitem__(self, number: int) -> int:
+        while number == self._records - 1 and not self._gate.exists():
+            time.sleep(0.01)
         return number
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("gate", type=Path)
     parser.add_argument("--records", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--delay", type=float, default=0.0)
@@ -50,10 +55,11 @@ def main() -> None:
     job = torch_edl.init()
     model = Count()
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    loader = job.loader(Numbers(args.records), batch_size=8, epochs=args.epochs, shuffle=True)
-    for numbers in loader:
+    numbers = Numbers(args.records, args.gate)
+    loader = job.loader(numbers, batch_size=8, epochs=args.epochs, shuffle=True)
+    for batch in loader:
         optimizer.zero_grad()
-        loss = -model(numbers).sum() - len(numbers) * model.total.sum()
+        loss = -model(batch).sum() - len(batch) * model.total.sum()
         loss.backward()
         optimizer.step()
         job.log(loss=loss)
