@@ -1,9 +1,15 @@
-"""For all tests: one thread each for torch, as workers on a shared machine have it."""
+"""For all tests: one thread each for torch, as workers on a shared machine have it, and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch is imported. Threads of several processes on few cores wait for each other in spin
 # loops: a test that takes a second alone takes minutes beside another.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell without job control has what it starts with `&` ignore SIGINT, and so would all that is
+# started here: a job that is to end by Ctrl-C would not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
