@@ -23,6 +23,7 @@ from torch import nn
 from torch_edl import checkpoint
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.ps_server.snapshot import Source
+from torch_edl.strategy import nested
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
 OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
@@ -103,14 +104,20 @@ class Replica:
         return torch.device("cpu") if first is None else first.device
 
     def state(self) -> State:
-        """What there is now: the tensors themselves, not copies."""
+        """What there is now: the tensors themselves, not copies.
+
+        Raises:
+            UsageError: an optimizer or another part keeps what can be neither sent nor written.
+        """
         header: dict[str, Any] = {"position": vars(self.position).copy(), "optimizers": []}
         tensors = {f"model.{name}": value for name, value in _values(self.model).items()}
         for number, optimizer in enumerate(self.optimizers):
-            slots, rest = flatten_optimizer(optimizer.state_dict())
+            slots, rest = flatten_optimizer(optimizer.state_dict(), type(optimizer).__name__)
             header["optimizers"].append(rest)
             tensors |= {f"optimizer.{number}.{name}": slot for name, slot in slots.items()}
-        header["stateful"] = [jsonable(part.state_dict()) for part in self.stateful]
+        header["stateful"] = [
+            jsonable(part.state_dict(), type(part).__name__) for part in self.stateful
+        ]
         header["tensors"] = [
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
             for name, value in tensors.items()
@@ -134,11 +141,17 @@ class Replica:
             )
         for optimizer, rest in zip(self.optimizers, header["optimizers"], strict=True):
             _check_groups(optimizer.state_dict()["param_groups"], rest["groups"])
-        self.load_model({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
+        values = {n[6:]: t for n, t in tensors.items() if n.startswith("model.")}
+        self.load_model(values)
+        own = _values(self.model)
+        same_types = all(own[name].dtype == value.dtype for name, value in values.items())
         for number, optimizer in enumerate(self.optimizers):
             prefix = f"optimizer.{number}."
             slots = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            optimizer.load_state_dict(unflatten_optimizer(slots, header["optimizers"][number]))
+            given = unflatten_optimizer(slots, header["optimizers"][number])
+            optimizer.load_state_dict(given)
+            if same_types:
+                nested.undo_casts(optimizer, given["state"])
         for part, values in zip(self.stateful, header["stateful"], strict=True):
             part.load_state_dict(from_json(values))
         self.position = Position(**header["position"])
@@ -206,7 +219,9 @@ def read(folder: Path) -> State:
     try:
         with safe_open(folder / OPTIMIZER_FILE, "pt") as file:
             header = json.loads((file.metadata() or {})["state"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            # In memory of their own: in the file's they lie at any address, and sums over vectors
+            # depend on that in the last bit.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         if "position" not in header:
             raise CheckpointError(f"{folder}: not a checkpoint of the strategy allreduce")
         model = read_model(folder)
@@ -234,42 +249,70 @@ def read_model(folder: Path) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value) for name, value in values.items()}
 
 
-def flatten_optimizer(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors, and the rest as what JSON can say."""
-    tensors: dict[str, torch.Tensor] = {}
-    rest: dict[str, Any] = {"groups": jsonable(state["param_groups"]), "values": {}}
+def flatten_optimizer(
+    state: dict[str, Any], owner: str = "the optimizer"
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors, and the rest as what JSON can say.
+
+    Tensors in lists, tuples and dicts are named by their path; the rest says which is where.
+
+    Raises:
+        UsageError: something in it is none of these; ``owner`` is the optimizer's name.
+    """
+    flat: dict[str, Any] = {}
     for index, slots in state["state"].items():
-        for key, value in slots.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{index}.{key}"] = value.detach()
-            else:
-                rest["values"][f"{index}.{key}"] = value
-    return tensors, rest
+        if isinstance(index, int) and isinstance(slots, dict):
+            for key, value in slots.items():
+                if not isinstance(key, str):
+                    raise nested.unsayable(owner, f"a key of {index}", key)
+                flat[f"{index}.{key}"] = value
+        elif isinstance(index, str):  # of no parameter
+            flat[f".{index}"] = slots
+        else:
+            raise nested.unsayable(owner, repr(index), slots)
+    tensors = {n: v for n, v in flat.items() if isinstance(v, torch.Tensor)}
+    rest = {n: nested.flatten(v, n, tensors, owner) for n, v in flat.items() if n not in tensors}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise nested.unsayable(owner, name, tensor)
+        tensors[name] = tensor.detach()
+    return tensors, {"groups": jsonable(state["param_groups"], owner), "values": rest}
 
 
 def unflatten_optimizer(
     tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The inverse of :func:`flatten_optimizer`."""
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in {**tensors, **rest["values"]}.items():
+    left = dict(tensors)  # those that stand in no list, tuple or dict
+    values = {name: nested.unflatten(value, left) for name, value in rest["values"].items()}
+    state: dict[int | str, Any] = {}
+    for name, value in {**left, **values}.items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
+        if index:
+            state.setdefault(int(index), {})[key] = value
+        else:
+            state[key] = value
     return {"state": state, "param_groups": from_json(rest["groups"])}
 
 
-def jsonable(value: Any) -> Any:
-    """What JSON can say of a state: numbers, texts, lists; tensors of one number as numbers."""
-    if isinstance(value, torch.Tensor):
+def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
+    """What JSON can say of a state: numbers, texts, lists; tensors of one number as numbers.
+
+    Raises:
+        UsageError: something in it is none of these; ``owner`` is whose state it is.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, dict):
-        items = {k: jsonable(v) for k, v in value.items() if not callable(v)}
+        items = {k: jsonable(v, owner, f"{where}.{k}") for k, v in value.items() if not callable(v)}
         if all(isinstance(key, str) for key in items):
             return items
         # JSON would make texts of the keys: MultiStepLR counts its milestones by number.
         return {_PAIRS: [*map(list, items.items())], _COUNTS: isinstance(value, Counter)}
     if isinstance(value, list | tuple):
-        return [jsonable(v) for v in value]
+        return [jsonable(v, owner, f"{where}.{i}") for i, v in enumerate(value)]
+    if not isinstance(value, nested.PLAIN):
+        raise nested.unsayable(owner, where.lstrip("."), value)
     return value
 
 
