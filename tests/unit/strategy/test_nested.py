@@ -25,7 +25,7 @@ class Keeper(torch.optim.Optimizer):
         self.odd = odd
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.state["all"] = {"steps": self.state.get("all", {"steps": 0})["steps"] + 1}  # type: ignore[index, call-overload]
         for p in self.param_groups[0]["params"]:
             state = self.state[p]
@@ -53,8 +53,8 @@ class Keeper(torch.optim.Optimizer):
 class Script:
     def __init__(self, optimizer: str, seed: int, odd: Any = None) -> None:
         torch.manual_seed(seed)
-        kind = torch.bfloat16 if optimizer == "bf16" else torch.float32
-        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).to(kind)
+        self.kind = torch.bfloat16 if optimizer == "bf16" else torch.float32
+        self.model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).to(self.kind)
         parameters = self.model.parameters()
         self.optimizer: Any = (
             torch.optim.LBFGS(parameters, lr=0.3, max_iter=3, history_size=4)
@@ -68,7 +68,7 @@ class Script:
 
         def closure() -> torch.Tensor:
             self.optimizer.zero_grad()
-            loss = self.model(x.to(self.model[0].weight.dtype)).sub(1).pow(2).mean()
+            loss: torch.Tensor = self.model(x.to(self.kind)).sub(1).pow(2).mean()
             loss.backward()
             return loss
 
@@ -132,6 +132,7 @@ def test_a_state_of_another_type_of_numbers_is_loaded_as_torch_does() -> None:
     state = source.replica.state()
     half = Script("lbfgs", 2)
     half.model.to(torch.bfloat16)
+    half.kind = torch.bfloat16
     half.replica.load(state)
     assert half.optimizer.state_dict()["state"][0]["d"].dtype is torch.bfloat16
     half.step(1)
