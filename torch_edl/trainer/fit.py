@@ -29,6 +29,7 @@ from torch_edl.trainer.job import Job, is_plain, open_job
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.saver import Settings
+from torch_edl.trainer.schedule import Schedule
 from torch_edl.trainer.user_parts import (
     check_metrics,
     check_parts,
@@ -55,7 +56,9 @@ class ElasticTrainer:
             (predictions, labels) and are called so.
         optimizer: of the model's parameters.
         scheduler: of ``torch.optim.lr_scheduler``.
-        scheduler_interval: step it after each ``"step"`` (update) or each ``"epoch"``.
+        scheduler_interval: step it after each ``"step"`` (update) or each ``"epoch"``. A
+            ``ReduceLROnPlateau`` takes ``"epoch"``; it is told the loss of ``eval_dataset``, or
+            that of training where there is none.
         metrics: by name, for evaluations: functions in the order of ``loss``, averaged over
             records; or objects whose states merge (``torch_edl.metrics``, torchmetrics).
         precision: of autocast: ``"bf16"``, or ``"fp16"`` with a gradient scaler (on a GPU).
@@ -94,8 +97,7 @@ class ElasticTrainer:
         on_resize: Callable[[Job], None] | None = None,
     ) -> None:
         check_parts(model, optimizer)
-        if scheduler_interval not in ("step", "epoch"):
-            raise UsageError(f"scheduler_interval={scheduler_interval!r}: 'step' or 'epoch'")
+        self._schedule = Schedule(scheduler, scheduler_interval)
         if clip_grad_norm < 0:
             raise UsageError(f"clip_grad_norm={clip_grad_norm}: must be 0 or more; 0: no limit")
         if device is not None:
@@ -103,7 +105,6 @@ class ElasticTrainer:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._scheduler_interval = scheduler_interval
         self._clip = clip_grad_norm
         self._callbacks = list(callbacks)
         self._stopped = False
@@ -133,11 +134,8 @@ class ElasticTrainer:
             # A notebook may have several trainers.
             self.job = open_job(settings, seed=seed, on_resize=on_resize, several=True)
         self.job.prepare(model, optimizer, scheduler, self._scaler)
-        if self.job.on_servers and scheduler is not None and scheduler_interval == "epoch":
-            raise UsageError(
-                "scheduler_interval='epoch': on parameter servers the updates of all processes "
-                "drive the scheduler; use 'step', with as many steps as an epoch has"
-            )
+        if self.job.on_servers:
+            self._schedule.check_servers()
 
     @property
     def device(self) -> torch.device:
@@ -207,9 +205,9 @@ class ElasticTrainer:
             shown.begin(epoch, None if streamed else len(loader))
             try:
                 trained = self._epoch(loader, shown)
-                if self.scheduler is not None and self._scheduler_interval == "epoch":
-                    self.scheduler.step()
-                figures = self._after_epoch(eval_dataset, eval_batch_size or batch_size, options)
+                own, size = evaluate.trained_states(self.job), eval_batch_size or batch_size
+                figures = evaluate.epoch_figures(self._evaluate(eval_dataset, size, options, own))
+                self._schedule.after_epoch(figures)
             finally:
                 shown.stop()
             if verbose and trained and self.job.is_main:
@@ -256,8 +254,7 @@ class ElasticTrainer:
             self._clip_gradients()
             self._scaler.step(self.optimizer)
             self._scaler.update()
-        if self.scheduler is not None and self._scheduler_interval == "step":
-            self.scheduler.step()
+        self._schedule.after_update()
         self.job.log(loss=loss)
         return loss.detach()
 
@@ -271,10 +268,6 @@ class ElasticTrainer:
         if loss is not None and now > step and self._told("on_batch_end"):
             self._tell("on_batch_end", now, float(loss))
         return now
-
-    def _after_epoch(self, dataset: Any, batch_size: int, options: Mapping[str, Any]) -> Figures:
-        trained = evaluate.trained_states(self.job)
-        return evaluate.epoch_figures(self._evaluate(dataset, batch_size, options, trained))
 
     # ---- evaluation and prediction ----
 
@@ -402,6 +395,5 @@ class ElasticTrainer:
 
     def _tell(self, event: str, *args: Any) -> None:
         for callback in self._callbacks:
-            method = getattr(callback, event, None)
-            if method is not None:
-                method(*args)
+            if hasattr(callback, event):
+                getattr(callback, event)(*args)

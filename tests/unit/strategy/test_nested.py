@@ -69,7 +69,7 @@ class Script:
         def closure() -> torch.Tensor:
             self.optimizer.zero_grad()
             loss: torch.Tensor = self.model(x.to(self.kind)).sub(1).pow(2).mean()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
         closure()
