@@ -221,7 +221,16 @@ def _open_files(
     paths: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
 ) -> Batches:
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
-    sources = [open_source(path) for path in expand([os.fspath(path) for path in named])]
+    try:
+        files = expand([os.fspath(path) for path in named])
+    except UsageError as error:
+        if named is not paths:
+            raise
+        raise UsageError(
+            f"{str(error)[-300:]} (a list of str names data files; texts that are records are "
+            "given by a dataset, such as [{'text': text} for text in texts])"
+        ) from None
+    sources = [open_source(path) for path in files]
     by_name = {source.name: source for source in sources}
     seed = data["seed"] + number
     space = TaskSpace(
