@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from torch_edl.cli.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).with_name("models")
@@ -67,6 +70,11 @@ class Place:
         assert (done.code == 0) == ok, f"exit code {done.code}\n{done.text[-4000:]}"
         assert not self.processes(), "processes outlived their command"
         return done
+
+    def here(self, line: str) -> None:
+        """Runs ``torch-edl LINE`` in this process, where torch is imported already."""
+        with contextlib.chdir(self.folder):
+            assert main(line.split()) == 0
 
     def json(self, name: str) -> dict[str, Any]:
         """A file that a command wrote."""

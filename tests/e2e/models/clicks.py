@@ -1,14 +1,14 @@
 """A bit of everything that a model file can hold; the first argument says how it feeds.
 
 Records have ``id`` (0 .. 999), ``x`` and ``y`` (0 or 1). ``tuple``, ``dict``, ``dataset`` and
-``stream`` are the ways; for TFRecord and RecordIO a record is those three as text.
+``stream`` are the ways; for TFRecord and RecordIO a record is those three as text. With ``dict``
+there are metrics of torchmetrics, too, which takes long to import.
 """
 
 import sys
 
 import numpy as np
 import torch
-import torchmetrics
 from torch import nn
 
 import torch_edl
@@ -85,30 +85,37 @@ def feed(records, mode, metadata):
 
 
 def eval_metrics_fn():
-    return {
+    metrics = {
         "hits": lambda labels, predictions: ((predictions > 0) == (labels > 0.5)).float().mean(),
         "auc": torch_edl.metrics.AUC(),
+    }
+    return metrics | torchmetrics_metrics() if WAY == "dict" else metrics
+
+
+def torchmetrics_metrics():
+    import torchmetrics
+
+    class Mean(torchmetrics.Metric):
+        """A state that is merged as a mean: right only if it is weighted by records."""
+
+        def __init__(self):
+            super().__init__()
+            self.add_state("value", torch.tensor(0.0), dist_reduce_fx="mean")
+            self.count = 0
+
+        def update(self, predictions, labels):
+            total = self.value * self.count + predictions.sum()
+            self.count += len(predictions)
+            self.value = total / self.count
+
+        def compute(self):
+            return self.value
+
+    return {
         "f1": torchmetrics.classification.BinaryF1Score(),
         "exact_auc": torchmetrics.classification.BinaryAUROC(),
         "mean": Mean(),
     }
-
-
-class Mean(torchmetrics.Metric):
-    """A state that is merged as a mean: right only if it is weighted by records."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_state("value", torch.tensor(0.0), dist_reduce_fx="mean")
-        self.count = 0
-
-    def update(self, predictions, labels):
-        total = self.value * self.count + predictions.sum()
-        self.count += len(predictions)
-        self.value = total / self.count
-
-    def compute(self):
-        return self.value
 
 
 class Notes:
