@@ -96,7 +96,10 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-@pytest.mark.parametrize("strategy", [PS, LOCAL], ids=["ps", "local"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(PS, id="ps"), pytest.param(LOCAL, id="local", marks=pytest.mark.slow)],
+)
 def test_a_job_begins_with_the_model_of_another(shell: Shell, strategy: list[str]) -> None:
     """From its output and from its checkpoint: the values, and none of its marks."""
     shell.train(*strategy, "--checkpoint-dir", "A", epochs=2, output="first")
