@@ -50,10 +50,11 @@ SLOW = pytest.mark.slow
             'sys.exit("no licence today")',
             r"bad.py: called sys.exit\('no licence today'\) while .* arguments, .*: exit",
         ),
-        (
+        pytest.param(
             "exit in model",
             "sys.exit(3)",
             r"bad.py: model\(\) raised SystemExit: it called sys.exit",
+            marks=SLOW,
         ),
         (
             "optimizer",
@@ -80,11 +81,15 @@ def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, messa
             r"loss raised ValueError: .*\(labels \(20,\) float32, predictions \(20, 1\) float32\)",
             20,
         ),
-        ("nan", "", "the loss is nan; lower the learning rate, .* --on-nan skip", 20),
+        pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 20, marks=SLOW),
         pytest.param("feed", "OSError", "feed raised OSError: the camera is off", 100, marks=SLOW),
-        ("exit in feed", "sys.exit(4)", r"feed raised SystemExit: it called sys.exit\(4\)", 100),
+        pytest.param(
+            "exit in feed", "sys.exit(4)", r"feed raised SystemExit: it called .*", 100, marks=SLOW
+        ),
         pytest.param("nothing", "", "feed returned NoneType", 100, marks=SLOW),
-        ("float ids", "self.rows(ids)", r"embedding rows: ids are .*int64: .* ids.long\(\)", 20),
+        pytest.param(
+            "float ids", "self.rows(ids)", r"rows: ids are .*int64: .* ids.long\(\)", 20, marks=SLOW
+        ),
         pytest.param("forward", "the net is torn", "model raised ValueError: the", 20, marks=SLOW),
         pytest.param("vector loss", "", "loss returned .* expected a scalar", 20, marks=SLOW),
         pytest.param("long labels", "", "100 samples with 101 labels", 100, marks=SLOW),
