@@ -128,6 +128,7 @@ def test_digits_reach_their_accuracy(digits: Path) -> None:
     assert accuracy_after(digits, epochs=10) >= 0.95
 
 
+@pytest.mark.slow  # as the digits above, with more of them
 @pytest.mark.skipif(not IDX.exists(), reason=f"no MNIST files in {IDX}")
 def test_mnist_reaches_its_accuracy(tmp_path: Path) -> None:
     files = [str(IDX / f"t10k-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")]
