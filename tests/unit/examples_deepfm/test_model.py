@@ -71,7 +71,7 @@ def _one_thread() -> Iterator[None]:
 def test_it_learns_the_planted_truth(generate: Any, model_file: Any) -> None:
     # Few ids and strong pairs, so that few records show them.
     truth = generate.Truth(ids=60, factor_std=0.2)
-    train, held_out = generate.records(truth, 300_000, 0), generate.records(truth, 50_000, 1)
+    train, held_out = generate.records(truth, 150_000, 0), generate.records(truth, 25_000, 1)
     torch.manual_seed(0)
 
     def embedding(dim: int) -> nn.Module:
