@@ -120,6 +120,8 @@ class Workers:
     def __init__(self, config: LaunchConfig, command: Sequence[str], env: dict[str, str]) -> None:
         self._config = config
         self._command = list(command)
+        # As torchrun makes it, but for --no-python: a shell script may not pass a signal on.
+        self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
         self._running: dict[int, _Worker] = {}
         self._attempt = 0
@@ -174,7 +176,7 @@ class Workers:
             seen = process_group.ended(worker.process.pid)
             if seen is None and worker.process.poll() is None:
                 continue
-            if seen != 0:
+            if seen != 0 or worker.stopping:
                 process_group.send(worker.process.pid, signal.SIGKILL)
             code = worker.process.wait()
             del self._running[worker.local_rank]
@@ -196,13 +198,18 @@ class Workers:
 
     def stop(self, local_ranks: Iterable[int], *, grace_s: float, now: float) -> None:
         """SIGTERM now, SIGKILL ``grace_s`` later (by :meth:`kill_overdue`). Asking again may
-        shorten the grace."""
+        shorten the grace.
+
+        Of Python the process alone gets SIGTERM: readers of its DataLoader that die before it are
+        an error in the middle of its step. What is left of its group when it ended gets SIGKILL.
+        """
         for local_rank in local_ranks:
             worker = self._running.get(local_rank)
             if worker is None:
                 continue
             if not worker.stopping:
-                process_group.send(worker.process.pid, signal.SIGTERM)
+                send = os.kill if self._is_python else process_group.send
+                send(worker.process.pid, signal.SIGTERM)  # it is not reaped: the number is its own
             worker.stopping = True
             deadline = now + grace_s
             worker.kill_at = min(deadline, worker.kill_at or deadline)

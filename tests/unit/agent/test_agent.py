@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,33 @@ def test_a_signal_leaves_nothing_behind(
     assert not any(map(is_running, workers))
     assert master.stops == [number.name]
     assert {code for _, code in master.ends().values()} == {-9}
+
+
+def test_what_a_worker_forked_is_not_asked_before_it_and_ends_with_it(
+    start: Start, master: ScriptedMaster
+) -> None:
+    """Readers of a DataLoader that die first are an error in the middle of a step."""
+    agent = start("--nproc-per-node", "2", script=("reader",))
+    workers = agent.workers(2)
+    readers = {pid: int((agent.folder / f"reader-of-{pid}").read_text()) for pid in workers}
+    master.answer = pb.AgentReportResponse(nodes=1, workers_wanted=1)
+    (last,) = agent.workers(1)
+    wait_for(lambda: [pid for pid, reader in readers.items() if is_running(reader)] == [last])
+    agent.process.send_signal(signal.SIGINT)
+    assert agent.finish()[0] == 130
+    assert not any(map(is_running, readers.values()))
+    assert [file.name for file in agent.folder.glob("*-asked")] == ["worker-asked"]
+
+
+def test_behind_a_shell_script_the_whole_group_is_asked(start: Start, tmp_path: Path) -> None:
+    shell = tmp_path / "wrapped.sh"
+    shell.write_text(f"#!/bin/sh\ntrap : TERM\n{sys.executable} $*\n")
+    shell.chmod(0o755)
+    agent = start("--workers", "1", "--no-python", str(shell), script=("reader",))
+    agent.workers(1)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.finish()[0] == 143
+    assert (agent.folder / "worker-asked").exists()
 
 
 def test_a_second_ctrl_c_does_not_wait(start: Start, master: ScriptedMaster) -> None:

@@ -14,6 +14,18 @@ import torch_edl  # noqa: F401 - makes it a script of torch_edl
 
 folder = Path(sys.argv[1])
 me = f"{os.environ['LOCAL_RANK']}-{os.getpid()}"
+if "reader" in sys.argv:  # with a child in its group, as a DataLoader has them
+    main = os.getpid()
+
+    def hear(*_: object) -> None:
+        (folder / f"{'worker' if os.getpid() == main else 'reader'}-asked").touch()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, hear)
+    reader = os.fork()
+    while not reader:
+        signal.pause()
+    (folder / f"reader-of-{main}").write_text(str(reader))
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(f"worker {os.environ['RANK']} begins", flush=True)
