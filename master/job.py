@@ -247,9 +247,9 @@ class Job(Lifecycle):
         self.work.drop_worker(worker)
         self.lockstep.ring.drop(worker)
 
-    def left_ring(self, member: Member, now: float, *, finished: bool) -> None:
+    def left_ring(self, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
         """A worker does not come along into the next ring."""
-        self.lockstep.ring.leave(member.id, now, finished=finished)
+        self.lockstep.ring.leave(member.id, now)
 
     def checkpoint_written(self, directory: str, now: float) -> None:
         """A member wrote a checkpoint by itself; those of model files are errands instead."""

@@ -49,6 +49,16 @@ class Lockstep:
             formed = self.ring.current
         return formed
 
+    def stand_by(self, member: Member, request: pb.JoinRingRequest, now: float) -> Formed | None:
+        """The script of a worker is over; a ring in which it is to give its model, or None."""
+        member.last_heartbeat = now
+        formed = self.ring.stand_by(member.id, request.ring, request.step, request.store, now)
+        if formed is None and self.form(now):
+            current = self.ring.current
+            assert current is not None
+            formed = current if member.id in current.workers else None
+        return formed
+
     def form(self, now: float) -> bool:
         """Makes the next ring if it is time; returns whether it did."""
         wanted = self._fleet.workers_wanted
@@ -94,6 +104,8 @@ class Lockstep:
 
     def may_drain(self, worker: int) -> bool:
         """Whether somebody who stays has the model, too."""
+        if self.ring.keeps_model(worker):
+            return False
         living = self.ring.living()
         others = [self._members.get(other) for other in living - {worker}]
         return worker not in living or any(m is not None and not m.draining for m in others)

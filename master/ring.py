@@ -56,7 +56,9 @@ class Ring:
         """A member's script is over: nobody joins any more."""
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left
         self._asked: dict[int, _Asked] = {}
+        self._reserve: dict[int, _Asked] = {}  # members whose script is over, with their model
         self._left: set[int] = set()
+        self._claims: set[int] = set()  # left, perhaps since their script is over
         self._lost = False  # the current ring lost a member
         self._shrinks = False  # one left it before the end
         self._ended_at: float | None = None  # when a member first asked or left
@@ -97,11 +99,19 @@ class Ring:
         joiner = any(worker not in self._living for worker in self._asked)
         return self.number if joiner or self._shrinks else 0
 
+    def keeps_model(self, worker: int) -> bool:
+        """Whether a worker, whose script is over, is the only one with the model."""
+        return not self._living and self._reserve.keys() == {worker}
+
     def due(self, now: float, *, min_workers: int, max_workers: int) -> bool:
         """Whether the next ring can be formed."""
         if not self._asked or not self._living <= self._asked.keys():
             return False
         if any(asked.survivor for asked in self._asked.values()):
+            return True
+        if self._claims:
+            return False  # if the script is over indeed there is nothing left to do
+        if self._reserve:
             return True
         if len(self._asked) < min_workers:
             return False
@@ -109,8 +119,8 @@ class Ring:
 
     @property
     def model_lost(self) -> bool:
-        """Nobody who asked has the model of the ring before."""
-        lost = not any(asked.survivor for asked in self._asked.values())
+        """Nobody who asked, or keeps it, has the model of the ring before."""
+        lost = not self._reserve and not any(a.survivor for a in self._asked.values())
         return self.current is not None and lost
 
     # ---- what happens ----
@@ -151,15 +161,22 @@ class Ring:
             (asked for asked in self._asked.values() if not asked.survivor),
             key=lambda asked: asked.worker,
         )
-        members = survivors + joiners
+        if not survivors and self._reserve:
+            # It only gives its model: its script is over. The others come first.
+            giver = max(self._reserve.values(), key=lambda asked: asked.step)
+            del self._reserve[giver.worker]
+            survivors, members = [giver], [*joiners, giver]
+        else:
+            members = survivors + joiners
         fresh = not survivors
         step = max((asked.step for asked in survivors), default=0)
+        source = 0 if fresh else [(a.survivor, a.step) for a in members].index((True, step))
         self.current = Formed(
             number=self.number + 1,
             life=self.life + (fresh and self.current is not None),
             workers=tuple(asked.worker for asked in members),
             store=members[0].store,
-            source=0 if fresh else [asked.step for asked in survivors].index(step),
+            source=source,
             heal=bool(joiners) or any(asked.step != step for asked in survivors),
             fresh=fresh,
             restored_from=restored_from if fresh else "",
@@ -171,21 +188,54 @@ class Ring:
         self._ended_at = None
         return self.current
 
-    def leave(self, worker: int, now: float, *, finished: bool = False) -> None:
-        """A worker does not come along, and is never to ask again."""
+    def stand_by(self, worker: int, ring: int, step: int, store: str, now: float) -> Formed | None:
+        """The script of a member is over: it goes out of the ring, but keeps its model for those
+        who come when nobody else has it.
+
+        Returns the ring in which it is to give it; else it waits.
+        """
+        if worker in self._living and ring < self.number:
+            return self.current
+        if worker in self._living and step >= 0:
+            self._reserve[worker] = _Asked(worker, step, store, survivor=True)
+        self._asked.pop(worker, None)
+        self._goes(worker, now)
+        return None
+
+    def leave(self, worker: int, now: float, *, finished: bool = False, ends: bool = False) -> None:
+        """A worker does not come along, and is never to ask again.
+
+        Args:
+            finished: its script is over, it says.
+            ends: nobody asked it to leave; how its process ends shows whether the script is over.
+        """
         self._left.add(worker)
         self._asked.pop(worker, None)
-        if finished:
-            self.finished = True
-            self._asked = {id: a for id, a in self._asked.items() if id in self._living}
+        self._reserve.pop(worker, None)
+        if finished or ends:
+            self._claims.add(worker)
+        if worker in self._living and not finished:
+            self._shrinks = True
+        self._goes(worker, now)
+
+    def exited(self, worker: int, *, well: bool) -> None:
+        """The process of a worker ended. If its script was over, nobody joins any more."""
+        if worker in self._claims:
+            self._claims.remove(worker)
+            if well:
+                self.finished = True
+                self._asked = {id: a for id, a in self._asked.items() if id in self._living}
+
+    def _goes(self, worker: int, now: float) -> None:
         if worker in self._living:
             self._living.remove(worker)
-            self._shrinks = self._shrinks or not finished
             self._ended_at = now if self._ended_at is None else self._ended_at
 
     def drop(self, worker: int) -> None:
         """A worker is gone."""
         self._asked.pop(worker, None)
+        self._claims.discard(worker)
+        self._reserve.pop(worker, None)
         if worker in self._living:
             self._living.remove(worker)
             self._lost = True
@@ -198,6 +248,8 @@ class Ring:
             "current": None if self.current is None else asdict(self.current),
             "living": sorted(self._living),
             "left": sorted(self._left),
+            "claims": sorted(self._claims),
+            "reserve": [asdict(asked) for asked in self._reserve.values()],
             "finished": self.finished,
             "lost": self._lost,
             "shrinks": self._shrinks,
@@ -212,6 +264,8 @@ class Ring:
             ring.current = Formed(**{**state["current"], "workers": workers})
         ring._living = set(state["living"])
         ring._left = set(state["left"])
+        ring._claims = set(state["claims"])
+        ring._reserve = {each["worker"]: _Asked(**each) for each in state["reserve"]}
         ring.finished = state["finished"]
         ring._lost = state["lost"]
         ring._shrinks = state["shrinks"]

@@ -82,9 +82,15 @@ class ScriptJob(ServedJob):
         self.fleet.adopt(worker, request.pid, log)
         return worker
 
-    def left_ring(self, member: Member, now: float, *, finished: bool) -> None:
+    def left_ring(self, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
         """A worker does not come along; what its process does from now on is its own affair."""
-        super().left_ring(member, now, finished=finished)
+        ring = self.lockstep.ring
+        if self._agents.get(self._node_of(member.id)) is not None:
+            ring.leave(member.id, now, finished=finished, ends=ends)
+        else:
+            # Nobody will tell how its process ends.
+            ring.leave(member.id, now, finished=finished)
+            ring.exited(member.id, well=True)
         self.members.remove(member.id)
         self.work.drop_worker(member.id)
         if not finished:
@@ -146,6 +152,7 @@ class ScriptJob(ServedJob):
                 continue
             process.log = told.log or process.log
             if told.exited:
+                self.lockstep.ring.exited(worker, well=told.code == 0)
                 how = f"signal {-told.code}" if told.code < 0 else f"exit code {told.code}"
                 self._gone(worker, f"ended with {how}", now)
 

@@ -75,15 +75,20 @@ class Workers:
         # to those who wait first.
         dismissed = member is not None and member.draining and job.lockstep.may_drain(worker)
         if member is not None and (request.leaving or dismissed):
-            job.left_ring(member, now, finished=request.leaving and request.finished)
+            by_itself = request.leaving and not member.draining
+            job.left_ring(member, now, finished=by_itself and request.finished, ends=by_itself)
             return pb.JoinRingResponse(leave=True)
         if member is None or job.outcome is not None:
             return pb.JoinRingResponse(leave=True)
-        if not job.lockstep.ring.wanted(worker):
+        over = request.ended and job.lockstep.ring.finished
+        if over or not job.lockstep.ring.wanted(worker):
             # It ends now, and says no more: silence of it is no loss.
-            job.left_ring(member, now, finished=False)
+            job.left_ring(member, now, finished=over)
             return pb.JoinRingResponse(leave=True)
-        formed = job.lockstep.join(member, request, now)
+        if request.ended:
+            formed = job.lockstep.stand_by(member, request, now)
+        else:
+            formed = job.lockstep.join(member, request, now)
         if formed is None:
             return None
         return pb.JoinRingResponse(

@@ -9,6 +9,8 @@ part of them.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +129,11 @@ class Pass:
         else:
             first = rank * whole + min(rank, rest)
             last = first + whole + (rank < rest)
+            # Equal ones: a minibatch of one record has no variance to normalise with.
+            pieces = math.ceil((last - first) / self.batch_size)
+            size, larger = divmod(last - first, pieces or 1)
+            ends = [first + size * n + min(n, larger) for n in range(pieces + 1)]
+            return list(itertools.pairwise(ends))
         return [(at, min(at + self.batch_size, last)) for at in range(first, last, self.batch_size)]
 
 

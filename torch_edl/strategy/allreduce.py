@@ -20,20 +20,17 @@ import torch
 
 from torch_edl import checkpoint
 from torch_edl.errors import EdlError
+from torch_edl.strategy import lanes
 from torch_edl.strategy import replica as replicas
 from torch_edl.strategy.gradients import Gradients, Phase
 from torch_edl.strategy.group import Group, RingBrokenError
+from torch_edl.strategy.healing import NO_MODEL, heal
+from torch_edl.strategy.lanes import Lanes, Sums
 from torch_edl.strategy.meeting import DismissedError, Meeting, Seat
-from torch_edl.strategy.replica import Replica, State
+from torch_edl.strategy.replica import Replica
 
 log = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 32 << 20
-_MAX_HEADER_BYTES = 1 << 28
-# Numbers that travel with the gradients: members that want another ring, members that have heard
-# of the master lately, and checksums of the place in the data and of the parameters, 8 bits each:
-# sums of so many members as there may be are exact in float32.
-_STALE, _AUTHORIZED, _PLACE, _DIGEST, _LANES = 0, 1, 2, 6, 10
 # Steps of optimizers within one update that are told apart.
 _MAX_STEPS = 16
 _UNAUTHORIZED = "no member has heard of the master lately"
@@ -74,14 +71,17 @@ class AllReduce:
         self._on_resize = on_resize
         self._checkpoint = checkpoint
         self._steps = 0  # of optimizers, in the update that is open
-        self._place = [0.0] * 4
+        self._place = 0
         self._group: Group | None = None
         self._in_ring = False
         self._in_step = False
         self._stepped = False  # an optimizer was called in this update
         self._stale = False
+        self._skips = False  # the script left the last batch of this update out
+        self._skipping = 0  # members that did
+        self._leaving = 0  # members that were asked to leave
         self._whole = meeting is None  # its model is one that others may take
-        self._digest: list[float] = []
+        self._digest = 0
         self._digest_step = -1
         self._warned = False
         self._records = 0
@@ -99,8 +99,11 @@ class AllReduce:
         """Whether it is in a ring (or alone)."""
         return self._meeting is None or self._in_ring
 
-    def join(self) -> None:
+    def join(self, *, handing_over: bool = False) -> None:
         """Comes into the next ring, with the state that all its members have then.
+
+        Args:
+            handing_over: only to give the model to those who wait; it is asked to leave.
 
         Raises:
             DismissedError: the job goes on without this process.
@@ -110,8 +113,7 @@ class AllReduce:
         self._close()
         self._stale = False  # it was said of the ring before
         while True:
-            step = self._progress() if self._whole else -1
-            seat = self._meeting.next(self.ring, step)
+            seat = self._meeting.next(self.ring, self._progress(), handing_over=handing_over)
             self.ring = seat.ring
             why = self._enter(seat)
             if not why:
@@ -130,6 +132,8 @@ class AllReduce:
 
         A script may step one optimizer, and lose the ring before it steps the next one.
         """
+        if not self._whole:
+            return NO_MODEL
         return self.replica.position.progress * _MAX_STEPS + min(self._steps, _MAX_STEPS - 1)
 
     def _enter(self, seat: Seat) -> str:
@@ -148,12 +152,15 @@ class AllReduce:
             if seat.fresh and seat.rank == seat.source:
                 self._begin_life(seat)
             if self._group is not None and seat.heal:
-                self._heal(self._group, seat)
+                heal(
+                    self._group, self.replica, self._progress(),
+                    source=seat.source, everyone=seat.fresh,
+                )  # fmt: skip
         except RingBrokenError as error:
             return str(error)
         self._whole = self._in_ring = True
         self.rank, self.world = seat.rank, size
-        self.gradients.use(self._group, _LANES)
+        self.gradients.use(self._group, lanes.COUNT)
         self._meeting.joined(seat.ring, self.replica.position.records)
         return ""
 
@@ -176,57 +183,40 @@ class AllReduce:
     def _close(self) -> None:
         group, self._group = self._group, None
         self._in_ring = False
-        self.gradients.use(None, _LANES)
+        self.gradients.use(None, lanes.COUNT)
         if group is not None:
             group.close()
 
     def leave(self, *, finished: bool) -> None:
-        """Goes out of the ring, so that the others need not find out by themselves."""
-        if self._meeting is not None and self.ring:
-            self._close()
+        """Goes out of the ring, so that the others need not find out by themselves.
+
+        Args:
+            finished: the script is over. What it saves is written by rank 0; until that one is
+                over, the others keep the model for who takes its place should it die.
+
+        Raises:
+            DismissedError: asked to leave while it waited for rank 0.
+        """
+        if self._meeting is None or not self.ring:
+            return
+        self._close()
+        try:
+            if finished and self.rank:
+                self._stand_by(self._meeting)
+        except DismissedError:
+            finished = False
+            raise
+        finally:
             self._meeting.leave(self.ring, finished=finished)
 
-    def _heal(self, group: Group, seat: Seat) -> None:
-        """Members that lack the state of the source take it over; the others need not wait."""
-        progress = str(self._progress() if self._whole else -1).encode()
-        told = group.gather(progress)
-        lacking = [
-            rank
-            for rank, one in enumerate(told)
-            if rank != seat.source and (seat.fresh or one != told[seat.source])
-        ]
-        if seat.rank == seat.source:
-            for rank in lacking:
-                self._give(group, rank)
-        elif seat.rank in lacking:
-            self._take_over(group, seat.source)
-
-    def _give(self, group: Group, to: int) -> None:
-        state = self.replica.state()
-        head = json.dumps(state.header).encode()
-        group.send(torch.tensor([len(head)]), to)
-        group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
-        tensors = [state.tensors[name].cpu() for name, _, _ in state.header["tensors"]]
-        for buffer, _ in replicas.chunks(tensors, _CHUNK_BYTES):
-            group.send(buffer, to)
-
-    def _take_over(self, group: Group, source: int) -> None:
-        """Nothing changes here before all of it has come."""
-        length = torch.zeros(1, dtype=torch.int64)
-        group.receive(length, source)
-        if not 0 < int(length) <= _MAX_HEADER_BYTES:
-            raise RingBrokenError(f"a state with a header of {int(length)} bytes")
-        text = torch.empty(int(length), dtype=torch.uint8)
-        group.receive(text, source)
-        header = json.loads(text.numpy().tobytes())
-        taken = {
-            name: torch.empty(shape, dtype=getattr(torch, dtype))
-            for name, dtype, shape in header["tensors"]
-        }
-        for buffer, part in replicas.chunks(list(taken.values()), _CHUNK_BYTES):
-            group.receive(buffer, source)
-            replicas.spread(buffer, part)
-        self.replica.load(State(header, taken))
+    def _stand_by(self, meeting: Meeting) -> None:
+        while (seat := meeting.stand_by(self.ring, self._progress())) is not None:
+            self.ring = seat.ring
+            log.info("ring %d: giving the model to who came", seat.ring)
+            why = self._enter(seat)
+            self._close()
+            if why:
+                log.warning("ring %d: %s", seat.ring, why)
 
     # ---- an update ----
 
@@ -244,8 +234,8 @@ class AllReduce:
             if self._meeting is not None:
                 gradients.keep_norms()
             self._in_step = True
-            self._stepped = False
-            self._steps = 0
+            self._stepped = self._skips = False
+            self._skipping = self._steps = 0
         gradients.share = share
         gradients.lead = lead
         if self._group is None and self._meeting is not None and not self._meeting.authorized:
@@ -271,12 +261,16 @@ class AllReduce:
             return self.gradients.reduced
         return not self.catching_up
 
+    def stepped(self) -> None:
+        """A step was asked for, though a scaler may leave it out."""
+        self._stepped = True
+
     def _before_step(self, *_: Any) -> None:
         self._stepped = True
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
             self.gradients.drop()
-        elif self._in_step and self._meeting is not None:
+        elif self._in_step and (self._meeting is not None or self.gradients.phase is Phase.REDUCE):
             self._steps += 1
             self.gradients.check_known(self.replica.optimizers)
 
@@ -287,7 +281,7 @@ class AllReduce:
             return
         position = self.replica.position
         place = json.dumps([position.pass_index, position.records, records, position.data])
-        self._place = _parts(zlib.crc32(place.encode()))
+        self._place = zlib.crc32(place.encode())
 
     def settle(self) -> bool:
         """Counts an update that the script made before it left its loop; whether it had."""
@@ -306,6 +300,8 @@ class AllReduce:
         gradients = self.gradients
         if not gradients.reduced and not gradients.broken and gradients.phase is Phase.REDUCE:
             self._make_up()
+        # A process that is alone, with one batch in an update, may do as in a plain loop.
+        elastic = self._meeting is not None or gradients.phase is Phase.REDUCE
         self._in_step = False
         gradients.phase = Phase.IDLE
         if gradients.broken:
@@ -319,7 +315,23 @@ class AllReduce:
         self.replica.position.step += 1
         self.replica.position.records += self._records
         self._steps = 0
+        if elastic and not self._stepped:
+            gradients.expect_fresh()
+        if 0 < self._skipping < self.world:
+            self._even_out()
         return True
+
+    def _even_out(self) -> None:
+        """A member whose script left a batch out takes over what the others did to the model."""
+        assert self._group is not None
+        self._whole = not self._skips
+        self._skips, self._skipping = False, 0
+        try:
+            heal(self._group, self.replica, self._progress())
+            self._whole = True
+        except RingBrokenError as error:
+            log.warning("ring %d broke: %s", self.ring, error)
+            self.join()
 
     def tend(self) -> None:
         """Between two updates: forms another ring if somebody waits for it."""
@@ -327,10 +339,17 @@ class AllReduce:
             return
         if self._stale or (self._group is None and self._meeting.is_stale(self.ring)):
             self._stale = False
-            if self._meeting.leaving:
-                self.leave(finished=False)
-                raise DismissedError("asked to leave")
-            self.join()
+            if not self._meeting.leaving:
+                self.join()
+            elif self.last and self.rank == 0 and self._meeting.awaited(self.ring):
+                self.join(handing_over=True)
+            else:
+                raise DismissedError("asked to leave", last=self.last)
+
+    @property
+    def last(self) -> bool:
+        """Whether no member stays that has the model: all were asked to leave."""
+        return self._group is None or self._leaving == self.world
 
     def rest(self) -> None:
         """There is nothing to train: forms another ring if a member is gone, or somebody waits."""
@@ -354,36 +373,42 @@ class AllReduce:
         self.gradients.drop()
 
     def _make_up(self) -> None:
-        """The script went on without a backward; the others wait for this member's part."""
+        """The script went on without a backward; the others wait for this member's part.
+
+        What they then do to the model (clip, scale, step) is not known here: see `_even_out`.
+        """
         if not self._warned:
             self._warned = True
             log.warning("a batch was left without backward(): its records count, with no gradient")
+        self._skips = True
         self.complete()
-        if self.gradients.reduced:
-            for optimizer in self.replica.optimizers:
-                optimizer.step()
+        self.gradients.drop()
 
     # ---- what travels with the gradients ----
 
-    def _fill_lanes(self, lanes: torch.Tensor) -> None:
+    def _fill_lanes(self, numbers: torch.Tensor) -> None:
         assert self._meeting is not None
-        numbers = [0.0] * _LANES
-        numbers[_STALE] = float(self._meeting.is_stale(self.ring))
-        numbers[_AUTHORIZED] = float(self._meeting.authorized)
-        numbers[_PLACE:_DIGEST] = self._place
         step = self.replica.position.step
+        digest = 0
         if self._check_every and step % self._check_every == 0:
-            digest = self.replica.digest()
             self._digest_step = step
-            self._digest = _parts(digest)
-            numbers[_DIGEST:] = self._digest
-        lanes.copy_(torch.tensor(numbers))
+            self._digest = digest = self.replica.digest()
+        said = Lanes(
+            stale=self._meeting.is_stale(self.ring),
+            authorized=self._meeting.authorized,
+            skips=self._skips,
+            leaving=self._meeting.leaving,
+            place=self._place,
+            digest=digest,
+        )
+        numbers.copy_(torch.tensor(said.numbers()))
 
-    def _refuse(self, sums: list[float]) -> str:
-        self._stale = sums[_STALE] > 0
-        if not sums[_AUTHORIZED]:
+    def _refuse(self, numbers: list[float]) -> str:
+        sums = Sums(numbers, self.world)
+        self._stale, self._skipping, self._leaving = sums.stale > 0, sums.skip, sums.leaving
+        if not sums.authorized:
             return _UNAUTHORIZED
-        if sums[_PLACE:_DIGEST] != [self.world * part for part in self._place]:
+        if not sums.same_place(self._place):
             position = self.replica.position
             raise DivergedError(
                 f"the processes are not at the same place: this one is at record "
@@ -393,7 +418,7 @@ class AllReduce:
             )
         if self._digest_step == self.replica.position.step:
             self._digest_step = -1
-            if sums[_DIGEST:] != [self.world * part for part in self._digest]:
+            if not sums.same_digest(self._digest):
                 raise DivergedError(
                     f"step {self.replica.position.step}: the parameters of the members differ; "
                     "something in the script depends on the process (the rank, a random number, "
@@ -440,7 +465,3 @@ class AllReduce:
             return
         checkpoint.read(folder)
         self.replica.load(replicas.read(folder))
-
-
-def _parts(checksum: int) -> list[float]:
-    return [float(checksum >> shift & 255) for shift in (0, 8, 16, 24)]

@@ -98,6 +98,7 @@ class Gradients:
         self._touched: set[int] = set()  # in this backward
         self._used: set[int] = set()  # in those gathered before
         self._in_backward = False
+        self._old: dict[int, tuple[torch.Tensor, int]] = {}  # see expect_fresh
         self._next = 0
         self._works: list[Any] = []
         self._buckets: list[_Bucket] = []
@@ -117,11 +118,28 @@ class Gradients:
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self._phase = phase
-        if phase is not Phase.IDLE and not self._hooked:
-            # Hooks cost microseconds in each step, which a process that is alone need not pay.
+        self._in_backward = False  # one that raised did not come to its end
+        if phase is not Phase.IDLE:
+            self._listen()
+
+    def _listen(self) -> None:
+        # Hooks cost microseconds in each step, which a process that is alone need not pay.
+        if not self._hooked:
             self._hooked = True
             for number, p in enumerate(self._parameters):
                 p.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+
+    def expect_fresh(self) -> None:
+        """No optimizer took the gradients of this update: the next backward is not to add to them.
+
+        A ring that breaks in between would lose them, and who joins has none.
+        """
+        self._old = {
+            number: (p.grad, p.grad._version)
+            for number, p in enumerate(self._parameters)
+            if p.grad is not None
+        }
+        self._listen()
 
     def use(self, group: Group | None, lanes: int) -> None:
         """From now on with this ring; None: alone. ``lanes``: how many numbers travel along."""
@@ -226,13 +244,16 @@ class Gradients:
         return ready
 
     def _ready(self, number: int, parameter: torch.Tensor) -> None:
+        if self._old:
+            self._check_fresh(number, parameter)
         if self._phase is Phase.IDLE:
             return
         if not self._in_backward:
             if self.reduced and self._shares < _WHOLE:
                 raise UsageError(
                     "backward() was called again after the last batch of an update that "
-                    "gathers several; add the losses up and call it once for each batch"
+                    "gathers several; add the losses up and call it once for each batch (a layer "
+                    "that is computed again, with checkpoint(), needs use_reentrant=False)"
                 )
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
@@ -245,11 +266,24 @@ class Gradients:
             if index == self._next and bucket.pending == 0:
                 self._launch_full()
 
+    def _check_fresh(self, number: int, parameter: torch.Tensor) -> None:
+        old, version = self._old.get(number, (None, 0))
+        self._old = {}
+        # Backward added to what was there, and nobody set it to zero in between.
+        if parameter.grad is old and old is not None and old._version == version + 1:
+            raise UsageError(
+                "backward() was called again and no optimizer took the gradients of the batch "
+                "before: gradients gathered by hand are lost when a ring changes; use "
+                "job.loader(..., accumulate=N) (or global_batch_size=) and step after each batch"
+            )
+
     def _put(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
             gradient = gradient.to_dense()
+        if gradient.requires_grad:
+            gradient = gradient.detach()  # of backward(create_graph=True)
         if self._gathered:
             view.add_(gradient, alpha=self.share)
         elif self.share:

@@ -34,7 +34,15 @@ _AUTHORITY = 0.8
 
 
 class DismissedError(EdlError):
-    """This process is not wanted in the job any more, or the job is over."""
+    """This process is not wanted in the job any more, or the job is over.
+
+    Args:
+        last: nobody stays who has the model.
+    """
+
+    def __init__(self, text: str, *, last: bool = False) -> None:
+        super().__init__(text)
+        self.last = last
 
 
 class GivenUpError(DismissedError):
@@ -69,16 +77,33 @@ class Meeting(Protocol):
     meet_s: float
     """How long they wait for each other to make the ring."""
 
-    def next(self, ring: int, step: int) -> Seat:
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Seat:
         """Waits for the next ring.
 
         Args:
             ring: the one that this process was in; 0: none.
             step: updates that its model has had; -1: it has no model to give.
+            handing_over: it was asked to leave, and gives its model to the others before.
 
         Raises:
             DismissedError: there is none with this process in it.
         """
+        ...
+
+    def stand_by(self, ring: int, step: int) -> Seat | None:
+        """The script of this process is over: waits until that of a rank 0 is, too.
+
+        Returns:
+            A ring in which this process is to give its model to the others, before it stands by
+            again; None: the job is over.
+
+        Raises:
+            DismissedError: it is asked to leave before.
+        """
+        ...
+
+    def awaited(self, ring: int) -> bool:
+        """Whether somebody waits for the next ring."""
         ...
 
     def joined(self, ring: int, records: int) -> None:
@@ -134,11 +159,23 @@ class MasterMeeting:
         self.meet_s = MEET_S
         self._store = StoreServer(self.host)
 
-    def next(self, ring: int, step: int) -> Seat:
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Seat:
         """See :meth:`Meeting.next`."""
+        seat = self._ask(ring, step, handing_over=handing_over)
+        if seat is None:
+            raise DismissedError("the job goes on without this worker, or is over")
+        return seat
+
+    def stand_by(self, ring: int, step: int) -> Seat | None:
+        """See :meth:`Meeting.stand_by`."""
+        return self._ask(ring, step, ended=True)
+
+    def _ask(
+        self, ring: int, step: int, *, handing_over: bool = False, ended: bool = False
+    ) -> Seat | None:
         self._progress.ring = 0
         request = pb.JoinRingRequest(
-            worker_id=self._worker_id, ring=ring, store=self._store.address, step=step
+            worker_id=self._worker_id, ring=ring, store=self._store.address, step=step, ended=ended
         )
         asked = time.monotonic()
         give_up = asked + _MASTER_AWAY_S
@@ -146,10 +183,14 @@ class MasterMeeting:
         while True:
             if not patient and time.monotonic() - asked > _SAY_S:
                 patient = True
-                log.info("waiting for the other workers, to form a ring with them")
+                log.info(
+                    "waiting for the script of rank 0 to end"
+                    if ended
+                    else "waiting for the other workers, to form a ring with them"
+                )
             if self._heartbeat.lost.is_set():
                 raise GivenUpError("the master gave this worker up")
-            if self.leaving:
+            if self.leaving and not handing_over:
                 raise DismissedError("asked to leave")
             try:
                 answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
@@ -163,7 +204,7 @@ class MasterMeeting:
                 self._heartbeat.beat()
                 if self._heartbeat.lost.is_set():
                     continue
-                raise DismissedError("the job goes on without this worker, or is over")
+                return None
             if answer.ready:
                 return Seat(
                     ring=answer.ring,
@@ -190,6 +231,11 @@ class MasterMeeting:
     def is_stale(self, ring: int) -> bool:
         """A heartbeat said so."""
         return self._heartbeat.stale_ring >= ring or self.leaving
+
+    def awaited(self, ring: int) -> bool:
+        """The master says so now."""
+        self._heartbeat.beat()
+        return self._heartbeat.stale_ring >= ring
 
     @property
     def leaving(self) -> bool:
@@ -238,7 +284,7 @@ class TorchrunMeeting:
         self.meet_s = _TORCHRUN_MEET_S
         self._met = False
 
-    def next(self, ring: int, step: int) -> Seat:
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Seat:
         """The ring of the environment, the first time."""
         if self._met:
             raise JobFailedError(
@@ -256,6 +302,14 @@ class TorchrunMeeting:
             heal=True,
             fresh=True,
         )
+
+    def stand_by(self, ring: int, step: int) -> Seat | None:
+        """Torchrun starts all processes again if one fails."""
+        return None
+
+    def awaited(self, ring: int) -> bool:
+        """Never."""
+        return False
 
     def joined(self, ring: int, records: int) -> None:
         """Nobody has to know."""

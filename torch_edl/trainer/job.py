@@ -6,13 +6,9 @@ The same three lines do nothing worth naming in a plain process, and make the sc
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
-import signal
-import sys
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +19,13 @@ from torch_edl.config import ENV_MASTER
 from torch_edl.contract import report_model
 from torch_edl.errors import UsageError
 from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.strategy.meeting import (
-    DismissedError,
-    GivenUpError,
-    Meeting,
-    TorchrunMeeting,
-)
+from torch_edl.strategy.meeting import Meeting, TorchrunMeeting
 from torch_edl.strategy.replica import Replica
+from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.link import Link
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.metrics import Meter
-from torch_edl.trainer.prepared import check_parameters, gate
+from torch_edl.trainer.prepared import check_parameters, gate, gate_scaler
 from torch_edl.trainer.saver import Saver, Settings
 
 log = logging.getLogger(__name__)
@@ -127,7 +119,6 @@ class Job:
         self.closed = False
         self.restored = False
         """It goes on from a checkpoint."""
-        self._pid = os.getpid()
         self._link = link
         self._seed = seed or (0 if link is None else link.config.train.seed)
         self._check_every = check_every
@@ -136,7 +127,6 @@ class Job:
         self._served: Served | None = None
         self._meter = Meter()
         self._passes = 0
-        self._finished = True
         meeting: Meeting | None = None
         if link is not None:
             settings = settings.under(link.config.checkpoint)
@@ -147,9 +137,12 @@ class Job:
         self._meeting = meeting
         first = link is None or (not link.ring and not link.config.checkpoint.dir)
         self._saver = Saver(settings, meeting, first=first)
+        self.ending = Ending(
+            self.close, lambda: self._link is not None and self._link.terminated.is_set()
+        )
         if meeting is not None or settings.directory:
             # Else there is nothing to end, and a notebook may let go of the model.
-            atexit.register(self._at_exit)
+            self.ending.watch()
 
     # ---- what it says ----
 
@@ -173,8 +166,11 @@ class Job:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0: the one to print and to write files."""
-        return self.rank == 0
+        """Whether this is rank 0: the one to print and to write files.
+
+        It may change whenever ``rank`` does, so ask when there is something to write.
+        """
+        return self.rank == 0 and not self.late
 
     @property
     def on_servers(self) -> bool:
@@ -243,7 +239,7 @@ class Job:
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._link is not None and self._link.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0], self._link.worker_id)
-            with self._dismissal():
+            with self.ending.dismissal():
                 ready = self._link.report(report)
             if ready.strategy == "ps":
                 self._serve(self._link, model, optimizers, scheduler)
@@ -260,7 +256,7 @@ class Job:
         if scheduler is not None:
             gate(scheduler, ("step",), engine)
         if scaler is not None:
-            gate(scaler, ("step", "update", "unscale_"), engine)
+            gate_scaler(scaler, engine)
         if self._link is not None:
             self._link.heartbeat.on_broken_ring = engine.interrupt
         restored = self._saver.newest()
@@ -365,11 +361,11 @@ class Job:
             if served.catching_up:
                 return None, None
             # No process waits for another here: each does the whole of it, on today's model.
-            with self._dismissal():
+            with self.ending.dismissal():
                 return merge([served.evaluate(lambda: make(0, 1))])
         number, engine = self.enter_pass()
         parts = None
-        with self._dismissal():
+        with self.ending.dismissal():
             made = engine.agree(make, lambda: engine.replica.position.pass_index == number)
         position = engine.replica.position
         if made is not None:
@@ -383,30 +379,29 @@ class Job:
     def close(self) -> None:
         """Ends this process's part: the last checkpoint is written, the others need not wait.
 
-        Called at the end of the script by itself.
+        Called at the end of the script by itself. A process that is not rank 0 waits here until
+        the script of rank 0 is over: should that one die while it saves, another process takes
+        its place, with the model that is still here.
         """
         if self.closed:
             return
         self.closed = True
-        atexit.unregister(self._at_exit)
-        if self._engine is not None:
-            if self._finished:
-                self._saver.save_last(self._engine)
-            self._engine.leave(finished=self._finished)
-        self._saver.close()
-        if self._served is not None:
-            self._served.close()
-            if self._meeting is not None:
-                self._meeting.leave(0, finished=self._finished)
-        if self._link is not None:
-            self._link.close()
-
-    def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a child that was forked ends
-        if getattr(sys, "last_value", None) is not None:
-            self._finished = False  # the script raised
-        self.close()
+        ending = self.ending
+        ending.forget()
+        try:
+            if self._engine is not None:
+                if ending.finished or ending.last:
+                    self._saver.save_last(self._engine, last=ending.last)
+                with ending.dismissal():
+                    self._engine.leave(finished=ending.finished)
+        finally:
+            self._saver.close()
+            if self._served is not None:
+                self._served.close()
+                if self._meeting is not None:
+                    self._meeting.leave(0, finished=ending.finished)
+            if self._link is not None:
+                self._link.close()
 
     # ---- for loaders ----
 
@@ -417,7 +412,7 @@ class Job:
             raise UsageError("call job.prepare(model, optimizer) before the first batch")
         number, self._passes = self._passes, self._passes + 1
         if not engine.joined:
-            with self._dismissal():
+            with self.ending.dismissal():
                 engine.join()
         position = engine.replica.position
         if position.pass_index < number:
@@ -450,31 +445,3 @@ class Job:
     def _resized(self) -> None:
         if self._on_resize is not None:
             self._on_resize(self)
-
-    def _dismissal(self) -> _Dismissal:
-        return _Dismissal(self)
-
-
-class _Dismissal:
-    """Ends the process in an orderly way where the job goes on without it."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, DismissedError):
-            return
-        log.info("leaving: %s", error)
-        self._job._finished = False
-        self._job.close()
-        link = self._job._link
-        if isinstance(error, GivenUpError) or (link is not None and link.terminated.is_set()):
-            # As if the signal had not been caught: who sent it sees what became of it. An agent
-            # replaces who ends by a signal.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-            threading.Event().wait()
-        raise SystemExit(0) from None

@@ -52,7 +52,7 @@ class Loader:
     def __iter__(self) -> Generator[Any]:
         job = self._job
         if job._served is not None:
-            with job._dismissal():
+            with job.ending.dismissal():
                 yield from job._served.batches(
                     self._dataset, self._data, self._options, job._meter, passes=self._passes
                 )
@@ -70,7 +70,7 @@ class Loader:
         batches = open_batches(self._dataset, self._data, number, self._options)
         engine.replica.position.go_through(batches.data.identity)
         try:
-            with job._dismissal():
+            with job.ending.dismissal():
                 while (position := engine.replica.position).pass_index == number:
                     data = batches.known_end(position.records, engine.world)
                     start = data.next_start(position.records, engine.world)

@@ -34,6 +34,18 @@ def check_parameters(
                     )
 
 
+def gate_scaler(scaler: Any, engine: AllReduce) -> None:
+    """See :func:`gate`; a scaler may leave the optimizer's step out."""
+    step = scaler.step
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        engine.stepped()
+        return step(*args, **kwargs)
+
+    scaler.step = noted
+    gate(scaler, ("step", "update", "unscale_"), engine)
+
+
 def gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
     """Makes methods act only when the update does that they belong to."""
     for name in names:

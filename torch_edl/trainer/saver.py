@@ -124,10 +124,20 @@ class Saver:
         )
         self._writing.start()
 
-    def save_last(self, engine: AllReduce) -> None:
-        """The model as it is at the end, written now."""
+    def save_last(self, engine: AllReduce, *, last: bool = False) -> None:
+        """The model as it is at the end, written now.
+
+        Args:
+            last: the job is not over, but this process goes, and nobody else has the model.
+        """
         self.close()
         step = engine.replica.position.step
+        if last and self._root is None and step:
+            log.warning(
+                "no other process has the model: what came of %d updates is lost; with "
+                "checkpoint_dir= it would be kept",
+                step,
+            )
         if self._root is not None and engine.rank == 0 and step and step != self._last:
             self._write(replica.copied(engine.replica.state()), engine.ring, step)
 

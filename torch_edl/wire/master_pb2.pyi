@@ -344,20 +344,22 @@ class HeartbeatResponse(_message.Message):
     def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., incarnation: _Optional[int] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ...) -> None: ...
 
 class JoinRingRequest(_message.Message):
-    __slots__ = ("worker_id", "ring", "store", "step", "leaving", "finished")
+    __slots__ = ("worker_id", "ring", "store", "step", "leaving", "finished", "ended")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     ring: int
     store: str
     step: int
     leaving: bool
     finished: bool
-    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ..., leaving: _Optional[bool] = ..., finished: _Optional[bool] = ...) -> None: ...
+    ended: bool
+    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ..., leaving: _Optional[bool] = ..., finished: _Optional[bool] = ..., ended: _Optional[bool] = ...) -> None: ...
 
 class JoinRingResponse(_message.Message):
     __slots__ = ("ready", "leave", "ring", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only")

@@ -65,6 +65,19 @@ def test_members_have_as_many_records_as_each_other(data: Pass, world: int) -> N
         assert sizes == sorted(sizes, reverse=True)
 
 
+@given(passes(), worlds)
+def test_minibatches_of_a_member_are_as_large_as_each_other(data: Pass, world: int) -> None:
+    """One of a single record would have no variance, and its running statistics would count as
+    those of a full one."""
+    for _, records, parts in updates(data, [world]):
+        if data.global_batch_size or records == data.update_size(world):
+            sizes = [last - first for part in parts for first, last in part]
+            assert max(sizes) - min(sizes) <= 1 or len({len(part) for part in parts}) > 1
+            for part in parts:
+                own = [last - first for first, last in part]
+                assert max(own, default=0) - min(own, default=0) <= 1
+
+
 @given(passes(), st.lists(worlds, min_size=1, max_size=4))
 def test_updates_cover_each_epoch(data: Pass, world_of: list[int]) -> None:
     covered = [

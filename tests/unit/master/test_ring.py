@@ -149,11 +149,57 @@ def test_after_the_end_members_go_on_and_nobody_joins() -> None:
     form(ring, (0, -1), (1, -1))
     ask(ring, 7, -1)
     ring.leave(0, 1.0, finished=True)
+    assert ring.stale() == 1, "only that somebody waits"
+    assert ring.wanted(7), "it says so; how its process ends is not known"
+    ring.exited(0, well=True)
     assert ring.stale() == 0
     assert not ring.wanted(7)
     assert not ring.wanted(8)
     assert ring.wanted(1)
     assert form(ring, (1, 4)).workers == (1,), "the last step again, alone"
+
+
+def stand_by(ring: Ring, worker: int, step: int, *, was: int | None = None) -> Formed | None:
+    return ring.stand_by(worker, ring.number if was is None else was, step, f"s{worker}", 1.0)
+
+
+def test_who_is_at_the_end_gives_its_model_to_who_takes_the_place_of_rank_0() -> None:
+    ring = Ring()
+    form(ring, (0, -1), (1, -1), (2, -1))
+    assert stand_by(ring, 1, 9) is None
+    assert stand_by(ring, 2, 10) is None
+    ask(ring, 7, -1)
+    assert not ring.due(100.0, min_workers=1, max_workers=9), "rank 0 is at work"
+    ring.drop(0)
+    ring = Ring.restored(json.loads(json.dumps(ring.export())))
+    assert not ring.due(100.0, min_workers=1, max_workers=9)
+    ask(ring, 7, -1)
+    assert ring.due(0.0, min_workers=2, max_workers=9), "it waits for nobody else"
+    assert not ring.model_lost
+    formed = ring.form()
+    assert (formed.workers, formed.source, formed.store) == ((7, 2), 1, "s7")
+    assert (formed.heal, formed.fresh, formed.life) == (True, False, 1)
+    assert stand_by(ring, 2, 10, was=1) is formed
+    assert stand_by(ring, 2, 10) is None
+    assert stand_by(ring, 1, 9, was=1) is None
+    assert ring.keeps_model(2) is False, "7 has it, and 1"
+    ring.leave(7, 2.0, finished=True)
+    ring.exited(7, well=True)
+    assert not ring.wanted(1)
+    assert not ring.wanted(2)
+
+
+def test_a_script_that_says_it_is_over_and_fails_is_not_over() -> None:
+    ring = Ring()
+    form(ring, (0, -1), (1, -1))
+    assert stand_by(ring, 1, 4) is None
+    ring.leave(0, 1.0, finished=True)
+    ask(ring, 2, -1)
+    assert not ring.due(100.0, min_workers=1, max_workers=2), "its process may still end well"
+    ring.exited(0, well=False)
+    assert not ring.finished
+    assert ring.due(100.0, min_workers=1, max_workers=2)
+    assert ring.form().workers == (2, 1)
 
 
 class Storm:

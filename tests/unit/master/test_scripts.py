@@ -486,6 +486,8 @@ def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:
     w.ring(0)
     w.join(0, ring=1, leaving=True, finished=True)
     late = w.register(12, local_rank=1)
+    assert not w.join(late).leave, "its process may still fail"
+    w.agent("n", pb.AgentWorker(local_rank=0, pid=11, exited=True, code=0))
     assert w.join(late).leave
     w.tick(TIMEOUT_S - 1)
     w.agent()

@@ -128,15 +128,18 @@ class Office:
                     continue
                 now = time.monotonic()
                 if what == "ask":
-                    formed = None
-                    if not self.ring.wanted(member.worker):
+                    ended, *word = rest
+                    hear = self.ring.stand_by if ended else self.ring.ask
+                    over = ended and self.ring.finished
+                    if over or not self.ring.wanted(member.worker):
                         member.answers.send(None)
-                    elif (formed := self.ring.ask(member.worker, *rest, now)) is not None:
+                    elif (formed := hear(member.worker, *word, now)) is not None:
                         member.answers.send(formed)
                     else:
                         waiting.add(member.worker)
                 elif what == "leave":
                     self.ring.leave(member.worker, now, finished=rest[0])
+                    self.ring.exited(member.worker, well=True)
                     member.answers.send(True)
                 elif what == "commit":
                     member.answers.send(self.accept)
@@ -146,10 +149,14 @@ class Office:
             if self.ring.due(now, min_workers=self.first, max_workers=self.first):
                 formed = self.ring.form(restored_from=self.restored_from)
                 self.seats.append(formed)
-                for worker in waiting:
+                for worker in waiting & set(formed.workers):
                     with contextlib.suppress(OSError):
                         self.members[worker].answers.send(formed)
-                waiting.clear()
+                waiting -= set(formed.workers)
+            for worker in [worker for worker in waiting if not self.ring.wanted(worker)]:
+                with contextlib.suppress(OSError):
+                    self.members[worker].answers.send(None)
+                waiting.remove(worker)
             for member in self.members:
                 member.flags.stale.value = self.ring.stale()
                 member.flags.broken.value = self.ring.broken(now)
@@ -248,13 +255,27 @@ class Member:
 
     # ---- Meeting ----
 
-    def next(self, ring: int, step: int) -> Seat:
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Seat:
         """See :class:`~torch_edl.strategy.meeting.Meeting`."""
         self.before_ask()
-        self._asks.send(("ask", ring, step, self.store.address))
+        seat = self._ask(ring, step, ended=False)
+        if seat is None:
+            raise DismissedError("the job is over")
+        return seat
+
+    def stand_by(self, ring: int, step: int) -> Seat | None:
+        """See :class:`~torch_edl.strategy.meeting.Meeting`."""
+        return self._ask(ring, step, ended=True)
+
+    def awaited(self, ring: int) -> bool:
+        """See :class:`~torch_edl.strategy.meeting.Meeting`."""
+        return bool(self._flags.stale.value >= ring)
+
+    def _ask(self, ring: int, step: int, *, ended: bool) -> Seat | None:
+        self._asks.send(("ask", ended, ring, step, self.store.address))
         formed = self._asks.recv()
         if formed is None:
-            raise DismissedError("the job is over")
+            return None
         seat = Seat(
             ring=formed.number,
             rank=formed.workers.index(self.worker),

@@ -465,22 +465,6 @@ def test_a_checkpoint_goes_on_in_another_world_with_the_rest(tmp_path: Path, acc
 # ---- one process ----
 
 
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``torch_edl.init``, and no job left."""
-    for name in ("TORCH_EDL_MASTER", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    made: list[Job] = []
-
-    def init(**options: Any) -> Job:
-        made.append(torch_edl.init(**options))
-        return made[-1]
-
-    yield init
-    for job in made:
-        job.close()
-
-
 def network() -> nn.Module:
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -585,7 +569,7 @@ def test_a_job_goes_on_from_its_checkpoint(jobs: Any, tmp_path: Path) -> None:
                 break
         if stop == 3:
             # As if it had been killed there.
-            job._finished = False
+            job.ending.finished = False
         job.close()
     assert model.w.tolist() == [1.0] * 40
     assert job.step == 5

@@ -1,0 +1,86 @@
+"""How the process of a script ends, and what its job hears of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from torch_edl.strategy.meeting import DismissedError, GivenUpError
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Ends a job with its script.
+
+    Args:
+        close: ends this process's part in the job; may be called more than once.
+        terminated: whether somebody sent SIGTERM.
+    """
+
+    def __init__(self, close: Callable[[], None], terminated: Callable[[], bool]) -> None:
+        self.finished = True
+        """The script came to its end, as far as one can see."""
+        self.last = False
+        """Nobody else has the model."""
+        self._close = close
+        self._terminated = terminated
+        self._pid = os.getpid()
+        self._error_before = getattr(sys, "last_value", None)  # a notebook's, of an earlier cell
+        self._exit = sys.exit
+        self._watches = False
+
+    def watch(self) -> None:
+        """From now on the end of the script is that of the job."""
+        self._watches = True
+        atexit.register(self._at_exit)
+        # Python tells nobody at exit that the exit code will not be 0. The master hears it from
+        # the agent, but late.
+        sys.exit = self._noted_exit
+
+    def forget(self) -> None:
+        """The job is closed."""
+        if self._watches:
+            self._watches = False
+            atexit.unregister(self._at_exit)
+            if sys.exit == self._noted_exit:
+                sys.exit = self._exit
+
+    @contextlib.contextmanager
+    def dismissal(self) -> Iterator[None]:
+        """Ends the process in an orderly way where the job goes on without it."""
+        try:
+            yield
+        except DismissedError as error:
+            log.info("leaving: %s", error)
+            self.finished = False
+            self.last = error.last
+            self._close()
+            if isinstance(error, GivenUpError) or self._terminated():
+                # As if the signal had not been caught: who sent it sees what became of it. An
+                # agent replaces who ends by a signal.
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTERM)
+                threading.Event().wait()
+            raise SystemExit(0) from None
+
+    def _noted_exit(self, status: Any = None, /) -> NoReturn:
+        if status not in (None, 0):
+            self.finished = False
+        self._exit(status)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a child that was forked ends
+        if getattr(sys, "last_value", None) is not self._error_before:
+            self.finished = False  # the script raised
+        # A dismissal has ended what there is to end.
+        with contextlib.suppress(SystemExit):
+            self._close()
