@@ -60,13 +60,14 @@ def trained(place: Any, digits: Path) -> tuple[str, dict[str, Any]]:
     return done.text, place.json("s.json")
 
 
-def test_digits_are_learned_and_the_summary_says_all(trained: Any) -> None:
+def test_digits_are_learned_and_the_summary_says_all(place: Any, trained: Any) -> None:
     text, summary = trained
     assert summary["metrics"]["accuracy"] >= 0.95
     assert summary["state"] == "finished"
     assert summary["records"] == 14370
     assert summary["tasks"] == 40
     assert summary["steps"] == 240
+    assert text.rstrip().endswith(f"output: {place / 'model'}")
     assert summary["samples_per_s"] == pytest.approx(14370 / summary["wall_s"], rel=1e-3)
     roles = [(p["role"], p["id"]) for p in summary["processes"]]
     assert sorted(roles) == [("master", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
@@ -75,7 +76,6 @@ def test_digits_are_learned_and_the_summary_says_all(trained: Any) -> None:
     assert exits.count("exit code 0") >= 4, exits
     assert len({p["pid"] for p in summary["processes"]}) == 5
     assert "epoch 10 of 10 is done" in text
-    assert "output: " in text
 
 
 def test_evaluations_come_at_their_steps(trained: Any) -> None:
@@ -152,8 +152,9 @@ def test_predictions_come_in_the_order_of_the_input(
     workers = "--workers 2 --strategy ps" if kind == "npz" else ""
     place(
         f"predict %/mnist/model.py --from model --data {digits}/test.recordio --output p.{kind} "
-        f"--batch-size 16 --records-per-task 48 {workers}"
+        f"--batch-size 16 --records-per-task 48 --job-name predict-{kind} {workers}"
     )
+    assert not (place / "home" / "jobs" / f"predict-{kind}" / "predictions").exists()
     if kind == "npz":
         found = np.load(place / "p.npz")["prediction"]
     elif kind == "parquet":
