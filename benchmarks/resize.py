@@ -2,8 +2,8 @@
 
 Three workers train 64 MB of parameters; `torch-edl scale` asks for a fourth. It imports torch,
 builds the model and warms up while the others train; then it asks in. The stall is the longest
-time between two steps of a process that was there before, from the joiner's first step two
-steps back, less the median time of a step.
+time between two steps of a process that was there before, around the joiner's first step, less the
+median time of a step in the ring that has the joiner: that gap ends with the first such step.
 
     python benchmarks/resize.py [--workers 3] [--repeat 3]
 """
@@ -50,15 +50,17 @@ def measure(workers: int, out: Path) -> dict[str, float]:
         process.wait()
     notes = launches.notes(out)
     there = {n.pid for n in notes if n.time < asked}
-    gaps, usual = [], []
+    gaps, before, after = [], [], []
     for pid in there:
         times = [n.time for n in notes if n.pid == pid]
-        steps = [b - a for a, b in itertools.pairwise(times)]
-        usual.append(statistics.median(steps))
+        before += [b - a for a, b in itertools.pairwise(times) if b < joined - 3]
+        after += [b - a for a, b in itertools.pairwise(times) if a > joined + 0.5]
         gaps.append(max(b - a for a, b in itertools.pairwise(times) if joined - 3 < b < joined + 1))
     return {
-        "stall_s": round(max(gaps) - statistics.median(usual), 3),
-        "step_s": round(statistics.median(usual), 3),
+        "stall_s": round(max(gaps) - statistics.median(after), 3),
+        "longest_gap_s": round(max(gaps), 3),
+        "step_before_s": round(statistics.median(before), 3),
+        "step_after_s": round(statistics.median(after), 3),
         "to_join_s": round(joined - asked, 3),
     }
 

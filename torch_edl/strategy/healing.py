@@ -14,7 +14,8 @@ from torch_edl.strategy.replica import Replica, State
 NO_MODEL = -1
 """The progress of a member whose model nobody may take."""
 
-_CHUNK_BYTES = 32 << 20
+# Larger ones travel as they lie in memory.
+_CHUNK_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 1 << 28
 
 

@@ -331,15 +331,20 @@ def from_json(value: Any) -> Any:
 def chunks(
     tensors: Sequence[torch.Tensor], limit_bytes: int
 ) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Groups of tensors with one buffer of bytes for each, so that few large messages travel.
+    """Groups of tensors with one buffer of bytes for each, so that small ones travel together.
 
-    The buffer holds the tensors of its group one after the other when it is given out.
+    The buffer holds the tensors of its group one after the other when it is given out. That of a
+    single one is its own memory, if it is contiguous: large ones are not copied.
+
+    Args:
+        limit_bytes: of a group of several.
     """
     group: list[torch.Tensor] = []
     size = 0
     for tensor in [*tensors, None]:
         if group and (tensor is None or size + tensor.nbytes > limit_bytes):
-            yield torch.cat([as_bytes(t) for t in group]), group
+            parts = [as_bytes(t) for t in group]
+            yield parts[0] if len(parts) == 1 else torch.cat(parts), group
             group, size = [], 0
         if tensor is not None and tensor.numel():
             group.append(tensor)
@@ -355,7 +360,9 @@ def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
     """Copies a buffer of :func:`chunks` back into the (contiguous) tensors of its group."""
     start = 0
     for tensor in group:
-        as_bytes(tensor).copy_(buffer[start : start + tensor.nbytes])
+        own = as_bytes(tensor)
+        if own.data_ptr() != buffer.data_ptr() + start:
+            own.copy_(buffer[start : start + tensor.nbytes])
         start += tensor.nbytes
 
 
