@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_edl import metrics, nn, optim
     from torch_edl.trainer.fit import ElasticTrainer
-    from torch_edl.trainer.job import Job, init
+    from torch_edl.trainer.job import Job
+    from torch_edl.trainer.opening import init
 
 __version__ = "0.1.0"
 __all__ = ["ElasticTrainer", "Job", "init", "metrics", "nn", "optim"]
@@ -23,7 +24,7 @@ _LAZY = {
     "optim": ("torch_edl.optim", ""),
     "metrics": ("torch_edl.metrics", ""),
     "ElasticTrainer": ("torch_edl.trainer.fit", "ElasticTrainer"),
-    "init": ("torch_edl.trainer.job", "init"),
+    "init": ("torch_edl.trainer.opening", "init"),
     "Job": ("torch_edl.trainer.job", "Job"),
 }
 

@@ -17,11 +17,8 @@ import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
+from torch_edl.strategy.buckets import Bucket, make_buckets
 from torch_edl.strategy.group import Group, RingBrokenError
-
-# As DistributedDataParallel: a small first bucket lets the first collective begin early.
-BUCKET_BYTES = 25 << 20
-_FIRST_BUCKET_BYTES = 1 << 20
 
 # A sum of shares that rounding left of 1.
 _WHOLE = 1 - 1e-3
@@ -38,22 +35,6 @@ class Phase(Enum):
     """More minibatches of this update follow: gradients are put aside, weighted."""
     REDUCE = auto()
     """The last one: gradients are summed over the ring."""
-
-
-class _Bucket:
-    """Parameters of one type whose gradients travel together, and ``extra`` lanes behind them."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], extra: int, like: torch.Tensor) -> None:
-        self.parameters = list(parameters)
-        length = sum(p.numel() for p in parameters)
-        self.flat = torch.zeros(length + extra, dtype=like.dtype, device=like.device)
-        self.extra = self.flat[length:]
-        self.views: list[torch.Tensor] = []
-        start = 0
-        for parameter in self.parameters:
-            self.views.append(self.flat[start : start + parameter.numel()].view(parameter.shape))
-            start += parameter.numel()
-        self.pending = len(self.parameters)
 
 
 class Gradients:
@@ -101,7 +82,7 @@ class Gradients:
         self._old: dict[int, tuple[torch.Tensor, int]] = {}  # see expect_fresh
         self._next = 0
         self._works: list[Any] = []
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._place: dict[int, tuple[int, int]] = {}
         self._lanes = 0
         self._hooked = False
@@ -194,40 +175,10 @@ class Gradients:
         self.phase, self.share = Phase.REDUCE, 0.0
         self._finish_backward()
 
-    # ---- buckets ----
-
     def _make_buckets(self) -> None:
-        self._buckets.clear()
-        self._place.clear()
-        numbers = {id(p): n for n, p in enumerate(self._parameters)}
-        kinds: dict[tuple[torch.dtype, torch.device], list[list[nn.Parameter]]] = {}
-        sizes: dict[tuple[torch.dtype, torch.device], int] = {}
-        for parameter in reversed(self._parameters):
-            kind = (parameter.dtype, parameter.device)
-            groups = kinds.setdefault(kind, [[]])
-            limit = _FIRST_BUCKET_BYTES if len(groups) == 1 else BUCKET_BYTES
-            if sizes.get(kind, 0) >= limit:
-                groups.append([])
-                sizes[kind] = 0
-            groups[-1].append(parameter)
-            sizes[kind] = sizes.get(kind, 0) + parameter.nbytes
-        plan = [(group, kind) for kind, groups in kinds.items() for group in groups]
-        # In the order in which backward will have filled them, about.
-        plan.sort(key=lambda each: -max(numbers[id(p)] for p in each[0]))
         # Who has a gradient of what, the sum of shares, the caller's numbers, running statistics.
         extra = len(self._parameters) + 1 + self._lanes + sum(b.numel() for b in self._buffers)
-        for index, (group, (dtype, device)) in enumerate(plan):
-            like = torch.empty(0, dtype=dtype, device=device)
-            last = index == len(plan) - 1
-            self._buckets.append(
-                _Bucket(group, extra if last and dtype is torch.float32 else 0, like)
-            )
-        if not plan or plan[-1][1][0] is not torch.float32:
-            device = plan[-1][1][1] if plan else torch.device("cpu")
-            self._buckets.append(_Bucket([], extra, torch.empty(0, device=device)))
-        for index, bucket in enumerate(self._buckets):
-            for slot, parameter in enumerate(bucket.parameters):
-                self._place[numbers[id(parameter)]] = (index, slot)
+        self._buckets, self._place = make_buckets(self._parameters, extra)
 
     # ---- backward ----
 
@@ -401,7 +352,7 @@ class Gradients:
         if self.broken:
             self.drop()
 
-    def _take(self, last: _Bucket, count: int, statistics: torch.Tensor) -> None:
+    def _take(self, last: Bucket, count: int, statistics: torch.Tensor) -> None:
         numbers = last.extra[: count + 1 + self._lanes].tolist()
         self._shares = numbers[count]
         self.broken = self.refuse(numbers[count + 1 :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
-from torch_edl.errors import EdlError, JobFailedError
+from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.strategy.group import MEET_S, StoreServer, local_address
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -27,6 +28,10 @@ _MASTER_AWAY_S = 600.0
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SAY_S = 10.0  # silence after which a wait is worth a line
 _TORCHRUN_MEET_S = 1800.0
+_LAUNCHERS = (
+    "processes of one job are started by torchrun or torch-edl run; have srun or mpirun start one "
+    "of these on each machine, or unset RANK and WORLD_SIZE to train in one process"
+)
 # Of the time after which the master takes a silent worker for lost: so long may a ring whose
 # members are all cut off from it go on. Less than all of it, so that it has stopped when the
 # master forms another.
@@ -276,6 +281,11 @@ class TorchrunMeeting:
     def __init__(self) -> None:
         env = os.environ
         self._rank, self._size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        if missing := {"MASTER_ADDR", "MASTER_PORT"} - env.keys():
+            raise UsageError(
+                f"RANK={self._rank} and WORLD_SIZE={self._size} are set, {sorted(missing)} not: "
+                f"{_LAUNCHERS}"
+            )
         self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         # Keys of an earlier life of the processes may still be in the store.
         self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -293,6 +303,14 @@ class TorchrunMeeting:
                 "live on"
             )
         self._met = True
+        host, _, port = self._store.rpartition(":")
+        try:
+            # Torchrun's agent listens there before it starts anybody.
+            socket.create_connection((host, int(port)), timeout=MEET_S).close()
+        except OSError as error:
+            raise JobFailedError(
+                f"nobody answers at MASTER_ADDR:MASTER_PORT={self._store} ({error}): {_LAUNCHERS}"
+            ) from None
         return Seat(
             ring=self._ring,
             rank=self._rank,

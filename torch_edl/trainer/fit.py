@@ -25,8 +25,9 @@ from torch_edl.trainer.inputs import (
     moved,
     required_inputs,
 )
-from torch_edl.trainer.job import Job, is_plain, open_job
+from torch_edl.trainer.job import Job
 from torch_edl.trainer.loader import Loader
+from torch_edl.trainer.opening import is_plain, open_job
 from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.saver import Settings
 from torch_edl.trainer.schedule import Schedule

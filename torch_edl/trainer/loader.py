@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class Loader:
         batches = open_batches(self._dataset, self._data, number, self._options)
         engine.replica.position.go_through(batches.data.identity)
         try:
-            with job.ending.dismissal():
+            # A process that is dismissed does not come back here: its readers end before.
+            with job.ending.dismissal(), contextlib.closing(batches):
                 while (position := engine.replica.position).pass_index == number:
                     data = batches.known_end(position.records, engine.world)
                     start = data.next_start(position.records, engine.world)
@@ -81,7 +83,6 @@ class Loader:
             # A ring broke, and the state that came then is of a member that is in a later pass.
             engine.catching_up = True
         finally:
-            batches.close()
             if engine.replica.position.pass_index == number:
                 # The script left its loop. The next pass begins where it begins; until then the
                 # rest of this one is what a checkpoint goes on with.

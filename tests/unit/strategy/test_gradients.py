@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.unit.strategy.rings import Member, office
 from torch_edl.errors import UsageError
-from torch_edl.strategy import gradients as gradients_module
+from torch_edl.strategy import buckets
 from torch_edl.strategy.gradients import Gradients, Phase
 from torch_edl.strategy.group import Group
 
@@ -127,7 +127,7 @@ def run(program: Callable[..., None], *args: Any, world: int = WORLD) -> None:
 
 
 def equal(member: Member, name: str, bucket_bytes: int) -> None:
-    gradients_module._FIRST_BUCKET_BYTES = gradients_module.BUCKET_BYTES = bucket_bytes
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = bucket_bytes
     torch.manual_seed(1)
     model = MODELS[name]()
     group = ring(member)
@@ -384,7 +384,7 @@ def test_numbers_travel_along_and_can_undo_the_update() -> None:
 
 def broken(member: Member) -> None:
     model = MODELS["many buckets"]()
-    gradients_module._FIRST_BUCKET_BYTES = gradients_module.BUCKET_BYTES = 20_000
+    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 20_000
     group = ring(member)
     gradients = Gradients(model)
     gradients.use(group, 0)

@@ -17,7 +17,7 @@ import torch_edl
 from torch_edl import master_host
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
-from torch_edl.trainer import job as job_module
+from torch_edl.trainer import opening
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -85,8 +85,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         return stubs[-1]
 
     yield start_master
-    if job_module._current is not None:
-        job_module._current.close()
+    if opening._current is not None:
+        opening._current.close()
     for stub in stubs:
         stub.close()
     for master in masters:
@@ -307,13 +307,13 @@ def test_parts_that_servers_cannot_run_are_refused(
     start(servers=1)
     with pytest.raises(UsageError, match="give --checkpoint-dir to torch-edl run"):
         one_worker(checkpoint_dir=tmp_path / "mine")
-    job_module._current.close()
+    opening._current.close()
     start(servers=1)
     model = Model(torch_edl.nn.Embedding(None, 4))
     halves = [torch.optim.SGD(p, lr=1.0) for p in (model.rows.parameters(), model.out.parameters())]
     with pytest.raises(UsageError, match="2 optimizers; parameter servers run one"):
         torch_edl.init().prepare(model, halves)
-    job_module._current.close()
+    opening._current.close()
     start(servers=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
