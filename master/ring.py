@@ -103,6 +103,12 @@ class Ring:
         """Whether a worker, whose script is over, is the only one with the model."""
         return not self._living and self._reserve.keys() == {worker}
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether those at the end of their script wait for a rank 0 that is lost."""
+        others = self._living or self._claims or self._asked or self.finished
+        return bool(self._reserve) and not others
+
     def due(self, now: float, *, min_workers: int, max_workers: int) -> bool:
         """Whether the next ring can be formed."""
         if not self._asked or not self._living <= self._asked.keys():
@@ -219,12 +225,16 @@ class Ring:
         self._goes(worker, now)
 
     def exited(self, worker: int, *, well: bool) -> None:
-        """The process of a worker ended. If its script was over, nobody joins any more."""
-        if worker in self._claims:
-            self._claims.remove(worker)
-            if well:
-                self.finished = True
-                self._asked = {id: a for id, a in self._asked.items() if id in self._living}
+        """The process of a worker ended. If its script was over, nobody joins any more.
+
+        Args:
+            well: with exit code 0, and nobody had asked it to leave.
+        """
+        over = worker in self._claims or worker in self._living  # its last word may be lost
+        self._claims.discard(worker)
+        if over and well:
+            self.finished = True
+            self._asked = {id: a for id, a in self._asked.items() if id in self._living}
 
     def _goes(self, worker: int, now: float) -> None:
         if worker in self._living:

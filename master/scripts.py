@@ -42,6 +42,7 @@ class ScriptJob(ServedJob):
         self._before = 0  # records of the passes before
         self._steps = 0
         self._deserted_at: float | None = None
+        self._abandoned_at: float | None = None
         self._returned = False
 
     def start(self, now: float) -> None:
@@ -152,7 +153,9 @@ class ScriptJob(ServedJob):
                 continue
             process.log = told.log or process.log
             if told.exited:
-                self.lockstep.ring.exited(worker, well=told.code == 0)
+                member = self.members.get(worker)
+                asked = member is not None and member.draining
+                self.lockstep.ring.exited(worker, well=told.code == 0 and not asked)
                 how = f"signal {-told.code}" if told.code < 0 else f"exit code {told.code}"
                 self._gone(worker, f"ended with {how}", now)
 
@@ -254,6 +257,7 @@ class ScriptJob(ServedJob):
         """What is to be done now: nothing, but time passes for agents and rounds too."""
         if self.outcome is None:
             self._lose_silent_agents(now)
+            self._fail_if_abandoned(now)
         if self.outcome is not None:
             self._rounds.close()
         elif self._rounds.form(now):
@@ -262,6 +266,20 @@ class ScriptJob(ServedJob):
         over = self.outcome is not None and not self.fleet.alive("ps")
         self.over = over and self._have_all_heard(now)
         return actions
+
+    def _fail_if_abandoned(self, now: float) -> None:
+        """Nobody comes who could do what rank 0 was to do at the end."""
+        if not self.lockstep.ring.abandoned:
+            self._abandoned_at = None
+        elif self._abandoned_at is None:
+            self._abandoned_at = now
+        elif now - self._abandoned_at >= _DESERTED_S:
+            self.fail(
+                "rank 0 was lost before its script came to its end, and nobody took its place for "
+                f"{_DESERTED_S:g} s: what it saves may be missing"
+                + (f"; the newest checkpoint is {self._checkpoint}" if self._checkpoint else ""),
+                now,
+            )
 
     def _have_all_heard(self, now: float) -> bool:
         """Nobody is left who would go on, or wait for this master."""

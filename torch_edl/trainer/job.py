@@ -359,13 +359,8 @@ class Job:
     @property
     def late(self) -> bool:
         """Whether others trained before this process came: it warms up before it asks in."""
-        engine = self._engine
-        return (
-            engine is not None
-            and not engine.joined
-            and self._link is not None
-            and (self._link.ring > 0)
-        )
+        joined = self._engine is not None and self._engine.joined
+        return self._link is not None and self._link.ring > 0 and not joined
 
     def _resized(self) -> None:
         if self._on_resize is not None:

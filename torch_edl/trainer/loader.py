@@ -58,7 +58,7 @@ class Loader:
                     self._dataset, self._data, self._options, job._meter, passes=self._passes
                 )
             return
-        if job.late:
+        if job.late and job._engine is not None:
             try:
                 yield from self._rehearse()
             except GeneratorExit:

@@ -325,6 +325,46 @@ def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
     assert w.job.state == "finished"
 
 
+def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    gone = pb.AgentWorker(local_rank=0, pid=11, exited=True, code=-9)
+    assert not w.join(1, ring=1, step=9, ended=True).leave
+    for _ in range(10):
+        w.tick(1.0)
+        w.agent()
+        w.join(1, ring=1, step=9, ended=True)
+    assert w.job.outcome is None, "rank 0 may save as long as it likes"
+    w.agent("n", gone)
+    for _ in range(62):
+        w.tick(1.0)
+        w.agent()
+        w.join(1, ring=1, step=9, ended=True)
+    assert w.job.outcome is not None
+    assert "what it saves may be missing" in w.job.outcome.error
+
+
+def test_who_takes_the_place_of_rank_0_ends_the_job() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    assert not w.join(1, ring=1, step=9, ended=True).leave
+    w.agent("n", pb.AgentWorker(local_rank=0, pid=11, exited=True, code=-9))
+    new = w.register(13)
+    answer = w.join(new)
+    assert (answer.ready, list(answer.workers), answer.source) == (True, [2, 1], 1)
+    assert w.join(1, ring=1, step=9, ended=True).ring == 2
+    assert not w.join(1, ring=2, step=9, ended=True).leave
+    # Its last word was lost; the exit code says it too.
+    w.agent("n", pb.AgentWorker(local_rank=0, pid=13, exited=True, code=0))
+    assert w.join(1, ring=2, step=9, ended=True).leave
+
+
 def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
     w = World()
     w.register(11)

@@ -21,6 +21,8 @@ OPTIONS = {"batch_size": 4, "global_batch_size": 8, "shuffle": True}
 def saving(member: Member) -> None:
     """A script that writes its model at the end, as all do."""
     job = member.job()
+    # Who comes later is not the one to write, whatever place the launcher gave it.
+    assert job.is_main == (member._ring_then == 0)
     model, optimizer = counted(40, 8, job)
     for (batch,) in job.loader(numbers(40), **OPTIONS):
         train(model, optimizer, batch)
