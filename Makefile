@@ -27,7 +27,7 @@ quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, an
 	  --data quickstart/data/test.recordio
 
 test: install lint  ## All tests but the storms
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install proto-check  ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check .

@@ -142,8 +142,9 @@ def _pattern(line: str) -> re.Pattern[str]:
     "name",
     [
         "README.md",
-        "docs/tutorial.md",
-        pytest.param("docs/trainer.md", marks=pytest.mark.slow),  # it starts scripts nine times
+        # They start a dozen jobs.
+        pytest.param("docs/tutorial.md", marks=pytest.mark.slow),
+        pytest.param("docs/trainer.md", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_document_says_works(name: str, tmp_path: Path) -> None:
