@@ -255,7 +255,10 @@ class MasterMeeting:
         try:
             answer = self._master.call("CommitCheckpoint", request, timeout_s=_CALL_S, wait=True)
         except grpc.RpcError as error:
-            log.warning("no checkpoint: the master does not answer: %s", error.code().name)
+            log.warning(
+                "%s is not told to the master, which does not answer: %s",
+                directory, error.code().name,
+            )  # fmt: skip
             return False
         return bool(answer.accepted)
 

@@ -178,10 +178,10 @@ class Saver:
                 ),
             )
             self._last = step
+            log.info("checkpoint %s", folder)
             # Before older ones go: the master may have to name one that is there.
             if self._meeting:
                 self._meeting.may_commit(ring, str(folder), written=True)
             checkpoint.prune(self._root, self._settings.keep)
-            log.info("checkpoint %s", folder)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)

@@ -13,10 +13,11 @@ class Network:
     Needs root and ``ip``; :meth:`why_not` says what is missing.
     """
 
-    _numbers = itertools.count(os.getpid() % 200)
+    _numbers = itertools.count()
 
     def __init__(self) -> None:
-        number = next(self._numbers) % 250
+        # Tests may run in several processes, whose numbers follow each other.
+        number = os.getpid() % 25 * 10 + next(self._numbers) % 10
         self.name = f"edl{os.getpid()}-{number}"
         self._ours, theirs = f"edlo{number}", f"edlt{number}"
         self.here, self.there = f"10.213.{number}.1", f"10.213.{number}.2"
