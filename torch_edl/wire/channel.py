@@ -15,8 +15,17 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from torch_edl.errors import UsageError
+
 # A message may be this large; a shard's dense parameters travel in one.
 MAX_MESSAGE_BYTES = 1 << 30
+
+# What the master is asked is small, but for the states of metrics: one that is merged by "cat"
+# holds the predictions of a whole task. Its answers may hold those of all tasks.
+_REQUESTS = {
+    "Master": (64 << 20, "a metric that keeps every prediction: use fewer --records-per-task"),
+    "Pserver": (MAX_MESSAGE_BYTES, "the part of the model on one server: use more --ps"),
+}
 
 # Measured on loopback, 670 KB messages: without the larger frames and windows an answer costs
 # a third more CPU. The probe for the bandwidth-delay product pings for nothing then.
@@ -45,6 +54,11 @@ _RETRY = {
 }
 
 
+def request_limit(service: ServiceDescriptor) -> int:
+    """Bytes of the largest request that a server of the service takes."""
+    return _REQUESTS[service.name][0]
+
+
 class Stub:
     """Callables for the methods of one service at one address.
 
@@ -61,6 +75,7 @@ class Stub:
         self, service: ServiceDescriptor, address: str, token: str, *, retries: bool = True
     ) -> None:
         self.address = address
+        self._limit, self._cause = _REQUESTS[service.name]
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel = grpc.insecure_channel(
             address,
@@ -93,7 +108,14 @@ class Stub:
 
         Raises:
             grpc.RpcError: with ``code()`` and ``details()``.
+            UsageError: the request is larger than the service takes.
         """
+        size = request.ByteSize()
+        if size > self._limit:
+            raise UsageError(
+                f"{method}: the request has {size} bytes, at most {self._limit} are taken; "
+                f"it may be {self._cause}"
+            )
         return self._methods[method](
             request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
         )

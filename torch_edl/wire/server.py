@@ -13,9 +13,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.wire.channel import COMMON_OPTIONS
+from torch_edl.wire.channel import COMMON_OPTIONS, request_limit
 
 log = logging.getLogger(__name__)
+
+# Calls that are under way or wait for a thread, per thread; more are refused.
+_CALLS_PER_THREAD = 4
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -51,8 +54,14 @@ def serve(
     server = grpc.server(
         ThreadPoolExecutor(threads, thread_name_prefix=service.name),
         interceptors=[_TokenCheck(token)],
-        # Two servers on one port would share its connections: refuse the second.
-        options=[*COMMON_OPTIONS, ("grpc.so_reuseport", 0)],
+        options=[
+            # Before the one of COMMON_OPTIONS: of two values grpc takes the first.
+            ("grpc.max_receive_message_length", request_limit(service)),
+            # Two servers on one port would share its connections: refuse the second.
+            ("grpc.so_reuseport", 0),
+            *COMMON_OPTIONS,
+        ],
+        maximum_concurrent_rpcs=_CALLS_PER_THREAD * threads,
     )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service.full_name, methods),)
@@ -87,14 +96,23 @@ def _guarded(name: str, handler: Handler) -> Handler:
     return call
 
 
+class _Refusal:
+    """Ends a call when its headers have come, whatever its method: a handler of streams does not
+    wait for the message, which may be large or never come."""
+
+    def __init__(self) -> None:
+        # grpc runs it there: refusals neither take threads of the callers who have the token, nor
+        # wait for them.
+        self.experimental_thread_pool = ThreadPoolExecutor(1, thread_name_prefix="refusals")
+
+    def __call__(self, _: Any, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
+
+
 class _TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
-
-        def refuse(_: Any, context: grpc.ServicerContext) -> None:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job token")
-
-        self._refuse = grpc.unary_unary_rpc_method_handler(refuse)
+        self._refuse = grpc.stream_stream_rpc_method_handler(_Refusal())
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         for key, value in details.invocation_metadata:

@@ -1,0 +1,135 @@
+"""Callers without the token: they are refused by their headers, and cost nobody anything."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import grpc
+import psutil
+import pytest
+
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
+THREADS = 2
+METHOD = "/torch_edl.Master/Stop"
+
+# GetStatus answers at once; Stop not before standard input is closed.
+PROGRAM = f"""
+import sys, threading
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.server import serve
+service = pb.DESCRIPTOR.services_by_name["Master"]
+closed = threading.Event()
+handlers = dict.fromkeys((m.name for m in service.methods), lambda r, c: None)
+handlers["GetStatus"] = lambda r, c: pb.GetStatusResponse(job="j")
+handlers["Stop"] = lambda r, c: (closed.wait(), pb.StopResponse())[1]
+server, port = serve(service, handlers, address="127.0.0.1:0", token="t", threads={THREADS})
+print(port, flush=True)
+sys.stdin.read()
+closed.set()
+server.stop(1).wait()
+"""
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.address = f"127.0.0.1:{process.stdout.readline().strip()}"
+        self._process = psutil.Process(process.pid)
+
+    @property
+    def peak_mib(self) -> float:
+        with open(f"/proc/{self._process.pid}/status", encoding="utf-8") as file:
+            line = next(line for line in file if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        yield Server(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+@pytest.fixture
+def friend(server: Server) -> Iterator[Stub]:
+    stub = Stub(SERVICE, server.address, "t")
+    yield stub
+    stub.close()
+
+
+@contextlib.contextmanager
+def stranger(address: str) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        yield channel
+
+
+def test_calls_of_headers_only_hold_no_thread(server: Server, friend: Stub) -> None:
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait()
+        yield from ()
+
+    with stranger(server.address) as channel:
+        send = channel.stream_unary(METHOD)
+        calls = [send.future(nothing(), timeout=20) for _ in range(40 * THREADS)]
+        codes = {call.code() for call in calls}
+        answer = friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        ended.set()
+    assert answer.job == "j"
+    assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+
+
+def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: Stub) -> None:
+    friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    before = server.peak_mib
+    with stranger(server.address) as channel:
+        call = channel.unary_unary(METHOD)
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as caught:
+                call(bytes(200 << 20), timeout=20)
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert server.peak_mib - before < 40
+    assert friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5).job == "j"
+
+
+def test_calls_in_flight_are_bounded(server: Server, friend: Stub) -> None:
+    """Callers who have the token, too, and are refused rather than queued without end."""
+    token = (("authorization", "Bearer t"),)
+    with stranger(server.address) as channel:
+        call = channel.unary_unary(METHOD)
+        done: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
+        calls = [call.future(b"", timeout=20, metadata=token) for _ in range(6 * THREADS)]
+        for each in calls:
+            each.add_done_callback(done.put)
+        assert done.get(timeout=10).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for each in calls:
+            each.cancel()
+
+
+def test_a_request_that_is_too_large_for_the_master_is_named(server: Server, friend: Stub) -> None:
+    large = pb.StopRequest(reason="x" * request_limit(SERVICE))
+    with pytest.raises(UsageError, match=r"^Stop: the request has 67108.* --records-per-task"):
+        friend.call("Stop", large, timeout_s=20)
+    token = (("authorization", "Bearer t"),)
+    with stranger(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(METHOD)(large.SerializeToString(), timeout=20, metadata=token)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert request_limit(SERVICE) < MAX_MESSAGE_BYTES
