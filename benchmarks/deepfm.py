@@ -32,8 +32,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from torch_edl import matmul
-from torch_edl.config import ENV_MATMUL
 from torch_edl.metrics import AUC
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +42,7 @@ IDS, DIM, INIT_STD, BATCH = 1_000_000, 16, 0.01, 512
 HIDDEN = (400, 400)
 SERVERS, WORKERS = 2, 4
 WARM_UP = 20
-# Parts with "torch" run on torch's own matrix products where a worker would put oneDNN under them
-# (torch_edl/matmul.py), and "plain-onednn" is a plain process that got oneDNN too.
-PARTS = ("plain", "plain-onednn", "bound", "ours-1", "ours-8", "ours-1-torch", "ours-8-torch")
+PARTS = ("plain", "bound", "ours-1", "ours-8")
 
 Batch = tuple[tuple[Tensor, Tensor], Tensor]
 
@@ -114,8 +110,6 @@ def _held_out(model: Any, data: Path) -> dict[str, float]:
 
 def part_plain(args: argparse.Namespace) -> dict[str, float]:
     """One process: its data decoded before the clock starts, torch's threads on all cores."""
-    if args.onednn:
-        matmul.install()
     (ids, dense), labels = _read(args.data, "train")
     torch.manual_seed(0)
     model = _plain_model()
@@ -228,9 +222,9 @@ def run_bound(args: argparse.Namespace) -> dict[str, Any]:
     return {**tried[how], "how": how}
 
 
-def run_ours(args: argparse.Namespace, local_steps: int, *, torch_products: bool) -> dict[str, Any]:
-    """``torch-edl run``: rate of the summary, CPU of all its processes while it was under way."""
-    env = {**os.environ, ENV_MATMUL: "torch" if torch_products else ""}
+def run_ours(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
+    """``torch-edl run``: rate of the summary, from the first lease to the last record with no
+    warm-up left out; CPU of all its processes while it was under way."""
     with tempfile.TemporaryDirectory() as folder:
         output, summary = Path(folder) / "model", Path(folder) / "summary.json"
         command = [sys.executable, "-m", "torch_edl.cli", "run", str(EXAMPLE / "model.py")]
@@ -242,7 +236,7 @@ def run_ours(args: argparse.Namespace, local_steps: int, *, torch_products: bool
         command += ["--output", str(output), "--summary", str(summary), *args.run_args.split()]
         command += ["--", "--dim", str(DIM), "--hidden", *map(str, HIDDEN)]
         command += ["--lr", str(args.lr), "--init-std", str(INIT_STD)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=env)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
         cpu = list(_watch(process))
         if process.returncode != 0:
             raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
@@ -314,7 +308,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _ratios(rate: dict[str, float]) -> dict[str, float]:
-    pairs = [(ours, to) for ours in PARTS if ours.startswith("ours") for to in PARTS[:3]]
+    pairs = [(ours, to) for ours in PARTS[2:] for to in PARTS[:2]]
     return {f"{a} / {b}": round(rate[a] / rate[b], 3) for a, b in pairs if a in rate and b in rate}
 
 
@@ -328,14 +322,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.repeat):
         for part in args.only.split(","):
-            kind, *how = part.split("-")
+            kind, _, local_steps = part.partition("-")
             if kind == "ours":
-                made = run_ours(args, int(how[0]), torch_products="torch" in how)
+                made = run_ours(args, int(local_steps))
             elif kind == "bound":
                 made = run_bound(args)
             else:
-                more = ["--onednn"] if how else []
-                made = _result(_start("plain", args, os.cpu_count() or 1, *more))
+                made = _result(_start("plain", args, os.cpu_count() or 1))
             runs.setdefault(part, []).append(made)
             print(part, json.dumps(made), file=sys.stderr, flush=True)
     medians = {
@@ -371,7 +364,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few records, one run")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     parser.add_argument("--run-args", default="", help="further arguments of torch-edl run")
-    parser.add_argument("--onednn", action="store_true", help=argparse.SUPPRESS)
     hidden = [parser.add_argument(name, help=argparse.SUPPRESS)
               for name in ("--part", "--output", "--threads", "--steps")]  # fmt: skip
     for action in hidden[1:]:
@@ -386,6 +378,8 @@ def main() -> None:
         args.data = ROOT / "build" / "benchmarks" / f"deepfm-{args.records}"
     if args.part:
         torch.set_num_threads(args.threads)
+        # As a worker on servers does: all parts compute in the same way.
+        torch.set_flush_denormal(True)
         made = {"plain": part_plain, "bound": part_bound, "evaluate": part_evaluate}[args.part](
             args
         )

@@ -250,8 +250,6 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
 ENV_HOME = "TORCH_EDL_HOME"
 ENV_TOKEN = "TORCH_EDL_TOKEN"
 ENV_MASTER = "TORCH_EDL_MASTER"
-# "torch": workers leave torch's own matrix products in place; see matmul.py.
-ENV_MATMUL = "TORCH_EDL_MATMUL"
 # Name of the agent that started a worker of a script.
 ENV_NODE = "TORCH_EDL_NODE"
 

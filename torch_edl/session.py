@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import torch
 
-from torch_edl import matmul
-from torch_edl.config import ENV_MATMUL, JobConfig
+from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Bare, Feeder, Prepared
@@ -56,10 +54,10 @@ class Session:
         """Sets this process up for training."""
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)
-        # Rows that decay towards zero become denormal numbers, which are many times slower.
-        torch.set_flush_denormal(True)
-        if os.environ.get(ENV_MATMUL) != "torch" and matmul.worthwhile():
-            matmul.install()
+        if ready.strategy == "ps":
+            # Rows that decay towards zero become denormal numbers, which are many times slower.
+            # Elsewhere a model gives the same bits as under `python`.
+            torch.set_flush_denormal(True)
         log.info("strategy %s: %s", ready.strategy, ready.reason)
 
     def make_strategy(self, name: str, token: str, progress: Progress) -> Strategy:

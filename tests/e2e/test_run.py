@@ -169,6 +169,24 @@ def test_predictions_come_in_the_order_of_the_input(
 
 
 @pytest.mark.slow  # below, metrics are compared under it; models move in test_models_move.py
+def test_a_worker_alone_computes_the_bits_of_a_plain_loop(place: Any) -> None:
+    place("run @bits --workers 1 --no-shuffle --batch-size 64 --output bits")
+    user = load(MODELS / "bits.py")
+    torch.manual_seed(0)
+    model = user.model()
+    optimizer = user.optimizer(model.parameters())
+    for start in range(0, user.RECORDS, user.BATCH):
+        records = [str(n).encode() for n in range(start, start + user.BATCH)]
+        x, labels = user.feed(records, "training", {})
+        optimizer.zero_grad()
+        user.loss(labels, model(x)).backward()
+        optimizer.step()
+    ours = load_file(place / "bits" / "model.safetensors")
+    assert model.tiny.item() != 0
+    for name, ended in model.state_dict().items():
+        assert np.array_equal(ours[name], ended.numpy()), name
+
+
 def test_the_strategy_local_learns_as_much(place: Any, digits: Path) -> None:
     place(
         f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
