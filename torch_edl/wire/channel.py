@@ -95,7 +95,6 @@ class Stub:
             answer: Callable[[bytes], Any] = GetMessageClass(method.output_type).FromString
             self._methods[method.name] = self._channel.unary_unary(
                 f"/{service.full_name}/{method.name}",
-                request_serializer=lambda message: message.SerializeToString(),
                 response_deserializer=answer,
             )
 
@@ -110,14 +109,15 @@ class Stub:
             grpc.RpcError: with ``code()`` and ``details()``.
             UsageError: the request is larger than the service takes.
         """
-        size = request.ByteSize()
-        if size > self._limit:
+        # Here and not by grpc, so that it is encoded once: protobuf's ByteSize encodes it, too.
+        encoded = request.SerializeToString()
+        if len(encoded) > self._limit:
             raise UsageError(
-                f"{method}: the request has {size} bytes, at most {self._limit} are taken; "
+                f"{method}: the request has {len(encoded)} bytes, at most {self._limit} are taken; "
                 f"it may be {self._cause}"
             )
         return self._methods[method](
-            request, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
+            encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
         )
 
     def start(
