@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_edl.argument_order import LabelsFirst, labels_first, refuse_class
 from torch_edl.errors import (
     ContractError,
     DataError,
@@ -51,7 +52,7 @@ class Contract:
 
     path: str
     model: Callable[[], nn.Module]
-    loss: Callable[[Any, Any], torch.Tensor]
+    loss: LabelsFirst
     optimizer: Callable[[Any], torch.optim.Optimizer]
     feed: Callable[[Any, str, Any], Any]
     eval_metrics_fn: Callable[[], Metrics] | None
@@ -88,14 +89,15 @@ class Contract:
         return made
 
     def make_metrics(self) -> dict[str, Any]:
-        """Calls ``eval_metrics_fn``: name to a function (labels, predictions), or to an object
-        that is updated, merged and computed."""
+        """Calls ``eval_metrics_fn``: name to a function of labels and predictions, or to an
+        object that is updated, merged and computed."""
         if self.eval_metrics_fn is None:
             return {}
         made = self._call("eval_metrics_fn", self.eval_metrics_fn)
         if not isinstance(made, Mapping) or not all(isinstance(k, str) for k in made):
             raise self._wrong("eval_metrics_fn", made, "a dict of name to metric")
         for name, metric in made.items():
+            refuse_class(f"{self.path}: eval_metrics_fn()[{name!r}]", metric)
             if not (callable(metric) or hasattr(metric, "update")):
                 raise self._wrong(f"eval_metrics_fn()[{name!r}]", metric, "a function or a metric")
         return dict(made)
@@ -149,11 +151,12 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
     feed = find(FEED_NAMES)
     _check_arity(path, "feed", feed, 3)
     loss = find(["loss"])
+    refuse_class(f"{path}: loss", loss)
     _check_arity(path, "loss", loss, 2)
     return Contract(
         path=path,
         model=find(MODEL_NAMES),
-        loss=loss,
+        loss=labels_first(loss),
         optimizer=find(["optimizer"]),
         feed=feed,
         eval_metrics_fn=find(["eval_metrics_fn"], required=False),
@@ -191,15 +194,19 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
 
 
 def _check_arity(path: str, name: str, function: Callable[..., Any], count: int) -> None:
+    # The signature of a module itself is that of nn.Module.__call__: anything.
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        raise ContractError(
-            f"{path}: {name}{inspect.signature(function)} does not take {count} arguments; "
-            f"write for example:\n    {EXAMPLES[name]}"
-        ) from None
+        signature = inspect.signature(called)
     except ValueError:
         return  # a builtin: it has no signature to check
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        raise ContractError(
+            f"{path}: {name}{signature} does not take {count} arguments; "
+            f"write for example:\n    {EXAMPLES[name]}"
+        ) from None
 
 
 def _processor(module: ModuleType) -> Any | None:
@@ -230,6 +237,17 @@ def user_traceback(error: BaseException, path: str) -> str:
     elif isinstance(cause, EdlError) or isinstance(error, DataError):
         return ""
     return "".join(shown.format())
+
+
+def argument_orders(contract: Contract) -> list[tuple[str, str]]:
+    """Of the loss and of each metric that is a function: what it is, and how it is called."""
+    found = [("loss", contract.loss)]
+    found += [
+        (f"metric {name}", labels_first(metric))
+        for name, metric in contract.make_metrics().items()
+        if not hasattr(metric, "update")
+    ]
+    return [(what, f"{f.name}{f.order}: {f.reason}") for what, f in found]
 
 
 def report_model(

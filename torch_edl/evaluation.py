@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_edl.argument_order import labels_first
 from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError
 from torch_edl.wire import codec
@@ -24,29 +25,23 @@ class TaskMetrics:
     """The metrics of one evaluation task, or of one process's part of an evaluation.
 
     Args:
-        loss: from (labels, predictions).
-        metrics: by name, functions of (labels, predictions) or fresh objects.
+        loss: of labels and predictions; see :func:`labels_first` for their order.
+        metrics: by name, functions such as ``loss``, or fresh objects.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Any], metrics: Mapping[str, Any]) -> None:
-        self._loss = loss
         self._metrics = metrics
-        self._means: dict[str, list[float]] = {LOSS: [0.0, 0]}
-        for name, metric in self._metrics.items():
-            if hasattr(metric, "update"):
-                continue
-            self._means[name] = [0.0, 0]
+        plain = {name: m for name, m in metrics.items() if not hasattr(m, "update")}
+        self._functions = {n: labels_first(m) for n, m in {LOSS: loss, **plain}.items()}
+        self._updates = [labels_first(m.update) for m in metrics.values() if hasattr(m, "update")]
+        self._means: dict[str, list[float]] = {name: [0.0, 0] for name in self._functions}
 
     def update(self, batch: Batch, predictions: Any) -> None:
         """Counts a minibatch in."""
-        self._mean(LOSS, self._loss(batch.labels, predictions), batch.size)
-        for name, metric in self._metrics.items():
-            if not hasattr(metric, "update"):
-                self._mean(name, metric(batch.labels, predictions), batch.size)
-            elif _is_torchmetric(metric):
-                metric.update(predictions, batch.labels)
-            else:
-                metric.update(batch.labels, predictions)
+        for name, function in self._functions.items():
+            self._mean(name, function(batch.labels, predictions), batch.size)
+        for update in self._updates:
+            update(batch.labels, predictions)
 
     def _mean(self, name: str, value: Any, size: int) -> None:
         number = float(torch.as_tensor(value, dtype=torch.float64).mean())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torch_edl.contract import load_contract, report_model, user_traceback
-from torch_edl.errors import ContractError
+from torch_edl.errors import ContractError, UsageError
 
 GOOD = """
 import torch
@@ -18,6 +18,11 @@ def loss(labels, predictions): return (labels - predictions).pow(2).mean()
 def optimizer(params): return torch.optim.SGD(params, lr=0.1)
 def feed(records, mode, metadata): return torch.zeros(len(records), 2), torch.zeros(len(records), 1)
 """
+
+LOSS_OF_TORCH = GOOD.replace(
+    "def loss(labels, predictions): return (labels - predictions).pow(2).mean()",
+    "loss = torch.nn.BCEWithLogitsLoss()",
+)
 
 
 def write(folder: Path, text: str, name: str = "mymodel.py") -> str:
@@ -39,6 +44,22 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert not report.embeddings
     assert contract.make_metrics() == {}
     assert contract.make_callbacks() == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOSS_OF_TORCH,
+        GOOD.replace("loss(labels, predictions)", "loss(predictions, labels)").replace(
+            "(labels - predictions).pow(2)",
+            "torch.nn.functional.binary_cross_entropy_with_logits(predictions, labels)",
+        ),
+    ],
+)
+def test_a_loss_in_torchs_order(tmp_path: Path, text: str) -> None:
+    labels, predictions = torch.tensor([0.0, 1.0]), torch.tensor([3.0, -30.0])
+    loss = load_contract(write(tmp_path, text)).loss(labels, predictions)
+    assert loss.item() == pytest.approx((3.0486 + 30) / 2, abs=1e-4)
 
 
 @pytest.mark.parametrize("other", ["forward", "custom_model"])
@@ -72,12 +93,14 @@ def test_wrong_returns(tmp_path: Path, old: str, new: str, message: str) -> None
     [
         (GOOD.replace("feed(records, mode, metadata)", "feed(records)"), "does not take 3"),
         (GOOD.replace("loss(labels, predictions)", "loss(labels)"), "does not take 2"),
+        (LOSS_OF_TORCH.replace("BCEWithLogitsLoss()", "CTCLoss()"), r"target_lengths.* not take 2"),
+        (LOSS_OF_TORCH.replace("Loss()", "Loss"), r"loss is the class BCE.*write BCEWithLogitsL"),
         ("import nothing_like_this\n" + GOOD, "nothing_like_this"),
         ("import sys; sys.exit(3)\n" + GOOD, r"called sys.exit\(3\)"),
     ],
 )
 def test_files_that_cannot_be_loaded(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ContractError, match=message):
+    with pytest.raises(UsageError, match=message):
         load_contract(write(tmp_path, text))
 
 
@@ -110,6 +133,10 @@ def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> N
 
 
 def test_metrics_must_be_a_dict_of_metrics(tmp_path: Path) -> None:
-    contract = load_contract(write(tmp_path, GOOD + "\ndef eval_metrics_fn(): return {'a': 3}"))
-    with pytest.raises(ContractError, match=r"\['a'\] returned int"):
-        contract.make_metrics()
+    for made, message in {
+        "3": r"\['a'\] returned int",
+        "torch.nn.MSELoss": r"\['a'\] is the class MSELoss.*write MSELoss\(\)",
+    }.items():
+        text = f"{GOOD}\ndef eval_metrics_fn(): return {{'a': {made}}}"
+        with pytest.raises(UsageError, match=message):
+            load_contract(write(tmp_path, text)).make_metrics()

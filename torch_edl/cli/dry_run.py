@@ -43,12 +43,13 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
     from rich import box
     from rich.table import Table
 
-    model = _report_model(config)
+    model, orders = _report_model(config)
     train = scan(config, config.data.train)
     evaluation = scan(config, config.data.eval)
     table = Table("plan", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
-    for label, value in plan(config, model, train, evaluation, servers_named=servers_named):
+    rows = plan(config, model, train, evaluation, servers_named=servers_named)
+    for label, value in [rows[0], *orders, *rows[1:]]:
         table.add_row(label, value)
     stdout().print(table)
     return 0
@@ -133,20 +134,21 @@ def plan(
     return rows
 
 
-def _report_model(config: JobConfig) -> pb.ReportModelRequest:
-    from torch_edl.contract import load_contract, report_model, user_traceback
+def _report_model(config: JobConfig) -> tuple[pb.ReportModelRequest, list[tuple[str, str]]]:
+    """What is in the model file, and how its loss and metrics are called."""
+    from torch_edl.contract import argument_orders, load_contract, report_model, user_traceback
 
     try:
         contract = load_contract(config.model_file, config.model_args)
         module = contract.make_model()
         report = report_model(module, contract.make_optimizer(module), worker_id=0)
-        contract.make_metrics()
+        orders = argument_orders(contract)
     except ContractError as error:
         if error.__cause__ is None:
             raise
         trace = user_traceback(error, config.model_file)
         raise ContractError(f"{error}\n{trace.rstrip()}") from error
-    return report
+    return report, orders
 
 
 def _describe(size: object) -> str:

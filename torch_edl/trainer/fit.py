@@ -32,10 +32,10 @@ from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.saver import Settings
 from torch_edl.trainer.schedule import Schedule
 from torch_edl.trainer.user_parts import (
+    check_loss,
     check_metrics,
     check_parts,
     fresh_metrics,
-    in_our_order,
     move,
 )
 from torch_edl.wire import master_pb2 as pb
@@ -52,15 +52,15 @@ class ElasticTrainer:
     Args:
         model: any module. A batch is given to it as its ``forward`` takes it: a tuple as several
             arguments, a dict by name.
-        loss: a function of (labels, predictions) to a scalar; or a loss of torch, a module such as
-            ``nn.CrossEntropyLoss()`` or a function of ``torch.nn.functional``, which take
-            (predictions, labels) and are called so.
+        loss: a function of labels and predictions to a scalar: a loss of torch, such as
+            ``nn.CrossEntropyLoss()`` or one of ``torch.nn.functional``; or your own, called by
+            the names of its parameters, with (labels, predictions) where they do not tell.
         optimizer: of the model's parameters.
         scheduler: of ``torch.optim.lr_scheduler``.
         scheduler_interval: step it after each ``"step"`` (update) or each ``"epoch"``. A
             ``ReduceLROnPlateau`` takes ``"epoch"``; it is told the loss of ``eval_dataset``, or
             that of training where there is none.
-        metrics: by name, for evaluations: functions in the order of ``loss``, averaged over
+        metrics: by name, for evaluations: functions such as ``loss``, averaged over
             records; or objects whose states merge (``torch_edl.metrics``, torchmetrics).
         precision: of autocast: ``"bf16"``, or ``"fp16"`` with a gradient scaler (on a GPU).
         clip_grad_norm: largest norm of the gradient of an update; 0: any.
@@ -110,9 +110,7 @@ class ElasticTrainer:
         self._callbacks = list(callbacks)
         self._stopped = False
         self._call = caller(model)
-        self._loss = in_our_order(
-            "loss", loss.to(self.device) if isinstance(loss, nn.Module) else loss
-        )
+        self._loss = check_loss(loss.to(self.device) if isinstance(loss, nn.Module) else loss)
         checked = check_metrics(metrics or {})
         self._metrics = lambda: fresh_metrics(checked, self.device)
         if precision not in _DTYPES:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from torch_edl.argument_order import LabelsFirst, labels_first, refuse_class
 from torch_edl.errors import UsageError
-
-# Functions of these modules take (predictions, labels), and so do modules.
-_TORCHS = ("torch.nn.functional", "torch._C", "torchmetrics.functional")
-_PREDICTIONS = {"predictions", "prediction", "preds", "pred", "y_pred", "y_hat", "yhat"}
-_PREDICTIONS |= {"logits", "scores", "outputs", "output", "input", "inputs"}
 
 
 def check_parts(model: Any, optimizer: Any) -> None:
@@ -48,39 +42,32 @@ def move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
     model.to(device)
 
 
-def in_our_order(what: str, function: Any) -> Callable[[Any, Any], Any]:
-    """A function of (labels, predictions) from one in that order or in torch's.
+def check_loss(loss: Any) -> LabelsFirst:
+    """The user's loss as a function of (labels, predictions).
 
     Raises:
-        UsageError: the names of its arguments say that it is in the other order.
+        UsageError: it cannot be called, or is a class.
     """
+    return _check_function("loss", loss)
+
+
+def _check_function(what: str, function: Any) -> LabelsFirst:
     if not callable(function):
-        raise UsageError(f"{what}: expected a function of (labels, predictions)")
-    inner = function.func if isinstance(function, functools.partial) else function
-    module = getattr(inner, "__module__", None) or ""
-    if isinstance(inner, nn.Module) or module.startswith(_TORCHS):
-        return lambda labels, predictions: function(predictions, labels)
-    try:
-        names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        names = []
-    if names and names[0].lower() in _PREDICTIONS:
-        name = getattr(function, "__name__", what)
         raise UsageError(
-            f"{what}: its arguments are ({', '.join(names[:2])}), but labels come first: "
-            f"lambda labels, predictions: {name}(predictions, labels)"
+            f"{what}: expected a function of (labels, predictions), not {type(function).__name__}"
         )
-    made: Callable[[Any, Any], Any] = function
-    return made
+    refuse_class(what, function)
+    return labels_first(function)
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     if "loss" in metrics:
         raise UsageError("metrics: 'loss' is always there; choose another name")
-    return {
-        name: metric if hasattr(metric, "update") else in_our_order(f"metric {name!r}", metric)
-        for name, metric in metrics.items()
-    }
+    for name, metric in metrics.items():
+        refuse_class(f"metric {name!r}", metric)
+        if not hasattr(metric, "update"):
+            _check_function(f"metric {name!r}", metric)
+    return dict(metrics)
 
 
 def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class Net(nn.Module):
 def model(): return Net()
 def loss(labels, predictions): return ((predictions - labels) ** 2).mean()
 def optimizer(params): return torch.optim.Adagrad(params, lr=0.1)
+def eval_metrics_fn(): return {"error": nn.L1Loss()}
 def feed(records, mode, metadata): return records["x"], records["y"]
 """
 
@@ -46,6 +47,8 @@ def test_the_plan(
     assert plan["epochs"] == "2 of 2 tasks"
     assert plan["model"] == "4,005 dense parameters, Adagrad"
     assert plan["embedding"] == "items: 1,000 x 4"
+    assert plan["loss"] == "loss(labels, predictions): it takes (labels, predictions)"
+    assert plan["metric error"] == "L1Loss(predictions, labels): the order of torch"
     assert not home.exists()  # nothing was started
     assert main([*words.split(), "--strategy", "local"]) == 0
     plan = rows(capsys.readouterr().out)

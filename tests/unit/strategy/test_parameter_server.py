@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import torch_edl
+from torch_edl.argument_order import labels_first
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
@@ -60,7 +61,7 @@ def contract(model: nn.Module, optimizer: Make) -> Contract:
     return Contract(
         path="m.py",
         model=lambda: model,
-        loss=mse,
+        loss=labels_first(mse),
         optimizer=optimizer,
         feed=lambda *_: None,
         eval_metrics_fn=None,

@@ -443,6 +443,7 @@ def plain_loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
         functools.partial(F.cross_entropy, label_smoothing=0.0),
         plain_loss,
         lambda y, p: F.cross_entropy(p, y),
+        lambda logits, labels: F.cross_entropy(logits, labels),
     ],
 )
 def test_a_loss_in_torchs_order_or_in_ours(loss: Any) -> None:
@@ -451,19 +452,16 @@ def test_a_loss_in_torchs_order_or_in_ours(loss: Any) -> None:
     assert torch.equal(parameters(made.model), parameters(plain_loop()))
 
 
-def wrong_order(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits, labels)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"model": F.relu, "optimizer": torch.optim.Adam}, "expected a torch.nn.Module"),
         ({"optimizer": torch.optim.Adam}, "such as torch.optim.Adam.*not Adam"),
         ({"optimizer": torch.optim.SGD(net().parameters(), 0.1)}, "none of the parameters"),
-        ({"loss": wrong_order}, "labels come first: lambda labels, predictions: wrong_order"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss is the class .*write CrossEntropyLoss\(\)"),
         ({"loss": "mse"}, "expected a function"),
-        ({"metrics": {"m": wrong_order}}, "metric 'm'.*labels come first"),
+        ({"metrics": {"m": nn.MSELoss}}, "metric 'm' is the class MSELoss"),
+        ({"metrics": {"m": 3}}, "metric 'm': expected a function .*, not int"),
         ({"metrics": {"loss": accuracy}}, "always there"),
         ({"precision": "fp16"}, "needs a GPU"),
         ({"precision": "tf32"}, "precision='tf32'"),
