@@ -24,6 +24,7 @@ class Gate:
         self._condition = threading.Condition()
         self._inside = 0
         self._deadline: float | None = None  # of the hold; None: there is none
+        self._holds = 0  # so many were asked for: tells the one in force from those before
         self._since = 0.0
         self._targets: Marks | None = None
         self._alone = False
@@ -43,7 +44,8 @@ class Gate:
     def _passing(self, let_in: Callable[[], bool]) -> Iterator[None]:
         with self._condition:
             while not self._closed and (self._alone or (self._held() and not let_in())):
-                self._condition.wait(None if self._deadline is None else self._left())
+                until_notified = self._alone or self._deadline is None
+                self._condition.wait(None if until_notified else self._left())
             if self._closed:
                 raise StaleIncarnationError("this server stops; ask the master for the servers")
             self._inside += 1
@@ -80,9 +82,12 @@ class Gate:
             self._since = self._clock()
             self._deadline = self._since + timeout_s
             self._targets = None
-            while self._inside and self._held():
+            self._holds += 1
+            mine = self._holds
+            while self._inside:
+                self._require_held(mine)
                 self._condition.wait(self._left())
-            self._require_held()
+            self._require_held(mine)
 
     def release(self) -> None:
         """Ends the hold."""
@@ -101,12 +106,15 @@ class Gate:
             HoldEndedError: no hold is in force, or its time was up first.
         """
         with self._condition:
-            self._require_held()
+            mine = self._holds
+            self._require_held(mine)
             self._targets = targets
             self._condition.notify_all()
             while not reached():
-                self._require_held()
+                self._require_held(mine)
                 self._condition.wait(self._left())
+            # Reached, but perhaps by pushes that passed when its time was up, among others.
+            self._require_held(mine)
             self._alone = True
             while self._inside:
                 self._condition.wait()
@@ -117,8 +125,8 @@ class Gate:
                 self._alone = False
                 self._end()
 
-    def _require_held(self) -> None:
-        if not self._held():
+    def _require_held(self, hold: int) -> None:
+        if not self._held() or hold != self._holds:
             raise HoldEndedError(
                 "no hold is in force: it timed out or was released; hold again, with more time"
             )

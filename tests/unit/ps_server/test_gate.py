@@ -122,3 +122,43 @@ def test_closing_refuses_those_that_wait() -> None:
     gate.close()
     push.join(WAIT_S)
     assert isinstance(push.error, StaleIncarnationError)
+
+
+@pytest.mark.parametrize("held_again", [False, True])
+def test_what_passed_after_the_hold_was_up_is_in_no_cut(held_again: bool) -> None:
+    now = 0.0
+    gate = Gate(lambda: now)
+    gate.hold(10)
+    beyond: list[int] = []
+
+    def reached() -> bool:
+        nonlocal now
+        now = 11
+        with gate.passing(7, 128):
+            beyond.append(128)
+        if held_again:
+            gate.hold(10)
+        return True
+
+    with pytest.raises(HoldEndedError), gate.cut(Marks(0, {7: 64}), reached):
+        pytest.fail(f"it was cut, with records {beyond} beyond its marks")
+    assert beyond == [128]
+
+
+def test_a_push_sleeps_through_a_cut_that_outlasts_the_hold() -> None:
+    now, looks = 0.0, 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    gate = Gate(clock)
+    gate.hold(10)
+    with gate.cut(Marks(), lambda: True):
+        now, looks = 11, 0
+        push = Push(gate, 0, 1)
+        assert not push.inside.wait(0.1)
+        assert looks < 3
+    assert push.inside.wait(WAIT_S)
+    push.finish()
