@@ -13,7 +13,9 @@ file is listed with its size, so a truncated one is found before anything is loa
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +23,10 @@ from typing import Any
 
 from torch_edl.errors import CheckpointError
 
+log = logging.getLogger(__name__)
+
 MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,24 +117,38 @@ def newest(root: str | Path) -> Path | None:
 
 
 def complete(root: str | Path) -> list[Path]:
-    """All folders under ``root`` that have a manifest, oldest first."""
-    return sorted(p.parent for p in Path(root).glob(f"step-*/{MANIFEST}"))
+    """All checkpoints under ``root`` that have a manifest, oldest first."""
+    return [path for path in _folders(root) if (path / MANIFEST).exists()]
 
 
 def prune(root: str | Path, keep: int) -> None:
     """Removes all but the newest ``keep`` checkpoints, and what crashes left half-written.
 
-    The newest complete one always stays, and so does everything newer than it.
+    The newest complete one always stays, and so does everything newer than it. What cannot be
+    removed costs its space only: it is logged, and tried again next time.
     """
     good = complete(root)
     if not good:
         return
     stay = set(good[-max(1, keep) :])
-    for path in sorted(Path(root).glob("step-*")):
-        if path not in stay and path < good[-1]:
+    for path in _folders(root):
+        if path == good[-1]:
+            return
+        if path in stay:
+            continue
+        try:
             # The manifest goes first: a folder that is being removed is no checkpoint.
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)
+        except OSError as error:
+            log.warning("old checkpoint %s cannot be removed: %s", path, error)
+
+
+def _folders(root: str | Path) -> list[Path]:
+    """Folders with the name of a checkpoint, by their steps: as texts, 10**10 is below 2."""
+    found = {path: _NAME.fullmatch(path.name) for path in Path(root).glob("step-*")}
+    steps = {path: int(match[1]) for path, match in found.items() if match}
+    return sorted(steps, key=lambda path: steps[path])
 
 
 def _sync(path: Path) -> None:
