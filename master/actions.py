@@ -1,4 +1,7 @@
-"""What the job wants done in the world and takes long; :mod:`master.effects` does it."""
+"""What the job wants done in the world and takes long; :mod:`master.effects` does it.
+
+Each holds all that is needed for it: it is done in another thread, while the job goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from master.processes import Start, Stop
+from master.saves import Contents
 from master.tasks import Progress
 
 
@@ -18,6 +22,8 @@ class SaveServers:
     incarnation: int
     progress: Progress
     """What was done before it began."""
+    contents: Contents
+    root: Path
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class CommitLocal:
     progress: Progress
     version: int
     incarnation: int
+    contents: Contents
+    root: Path
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Flush:
 
     addresses: Sequence[str]
     incarnation: int
+    job: str
 
 
 @dataclass(frozen=True)

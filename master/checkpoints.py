@@ -7,13 +7,12 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from master.saves import Saved
+from master.saves import Contents, Saved
 from master.tasks import Progress, TaskQueue, union
 from torch_edl import checkpoint
 from torch_edl.checkpoint import Manifest
@@ -27,16 +26,6 @@ log = logging.getLogger(__name__)
 _HOLD_MS = 10_000
 _CALL_S = 20.0
 _WRITE_S = 1800.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What every manifest of a job says alike."""
-
-    job: str
-    strategy: str
-    data: Mapping[str, Any]
-    space: TaskSpace
 
 
 def save_servers(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from master import checkpoints
 from master.actions import CommitLocal, Effect, Flush, MakeFolder, SaveServers, WriteOutput
-from master.saves import Saved, identity
 from master.service import Clock, Service
 from torch_edl import checkpoint
 from torch_edl.errors import EdlError
@@ -50,60 +49,57 @@ class Effects:
             except Exception as error:
                 log.exception("%s failed", type(effect).__name__)
                 result = self._failed(effect, f"{type(error).__name__}: {error}")
+            saves = self._job.keeper.saves
             with self._service.changed:
+                before = saves.newest
                 result(self._clock())
+                newest = saves.newest
                 self._service.changed.notify_all()
+            # Not before it is the one to go back to, and not while servers read an earlier one.
+            if newest is not None and newest is not before:
+                checkpoint.prune(newest.path.parent, saves.keep)
 
     def _do(self, effect: Effect) -> _Result:
-        job = self._job
+        """Does it without the lock, so the job is none of its business but in what it returns."""
+        keeper = self._job.keeper
         if isinstance(effect, SaveServers):
             saved = checkpoints.save_servers(
                 effect.addresses,
                 token=self._token,
                 incarnation=effect.incarnation,
-                root=job.keeper.saves.root,
+                root=effect.root,
                 known=effect.progress,
-                contents=self._contents(),
+                contents=effect.contents,
             )
-            return self._saved(saved, effect.incarnation)
+            return lambda now: keeper.saved(saved, effect.incarnation, now)
         if isinstance(effect, CommitLocal):
             saved = checkpoints.commit_local(
                 effect.directory,
                 effect.files,
                 version=effect.version,
                 progress=effect.progress,
-                contents=self._contents(),
-                root=job.keeper.saves.root,
+                contents=effect.contents,
+                root=effect.root,
             )
-            return self._saved(saved, effect.incarnation)
+            return lambda now: keeper.saved(saved, effect.incarnation, now)
         if isinstance(effect, MakeFolder):
             # A snapshot that failed for want of space must not take the space of the next one.
             checkpoints.remove_leftovers(effect.directory.parent)
             effect.directory.mkdir()
-            return lambda now: job.folder_made(effect.directory, effect.incarnation)
+            return lambda now: self._job.folder_made(effect.directory, effect.incarnation)
         if isinstance(effect, Flush):
             checkpoints.flush(
                 effect.addresses,
                 token=self._token,
-                job=job.config.name,
+                job=effect.job,
                 incarnation=effect.incarnation,
             )
-            return lambda now: job.keeper.flushed(effect.incarnation, success=True)
+            return lambda now: keeper.flushed(effect.incarnation, success=True)
         # Imported when needed: it brings the formats of files with it.
         from torch_edl.ps_server.export import write_output
 
         write_output(effect.checkpoint, effect.output)
-        return lambda now: job.keeper.written("", now)
-
-    def _saved(self, saved: Saved, incarnation: int) -> _Result:
-        def done(now: float) -> None:
-            self._job.keeper.saved(saved, incarnation, now)
-            # Not before it is the one to go back to, and not while servers read an earlier one.
-            newest = self._job.keeper.newest
-            if self._job.config.checkpoint.dir and newest is not None and newest.path == saved.path:
-                checkpoint.prune(self._job.keeper.saves.root, self._job.keeper.saves.keep)
-
-        return done
+        return lambda now: keeper.written("", now)
 
     def _failed(self, effect: Effect, error: str) -> _Result:
         job = self._job
@@ -113,16 +109,6 @@ class Effects:
         if isinstance(effect, WriteOutput):
             return lambda now: job.keeper.written(error, now)
         return lambda now: job.keeper.save_failed(error, effect.incarnation, now)
-
-    def _contents(self) -> checkpoints.Contents:
-        job = self._job
-        assert job.work.main is not None
-        return checkpoints.Contents(
-            job=job.config.name,
-            strategy=job.fleet.strategy,
-            data=identity(job.config, job.work.shards),
-            space=job.work.main.queue.space,
-        )
 
 
 def remove_temporary(root: Path) -> None:

@@ -19,7 +19,7 @@ from master.lockstep import Lockstep
 from master.membership import Member, Membership
 from master.outcome import WHO_STARTS_AGAIN, Outcome, Restoring, choose_strategy
 from master.processes import CrashLoop, ServersGone, check_scale
-from master.saves import Saved, check_prefix
+from master.saves import Contents, Saved, check_prefix, identity
 from master.work import Work
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
@@ -92,6 +92,16 @@ class Job(Lifecycle):
             servers=addresses,
             restored_from=self.fleet.restored_from,
             values_only=self.fleet.values_only,
+        )
+
+    def contents(self) -> Contents:
+        """What the manifest of a checkpoint says besides what is in it."""
+        assert self.work.main is not None
+        return Contents(
+            job=self.config.name,
+            strategy=self.fleet.strategy,
+            data=identity(self.config, self.work.shards),
+            space=self.work.main.queue.space,
         )
 
     # ---- events of the data and the model ----
@@ -338,8 +348,14 @@ class Job(Lifecycle):
             if result is not None:
                 self.evaluated(result, now)
         if self.work.main is not None and self.config.trains:
-            progress = self.work.main.queue.progress
-            effects += self.keeper.save(cluster, progress, steps=steps, settled=settled, now=now)
+            effects += self.keeper.save(
+                cluster,
+                self.work.main.queue.progress,
+                self.contents,
+                steps=steps,
+                settled=settled,
+                now=now,
+            )
         self._effects += effects
         evaluated = evaluations is None or evaluations.complete
         if settled and evaluated and self.keeper.complete:

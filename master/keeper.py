@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from master.actions import CommitLocal, Effect, Flush, MakeFolder, SaveServers, WriteOutput
-from master.saves import Saved, Saves
+from master.saves import Contents, Saved, Saves
 from master.tasks import Progress, union
 from torch_edl.config import JobConfig
 from torch_edl.wire import master_pb2 as pb
@@ -36,6 +36,7 @@ class Keeper:
         fail: Callable[[str, float], None],
     ) -> None:
         self.saves = Saves(config.checkpoint, temporary=folder / "final", newest=resumed)
+        self._job = config.name
         self._trains = config.trains
         self._flushes = self._trains and config.train.mode == "sync"
         self._dir = config.checkpoint.dir
@@ -79,12 +80,13 @@ class Keeper:
         if self._flushing:
             return False, []
         self._flushing = True
-        return False, [Flush(list(cluster.servers), cluster.incarnation)]
+        return False, [Flush(list(cluster.servers), cluster.incarnation, self._job)]
 
     def save(
         self,
         cluster: pb.Cluster,
         progress: Callable[[], Progress],
+        contents: Callable[[], Contents],
         *,
         steps: int,
         settled: bool,
@@ -94,13 +96,21 @@ class Keeper:
 
         Args:
             progress: tells what is done.
+            contents: tells what the manifest says besides.
             steps: minibatches done, running tasks included.
         """
         effects: list[Effect] = []
         if self.saves.due(steps, settled=settled, now=now):
             if cluster.servers:
-                servers = list(cluster.servers)
-                effects.append(SaveServers(servers, cluster.incarnation, progress()))
+                effects.append(
+                    SaveServers(
+                        list(cluster.servers),
+                        cluster.incarnation,
+                        progress(),
+                        contents(),
+                        self.saves.root,
+                    )
+                )
             else:
                 self._snapshots += 1
                 directory = self.saves.root / f".snapshot-{self._snapshots}"
@@ -110,7 +120,9 @@ class Keeper:
             effects.append(WriteOutput(self.saves.final.path, Path(self._output)))
         return effects
 
-    def snapshot_written(self, base: Progress, request: pb.ReportTaskRequest, to: str) -> Effect:
+    def snapshot_written(
+        self, base: Progress, request: pb.ReportTaskRequest, to: str, contents: Contents
+    ) -> Effect:
         """The worker of the strategy ``local`` wrote its model to the folder ``to``.
 
         Args:
@@ -123,6 +135,8 @@ class Keeper:
             union([base, Progress(request.marks.retired_before, told)]),
             request.version,
             self._incarnation,
+            contents,
+            self.saves.root,
         )
 
     def expects_snapshot(self, incarnation: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from master.tasks import Progress
 from torch_edl.checkpoint import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
-from torch_edl.data.task_space import Shard
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 
 _RETRY_S = 5.0
@@ -28,6 +28,17 @@ class Saved:
     def progress(self) -> Progress:
         """Which tasks it holds."""
         return Progress(self.manifest.retired_before, dict(self.manifest.marks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a manifest says besides what a checkpoint holds."""
+
+    job: str
+    strategy: str
+    data: Mapping[str, Any]
+    """See :func:`identity`."""
+    space: TaskSpace
 
 
 def check_prefix(saved: Saved) -> None:

@@ -200,8 +200,9 @@ class Workers:
             elif each.kind == pb.TASK_SUMMARIZE and evaluations is not None:
                 self._job.evaluated(evaluations.summarized(request.values), now)
             elif each.kind == pb.TASK_SNAPSHOT:
-                base = self._job.work.end_snapshot()
-                self._job.want(self._job.keeper.snapshot_written(base, request, each.directory))
+                job, base = self._job, self._job.work.end_snapshot()
+                to = each.directory
+                job.want(job.keeper.snapshot_written(base, request, to, job.contents()))
         except UsageError as error:
             self._job.fail(str(error), now, usage=True)
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from master import checkpoints
+from master.saves import Contents
 from master.tasks import Progress
 from torch_edl import checkpoint
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -17,7 +18,7 @@ from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.server import serve
 
 SPACE = TaskSpace([Shard("a", 40)], 4, batch_size=2)
-CONTENTS = checkpoints.Contents(job="j", strategy="ps", data={"seed": 1}, space=SPACE)
+CONTENTS = Contents(job="j", strategy="ps", data={"seed": 1}, space=SPACE)
 
 
 class Shard0:

@@ -1,0 +1,105 @@
+"""What takes long is done beside the job: with values of its own, without the job's lock."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from master.actions import CommitLocal
+from master.effects import Effects
+from master.fleet import Fleet
+from master.job import Job
+from master.saves import Contents, identity
+from master.service import Service
+from master.tasks import Progress
+from torch_edl import checkpoint
+from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.data.task_space import Shard, TaskSpace
+
+SHARDS = [Shard("a", 40)]
+SPACE = TaskSpace(SHARDS, 4, batch_size=2)
+
+
+class Thing:
+    """A job whose snapshots are made here; the effects thread makes checkpoints of them."""
+
+    def __init__(self, root: Path) -> None:
+        config = JobConfig(
+            name="j",
+            model_file="/m.py",
+            checkpoint=CheckpointConfig(dir=str(root), every=2, keep=1),
+        )
+        fleet = Fleet("j", workers=1, servers=0)
+        self.job = Job(config, fleet, folder=root.parent / "job", cores=1)
+        self.service = Service(self.job, clock=time.monotonic, log_path=lambda role, id: "")
+        self.effects = Effects(self.service, token="t", clock=time.monotonic)
+        self.root = root
+        self.contents = Contents(
+            job="j", strategy="local", data=identity(config, SHARDS), space=SPACE
+        )
+
+    def save(self, steps: int) -> None:
+        """Waits until the job knows of the checkpoint after so many steps."""
+        folder = self.root / f".snapshot-{steps}"
+        folder.mkdir(parents=True)
+        (folder / "model").write_bytes(b"xyz")
+        progress = Progress(steps // 2, {})
+        saves = self.job.keeper.saves
+        with self.service.changed:
+            assert saves.due(steps, settled=False, now=0)
+            before = saves.newest
+            self.effects.submit(
+                CommitLocal(folder, {"model": 3}, progress, 1, 0, self.contents, self.root)
+            )
+            assert self.service.changed.wait_for(lambda: saves.newest is not before, 10)
+
+
+@pytest.fixture
+def thing(tmp_path: Path) -> Thing:
+    return Thing(tmp_path / "ck")
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(
+    thing: Thing, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck = checkpoint.step_dir(thing.root, 1)
+    (stuck / checkpoint.MANIFEST).mkdir(parents=True)  # to unlink a folder is an OSError
+    for steps in (2, 4, 6):
+        thing.save(steps)
+    assert thing.job.outcome is None
+    manifest = checkpoint.read(checkpoint.step_dir(thing.root, 6))
+    assert (manifest.job, manifest.strategy, manifest.steps) == ("j", "local", 6)
+    assert manifest.data["shards"] == [["a", 40]]
+    assert f"old checkpoint {stuck} cannot be removed" in caplog.text
+
+
+def test_old_checkpoints_are_removed_without_the_lock(
+    thing: Thing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thing.save(2)
+    old, real = checkpoint.step_dir(thing.root, 2), shutil.rmtree
+    free: dict[object, bool] = {}
+    removed = threading.Event()
+
+    def take_lock(path: object) -> None:
+        free[path] = thing.service.changed.acquire(timeout=5)
+        if free[path]:
+            thing.service.changed.release()
+
+    def watched(path: object, **more: bool) -> None:
+        other = threading.Thread(target=take_lock, args=(path,))  # the lock is reentrant
+        other.start()
+        other.join()
+        real(path, **more)
+        if path == old:
+            removed.set()
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    thing.save(4)
+    assert removed.wait(20)
+    assert free[old]
+    assert checkpoint.complete(thing.root) == [checkpoint.step_dir(thing.root, 4)]
