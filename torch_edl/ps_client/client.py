@@ -21,6 +21,7 @@ from torch_edl.wire import pserver_pb2 as pb
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 
 BUFFER_GROUP = -2
 
@@ -57,6 +58,18 @@ class TableIds:
     name: str
     dim: int
     ids: PartitionedIds
+
+
+@dataclass(frozen=True)
+class DenseValue:
+    """A dense parameter or buffer as servers are to hold it."""
+
+    value: Array
+    """float32; of any type that travels where it is not trained."""
+    group: int
+    """Parameter group; -1: frozen, -2: a buffer."""
+    aliases: tuple[str, ...] = ()
+    """Its other names in the ``state_dict``."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,9 @@ class PsClient:
         self._fence = pb.Fence(job=job, incarnation=incarnation)
         self.incarnation = incarnation
         self.layout: list[list[Segment]] = [[] for _ in addresses]
+        self.exact: dict[str, Array] = {}
+        """Values that are not float32 by name, as the servers had them at :meth:`initialize`."""
+        self._owners: dict[str, int] = {}
         # Of parameters, rows, gradients and ids; messages and their headers are not counted.
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -176,7 +192,7 @@ class PsClient:
 
     def initialize(
         self,
-        dense: Mapping[str, tuple[npt.NDArray[Any], int]],
+        dense: Mapping[str, DenseValue],
         tables: Sequence[pb.EmbeddingTableInfo],
         optimizer: pb.OptimizerConfig,
         *,
@@ -185,7 +201,7 @@ class PsClient:
         """Tells every server what to hold. The first caller's values stay.
 
         Args:
-            dense: name to (value, parameter group); group -1 is frozen, -2 a buffer.
+            dense: by name.
 
         Returns:
             Whether the values of this caller were taken by all servers.
@@ -196,11 +212,9 @@ class PsClient:
         # A short word first: the servers of a cluster that is gone must not be waited for long.
         hello = [pb.PserverStatusRequest()] * self.servers
         self._servers.ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
-        owners = dense_owners({n: int(v.size) for n, (v, _) in dense.items()}, self.servers)
-        self.layout = [
-            _segments([(n, *dense[n]) for n in sorted(dense) if owners[n] == s])
-            for s in range(self.servers)
-        ]
+        self._owners = dense_owners({n: int(d.value.size) for n, d in dense.items()}, self.servers)
+        names = [[n for n in sorted(dense) if self._owners[n] == s] for s in range(self.servers)]
+        self.layout = [_segments({n: dense[n] for n in mine}) for mine in names]
         infos = pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=tables)
         dense_calls = [
             pb.PushDenseParametersRequest(
@@ -209,14 +223,15 @@ class PsClient:
                 seed=seed,
                 parameters=[
                     pb.DenseParameter(
-                        name=segment.name,
-                        value=codec.to_proto(dense[segment.name][0].astype(np.float32)),
-                        group=segment.group,
+                        name=name,
+                        value=codec.to_proto(dense[name].value),
+                        group=dense[name].group,
+                        aliases=dense[name].aliases,
                     )
-                    for segment in segments
+                    for name in mine
                 ],
             )
-            for segments in self.layout
+            for mine in names
         ]
         # With them servers read what they restore, which may be large.
         answers = self._servers.ask(
@@ -225,6 +240,7 @@ class PsClient:
         self._servers.ask(
             "PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S
         )
+        self.exact = {p.name: codec.from_proto(p.value) for a in answers for p in a.exact}
         return all(a.accepted for a in answers)
 
     def pull(
@@ -269,6 +285,7 @@ class PsClient:
         versions: Sequence[int],
         retired_before: int,
         learning_rates: Sequence[float] = (),
+        exact: Mapping[str, Array] | None = None,
     ) -> PendingPush:
         """Starts a push of gradients.
 
@@ -277,6 +294,7 @@ class PsClient:
             tables: for each table its ids and their summed gradients (u, dim).
             records: where the gradient comes from; a server applies each range once.
             versions: of the parameters of each server that it was computed with.
+            exact: new values of what is not float32, by name.
         """
         calls = []
         for server in range(self.servers):
@@ -290,6 +308,9 @@ class PsClient:
             if self.layout[server] and dense is not None:
                 _fill(call.dense, dense[server].flat, self._sent)
                 call.without_gradient.extend(dense[server].untouched)
+            for name, value in (exact or {}).items():
+                if self._owners[name] == server:
+                    call.exact.add(name=name, value=codec.to_proto(value))
             seen: dict[int, int] = {}
             for table, gradients in tables:
                 entry = call.tables.add(name=table.name)
@@ -318,11 +339,14 @@ class PsClient:
         return array.tobytes()
 
 
-def _segments(parameters: list[tuple[str, npt.NDArray[Any], int]]) -> list[Segment]:
+def _segments(parameters: Mapping[str, DenseValue]) -> list[Segment]:
     segments, start = [], 0
-    for name, value, group in parameters:
-        segments.append(Segment(name, value.shape, start, int(value.size), group))
-        start += int(value.size)
+    for name, dense in parameters.items():
+        if dense.value.dtype != np.float32:
+            continue
+        size = int(dense.value.size)
+        segments.append(Segment(name, dense.value.shape, start, size, dense.group))
+        start += size
     return segments
 
 

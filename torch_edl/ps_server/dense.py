@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
+from torch_edl.ps_server.files import Array
 from torch_edl.ps_server.optimizers import BUFFER, Optimizers
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -156,7 +157,7 @@ class DenseShard:
                     values[f"{p.name}@{slot}"] = part.reshape(p.shape).copy()
             return DenseState(values, self._step)
 
-    def restore(self, values: Mapping[str, Floats], step: int) -> None:
+    def restore(self, values: Mapping[str, Array], step: int) -> None:
         """Takes values by name, and slots where they are given; all others keep theirs.
 
         Raises:
@@ -177,7 +178,7 @@ class DenseShard:
         return self.flat.nbytes * (1 + len(self._slots))
 
 
-def _fitting(values: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> Floats:
+def _fitting(values: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
     value = values.get(name)
     if value is None:
         raise UsageError(f"parameter {name}: not in what is restored; is it of this model?")

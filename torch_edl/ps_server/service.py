@@ -89,7 +89,9 @@ class PserverService:
     ) -> pb.PushDenseParametersResponse:
         self._check(request.fence)
         accepted = self._shard.initialize(request)
-        return pb.PushDenseParametersResponse(accepted=accepted, version=self._shard.version)
+        return pb.PushDenseParametersResponse(
+            accepted=accepted, version=self._shard.version, exact=self._shard.exact.to_proto()
+        )
 
     def _push_embedding_table_infos(
         self, request: pb.PushEmbeddingTableInfosRequest, _: grpc.ServicerContext

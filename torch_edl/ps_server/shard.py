@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.ps_server.dense import DenseShard, DenseState
+from torch_edl.ps_server.exact import Array, ExactValues, is_exact
 from torch_edl.ps_server.marks import Marks
 from torch_edl.ps_server.optimizers import Optimizers
 from torch_edl.ps_server.snapshot import Source
@@ -47,6 +48,8 @@ class Cut:
     dense: DenseState
     tables: list[tuple[EmbeddingTable, int]]
     """Each table with its step."""
+    beside: dict[str, Array] = field(default_factory=dict)
+    """Values of other types than float32, and those of tied weights under their other names."""
 
 
 class Shard:
@@ -72,6 +75,8 @@ class Shard:
         self._setup = threading.Lock()
         self._sync = threading.Lock()
         self.dense: DenseShard | None = None
+        self.exact = ExactValues([])
+        self._aliases: dict[str, str] = {}  # to the name under which the value is kept
         self.optimizers: Optimizers | None = None
         self.tables: dict[str, EmbeddingTable] = {}
         self.version = source.version if source else 0
@@ -96,12 +101,15 @@ class Shard:
         """
         with self._setup:
             optimizers = Optimizers.from_proto(request.optimizer)
-            dense = DenseShard(request.parameters, optimizers)
+            dense = DenseShard([p for p in request.parameters if not is_exact(p)], optimizers)
+            exact = ExactValues([p for p in request.parameters if is_exact(p)])
             if self.dense is not None and self.optimizers is not None:
-                if dense.layout() != self.dense.layout():
+                new = [*dense.layout(), *exact.layout()]
+                old = [*self.dense.layout(), *self.exact.layout()]
+                if new != old:
                     raise UsageError(
                         "dense parameters: another layout than the first worker's; "
-                        f"{_difference(dense.layout(), self.dense.layout())}"
+                        f"{_difference(new, old)}"
                     )
                 if not optimizers.same(self.optimizers):
                     raise UsageError("optimizer: not the first worker's; use one model file")
@@ -109,8 +117,11 @@ class Shard:
             if self._source:
                 values, step = self._source.dense()
                 dense.restore(values, step)
+                exact.restore(values)
             self._seed = request.seed
             self.optimizers = optimizers
+            self._aliases = {alias: p.name for p in request.parameters for alias in p.aliases}
+            self.exact = exact
             self.dense = dense
             return True
 
@@ -252,7 +263,8 @@ class Shard:
         rates = list(request.learning_rates)
         self.optimizers.rates(rates, 1.0)  # its number is checked here
         untouched = frozenset(request.without_gradient)
-        return Gradients(flat, tables, rates, request.version, untouched)
+        exact = self.exact.decode(request.exact)
+        return Gradients(flat, tables, rates, request.version, untouched, exact)
 
     def _apply(self, gradients: Gradients) -> None:
         assert self.dense is not None
@@ -264,6 +276,7 @@ class Shard:
         try:
             if gradients.dense is not None:
                 self.dense.apply(gradients.dense, rates, gradients.untouched)
+            self.exact.assign(gradients.exact)
             for table, ids, values in gradients.tables:
                 table.apply(ids, values, rates)
         except BaseException as error:
@@ -297,7 +310,10 @@ class Shard:
         tables = [(t, t.step) for t in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        return Cut(self.version, self.marks(), dense, tables)
+        exact = self.exact.state()
+        values = {**dense.values, **exact}
+        tied = {alias: values[name] for alias, name in self._aliases.items()}
+        return Cut(self.version, self.marks(), dense, tables, {**exact, **tied})
 
 
 def entry_ids(entry: pb.TableIds | pb.TableGradient, before: Sequence[Ids]) -> Ids:
@@ -321,9 +337,7 @@ def _line(info: pb.EmbeddingTableInfo) -> str:
     return f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, {kind}"
 
 
-def _difference(
-    new: list[tuple[str, tuple[int, ...], int]], old: list[tuple[str, tuple[int, ...], int]]
-) -> str:
+def _difference(new: Sequence[tuple[object, ...]], old: Sequence[tuple[object, ...]]) -> str:
     for ours, theirs in zip(old, new, strict=False):
         if ours != theirs:
             return f"here {ours}, there {theirs}"

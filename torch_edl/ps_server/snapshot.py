@@ -1,7 +1,8 @@
 """A shard's state on disk: writing it while training goes on, and reading what any number of
 servers wrote into any number of them.
 
-``shard-I-of-N.dense.safetensors`` holds NAME -> value and ``NAME@SLOT`` -> slot, and
+``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names) and
+``NAME@SLOT`` -> slot, and
 ``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows.
 The metadata of a file says which table it is of, and its optimizer's step.
 """
@@ -49,7 +50,7 @@ def write(cut: Cut, directory: Path, shard: int, shards: int) -> dict[str, int]:
     name = f"{stem}.dense.safetensors"
     about = {"step": str(cut.dense.step), "version": str(cut.version)}
     try:
-        size = files.write(directory / name, dict(cut.dense.values), about)
+        size = files.write(directory / name, {**cut.dense.values, **cut.beside}, about)
         return {name: size, **write_tables(cut.tables, directory, stem)}
     except BaseException:
         (directory / name).unlink(missing_ok=True)
@@ -282,13 +283,13 @@ class Source:
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{directory}/metadata.json: {error}; export it again") from None
 
-    def dense(self) -> tuple[dict[str, Floats], int]:
+    def dense(self) -> tuple[dict[str, files.Array], int]:
         """All dense parameters and slots by name, of all servers, and the optimizer's step.
 
         Raises:
             CheckpointError: a file is damaged.
         """
-        values: dict[str, Floats] = {}
+        values: dict[str, files.Array] = {}
         step = 0
         for path in self._dense:
             values.update(files.read(path))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
+from torch_edl.ps_server.exact import Array
 from torch_edl.ps_server.table import EmbeddingTable
 
 Ids = npt.NDArray[np.int64]
@@ -29,6 +30,8 @@ class Gradients:
     """Of the parameters that it was computed with."""
     untouched: frozenset[int] = frozenset()
     """Places of dense parameters that the loss did not reach."""
+    exact: Mapping[str, Array] = field(default_factory=dict)
+    """New values of what is not float32."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class Buffer:
 def mean(pushes: list[Gradients]) -> Gradients:
     """Their average: an id or parameter that a push lacks counts as zero in it.
 
-    The rates are those of the last push; the version is the oldest.
+    The rates, and values that are not float32, are those of the last push; the version is the
+    oldest.
     """
     if len(pushes) == 1:
         return pushes[0]
@@ -91,4 +95,5 @@ def mean(pushes: list[Gradients]) -> Gradients:
         rates=pushes[-1].rates,
         version=min(p.version for p in pushes),
         untouched=frozenset.intersection(*(p.untouched for p in pushes)),
+        exact={name: value for p in pushes for name, value in p.exact.items()},
     )

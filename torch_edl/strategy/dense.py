@@ -1,40 +1,138 @@
-"""The dense parameters of a model as the flat vectors that servers hold."""
+"""The dense parameters of a model as the flat vectors that servers hold, and what keeps its type
+beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from torch_edl.errors import UsageError
 from torch_edl.kernels import group_of
 from torch_edl.nn.embedding import Table
-from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, Segment
+from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, DenseValue, Segment
 
 Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+
+# Each value of these is one of float32, so they travel in the flat vector.
+_FLAT = {torch.float32, torch.float16, torch.bfloat16}
+# Untrained values of these travel beside it; TensorProto and checkpoints have them.
+_EXACT = {torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 
-def dense_parameters(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, tuple[torch.Tensor, int]]:
-    """Every parameter and persistent buffer under its state_dict name, with its group.
+@dataclass(frozen=True)
+class Held:
+    """A parameter or buffer of a model that servers hold."""
+
+    module: nn.Module
+    attribute: str
+    group: int
+    aliases: list[str] = field(default_factory=list)
+    """Its other names in the ``state_dict``: tied weights."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What the model has there now; a module may assign another tensor to a buffer."""
+        found: torch.Tensor = getattr(self.module, self.attribute)
+        return found
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it keeps its type, rather than being a part of the flat vector."""
+        return self.tensor.dtype not in _FLAT
+
+    def value(self) -> DenseValue:
+        """What servers are to hold: a copy."""
+        tensor = self.tensor.detach()
+        array = tensor.cpu() if self.is_exact else tensor.float().cpu()
+        return DenseValue(array.numpy().copy(), self.group, tuple(self.aliases))
+
+
+def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Held]:
+    """Every parameter and persistent buffer under its first name in the ``state_dict``.
 
     The empty parameters that stand for tables are not among them.
+
+    Raises:
+        UsageError: a type that servers cannot train, or cannot keep.
     """
     tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
-    group = group_of(optimizer)
-    found: dict[str, tuple[torch.Tensor, int]] = {
-        name: (parameter, group(parameter))
-        for name, parameter in model.named_parameters()
-        if id(parameter) not in tables
-    }
-    persistent = model.state_dict(keep_vars=True)
-    for name, buffer in model.named_buffers():
-        if name in persistent:
-            found[name] = (buffer, BUFFER_GROUP)
+    found: dict[str, Held] = {}
+    by_tensor: dict[int, Held] = {}
+    for name, module, attribute, group in _named(model, optimizer):
+        tensor = getattr(module, attribute)
+        if id(tensor) in tables:
+            continue
+        first = by_tensor.get(id(tensor))
+        if first is not None:
+            first.aliases.append(name)
+            continue
+        _check_type(name, tensor, group)
+        by_tensor[id(tensor)] = found[name] = Held(module, attribute, group)
     return found
+
+
+def _named(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, nn.Module, str, int]]:
+    """Each name of the ``state_dict``, those of tied weights too, with where it is and its
+    group."""
+    group = group_of(optimizer)
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            yield prefix + name, module, name, group(parameter)
+        passing = getattr(module, "_non_persistent_buffers_set", ())
+        for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in passing:
+                yield prefix + name, module, name, BUFFER_GROUP
+
+
+def _check_type(name: str, tensor: torch.Tensor, group: int) -> None:
+    if tensor.dtype in _FLAT or (group < 0 and tensor.dtype in _EXACT):
+        return
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if group >= 0:
+        raise UsageError(
+            f"parameter {name}: {kind}; parameter servers train in float32: "
+            "make it so with .float(), or use --strategy allreduce"
+        )
+    raise UsageError(
+        f"buffer {name}: {kind} cannot be kept on parameter servers; register it with "
+        "persistent=False, or use --strategy allreduce"
+    )
+
+
+class ExactBuffers:
+    """Values that keep their type: this process goes on with its own, and the servers are told of
+    those that change, for checkpoints and outputs."""
+
+    def __init__(self, held: Mapping[str, Held], given: Mapping[str, Array]) -> None:
+        """Takes over what the servers have: the first worker's values, or restored ones."""
+        self._held = {name: each for name, each in held.items() if each.is_exact}
+        self._given: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for name, each in self._held.items():
+                self._given[name] = torch.from_numpy(given[name].copy())
+                each.tensor.copy_(self._given[name])
+
+    def changed(self) -> dict[str, Array]:
+        """Those that have changed since the servers were met."""
+        changed = {}
+        for name, each in self._held.items():
+            value = each.tensor.detach().cpu()
+            given = self._given.get(name)
+            if given is None or not torch.equal(value, given):
+                # From now on with each push: nobody says which pushes were applied.
+                self._given.pop(name, None)
+                changed[name] = value.numpy()
+        return changed
 
 
 class FlatParameters:
@@ -45,27 +143,30 @@ class FlatParameters:
 
     def __init__(
         self,
-        tensors: dict[str, tuple[torch.Tensor, int]],
+        held: Mapping[str, Held],
         layout: Sequence[Sequence[Segment]],
     ) -> None:
         self._flat: list[torch.Tensor] = []
         self._gradient: list[torch.Tensor] = []
-        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._parts: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []
+        # Those that are no views; a buffer may cease to be one.
+        self._copied: list[tuple[Held, torch.Tensor]] = []
+        self._parts: list[list[tuple[Held, torch.Tensor]]] = []
         for segments in layout:
             size = sum(s.size for s in segments)
             flat, gradient = torch.zeros(size), torch.zeros(size)
             parts = []
             for segment in segments:
-                tensor = tensors[segment.name][0]
+                each = held[segment.name]
+                tensor = each.tensor
                 view = flat[segment.start : segment.start + segment.size].view(segment.shape)
                 view.copy_(tensor.detach())
-                if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
+                fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+                if fits:
                     tensor.data = view
-                else:
-                    self._copied.append((tensor, view))
+                if not fits or each.group == BUFFER_GROUP:
+                    self._copied.append((each, view))
                 place = gradient[segment.start : segment.start + segment.size]
-                parts.append((tensor, place, segment.group))
+                parts.append((each, place))
             self._flat.append(flat)
             self._gradient.append(gradient)
             self._parts.append(parts)
@@ -79,21 +180,26 @@ class FlatParameters:
     def spread(self) -> None:
         """After all :meth:`load`: brings the values to tensors that are no views."""
         with torch.no_grad():
-            for tensor, view in self._copied:
-                tensor.copy_(view)
+            for each, view in self._copied:
+                tensor = each.tensor
+                if tensor.data_ptr() != view.data_ptr():
+                    tensor.copy_(view)
 
     def collect(self) -> None:
         """Adds the gradients of one minibatch to those of the window."""
         with torch.no_grad():
             for server, parts in enumerate(self._parts):
                 reached = self._reached[server]
-                for index, (tensor, place, group) in enumerate(parts):
-                    if group == BUFFER_GROUP or tensor.grad is None:
+                for index, (each, place) in enumerate(parts):
+                    gradient = None if each.group == BUFFER_GROUP else each.tensor.grad
+                    if gradient is None:
                         continue
+                    if gradient.is_sparse:  # nn.Embedding(sparse=True)
+                        gradient = gradient.to_dense()
                     if index in reached:
-                        place.add_(tensor.grad.reshape(-1))
+                        place.add_(gradient.reshape(-1))
                     else:
-                        place.copy_(tensor.grad.reshape(-1))
+                        place.copy_(gradient.reshape(-1))
                         reached.add(index)
 
     def take_gradients(self) -> list[DenseGradient]:
@@ -103,9 +209,9 @@ class FlatParameters:
             for flat, parts, reached in zip(
                 self._gradient, self._parts, self._reached, strict=True
             ):
-                for index, (tensor, place, group) in enumerate(parts):
-                    if group == BUFFER_GROUP:
-                        place.copy_(tensor.reshape(-1))
+                for index, (each, place) in enumerate(parts):
+                    if each.group == BUFFER_GROUP:
+                        place.copy_(each.tensor.reshape(-1))
                         reached.add(index)
                 untouched = [i for i in range(len(parts)) if i not in reached]
                 made.append(DenseGradient(flat.numpy(), untouched))
@@ -115,8 +221,8 @@ class FlatParameters:
     def clear_gradients(self) -> None:
         """Forgets the gradients of all parameters."""
         for parts in self._parts:
-            for tensor, _, _ in parts:
-                tensor.grad = None
+            for each, _ in parts:
+                each.tensor.grad = None
 
     def forget(self) -> None:
         """Drops what was collected."""

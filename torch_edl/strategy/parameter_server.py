@@ -37,7 +37,7 @@ from torch_edl.ps_client.client import (
     TableIds,
 )
 from torch_edl.strategy.base import Committed, Step, UserCodeError
-from torch_edl.strategy.dense import FlatParameters, dense_parameters
+from torch_edl.strategy.dense import ExactBuffers, FlatParameters, dense_parameters
 from torch_edl.strategy.server_rows import Plan, ServerRows
 from torch_edl.wire import master_pb2, pserver_pb2
 
@@ -97,11 +97,8 @@ class ParameterServerStrategy:
                 contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers
             )
         self._rows = ServerRows(model, model if contract is None else self._step.forward)
-        self._tensors = dense_parameters(model, optimizer)
-        self._initial = {
-            name: (tensor.detach().float().cpu().numpy().copy(), group)
-            for name, (tensor, group) in self._tensors.items()
-        }
+        self._held = dense_parameters(model, optimizer)
+        self._initial = {name: each.value() for name, each in self._held.items()}
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         sync = config.train.mode == "sync"
         self.depth = 0 if sync else config.train.staleness
@@ -111,6 +108,7 @@ class ParameterServerStrategy:
         self._busy = 0  # 1 while a window is computed, which is neither ahead nor trained
         self._client: PsClient | None = None
         self._flat: FlatParameters
+        self._exact: ExactBuffers
         self._known: list[int] | None = None
 
     # ---- servers ----
@@ -133,7 +131,8 @@ class ParameterServerStrategy:
             raise
         self._rewind_schedule()
         self._client = client
-        self._flat = FlatParameters(self._tensors, client.layout)
+        self._flat = FlatParameters(self._held, client.layout)
+        self._exact = ExactBuffers(self._held, client.exact)
         self._rows.connect(client.servers, self._pull_rows)
 
     def close(self) -> None:
@@ -297,6 +296,7 @@ class ParameterServerStrategy:
             versions=versions,
             retired_before=retired_before,
             learning_rates=self._learning_rates(max(versions)),
+            exact=self._exact.changed() if steps else None,
         )
         self._progress.sent_bytes = client.sent_bytes
         self._progress.received_bytes = client.received_bytes

@@ -82,14 +82,16 @@ class OptimizerConfig(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[ParamGroup, _Mapping]]] = ...) -> None: ...
 
 class DenseParameter(_message.Message):
-    __slots__ = ("name", "value", "group")
+    __slots__ = ("name", "value", "group", "aliases")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     name: str
     value: _tensor_pb2.TensorProto
     group: int
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., group: _Optional[int] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., group: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PushDenseParametersRequest(_message.Message):
     __slots__ = ("fence", "optimizer", "parameters", "seed")
@@ -104,12 +106,14 @@ class PushDenseParametersRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerConfig, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[DenseParameter, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class PushDenseParametersResponse(_message.Message):
-    __slots__ = ("accepted", "version")
+    __slots__ = ("accepted", "version", "exact")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     version: int
-    def __init__(self, accepted: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+    exact: _containers.RepeatedCompositeFieldContainer[DenseParameter]
+    def __init__(self, accepted: _Optional[bool] = ..., version: _Optional[int] = ..., exact: _Optional[_Iterable[_Union[DenseParameter, _Mapping]]] = ...) -> None: ...
 
 class PushEmbeddingTableInfosRequest(_message.Message):
     __slots__ = ("fence", "infos")
@@ -172,7 +176,7 @@ class TableGradient(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
-    __slots__ = ("fence", "range", "version", "dense", "tables", "learning_rates", "retired_before", "without_gradient")
+    __slots__ = ("fence", "range", "version", "dense", "tables", "learning_rates", "retired_before", "without_gradient", "exact")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +185,7 @@ class PushGradientsRequest(_message.Message):
     LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     range: RecordRange
     version: int
@@ -189,7 +194,8 @@ class PushGradientsRequest(_message.Message):
     learning_rates: _containers.RepeatedScalarFieldContainer[float]
     retired_before: int
     without_gradient: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., range: _Optional[_Union[RecordRange, _Mapping]] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableGradient, _Mapping]]] = ..., learning_rates: _Optional[_Iterable[float]] = ..., retired_before: _Optional[int] = ..., without_gradient: _Optional[_Iterable[int]] = ...) -> None: ...
+    exact: _containers.RepeatedCompositeFieldContainer[DenseParameter]
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., range: _Optional[_Union[RecordRange, _Mapping]] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableGradient, _Mapping]]] = ..., learning_rates: _Optional[_Iterable[float]] = ..., retired_before: _Optional[int] = ..., without_gradient: _Optional[_Iterable[int]] = ..., exact: _Optional[_Iterable[_Union[DenseParameter, _Mapping]]] = ...) -> None: ...
 
 class PushGradientsResponse(_message.Message):
     __slots__ = ("accepted", "duplicate", "version")
