@@ -17,6 +17,7 @@ from master.ring import Ring
 from master.rounds import Place, Rounds
 from master.served import ServedJob
 from torch_edl.errors import UsageError
+from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 
 # All ask twice a second or so; who did not for so long will not hear how the job ended.
@@ -126,7 +127,12 @@ class ScriptJob(ServedJob):
     # ---- agents ----
 
     def agent_report(self, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
-        """An agent tells what its workers do."""
+        """An agent tells what its workers do.
+
+        Raises:
+            UsageError: it was asked to run something else than this job.
+        """
+        self._check_experiment(request)
         known = self._agents.get(request.node) is not None
         agent, replaced = self._agents.report(request.node, request.pid, request.host, now)
         if not known:
@@ -143,6 +149,26 @@ class ScriptJob(ServedJob):
             self.fail(request.error, now, traceback=request.traceback)
         self._end_if_done(now)
         return self._answer(agent)
+
+    def _check_experiment(self, request: pb.AgentReportRequest) -> None:
+        if self.config.experiment is None or not request.HasField("experiment"):
+            return
+        told = request.experiment
+        difference = self.config.experiment.difference(
+            Experiment(
+                script=told.script,
+                args=tuple(told.args),
+                folder=told.folder,
+                machine=told.machine,
+                rdzv_id=told.rdzv_id,
+                digest=told.digest,
+            )
+        )
+        if difference:
+            raise UsageError(
+                f"job {self.config.name} is another experiment: {difference}; give this one an "
+                "--rdzv-endpoint and an --rdzv-id of its own, or neither to run it alone"
+            )
 
     def _told(self, agent: Agent, told: pb.AgentWorker, now: float) -> None:
         if told.exited:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.errors import UsageError
+from torch_edl.experiment import Experiment
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
@@ -188,6 +189,8 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tensorboard: str = ""
     """Directory for TensorBoard scalars; empty writes none."""
+    experiment: Experiment | None = None
+    """A script: what the agent that began the job runs, and all others must run."""
 
     def __post_init__(self) -> None:
         _require(self.kind in JOB_KINDS, f"job kind {self.kind}: choose one of {JOB_KINDS}")
@@ -231,11 +234,13 @@ class JobConfig:
             "train": TrainConfig,
             "cluster": ClusterConfig,
             "checkpoint": CheckpointConfig,
+            "experiment": Experiment,
         }
         raw = json.loads(text)
         try:
             for name, part in parts.items():
-                raw[name] = part(**_tuples(raw[name]))
+                if raw[name] is not None:
+                    raw[name] = part(**_tuples(raw[name]))
             return cls(**_tuples(raw))
         except (KeyError, TypeError) as error:
             raise UsageError(f"job configuration: {error}") from error

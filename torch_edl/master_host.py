@@ -25,6 +25,9 @@ from torch_edl.log_tail import last_error, last_lines
 
 log = logging.getLogger(__name__)
 
+ANY_PORT = "127.0.0.1:0"
+"""An endpoint for agents of this machine, who find the master by the name of the job."""
+
 _LISTEN_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 1.0
 _POLL_S = 0.02
@@ -158,7 +161,7 @@ class HostedMaster:
         return self._launcher.log_path("master", 0)
 
 
-def host(config: JobConfig, *, listen: str = "127.0.0.1:0", follows: bool = True) -> Master:
+def host(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) -> Master:
     """Starts the master of a new job on this machine.
 
     The token is that of the environment, if it names one, so that agents of other machines know
@@ -188,15 +191,21 @@ def host_or_find(
     Args:
         config: makes the configuration of the job, should it be new.
         name: of the job; agents of this machine that use the same name wait for each other here.
+        endpoint: ``host:port``, or :data:`ANY_PORT`.
 
     Raises:
-        UsageError: it cannot be hosted, or its token is not known here.
+        UsageError: it cannot be hosted, its token is not known here, or it is another job's.
         JobFailedError: it does not come up.
     """
     if not is_local(endpoint):
         return Master(address=endpoint, token=_token_of(endpoint, name))
     with _one_at_a_time(name):
-        if _is_listening(endpoint):
+        if endpoint == ANY_PORT:
+            job = job_folder.Job(name)
+            found = job.master() if job.is_alive() else None
+            if found is not None:
+                return Master(address=found.address, token=found.token)
+        elif _is_listening(endpoint):
             return Master(address=endpoint, token=_token_of(endpoint, name))
         return host(config(), listen=endpoint, follows=follows)
 
@@ -244,10 +253,25 @@ def _token_of(endpoint: str, name: str) -> str:
     address = job.master()
     if address is not None and job.is_alive():
         return address.token
+    if is_local(endpoint):
+        raise UsageError(
+            f"{endpoint}: {_listener(endpoint)} listens there, not job {name}; choose another "
+            "port, or name the same --rdzv-id, script and arguments to join it"
+        )
     raise UsageError(
         f"{endpoint}: the token of the job is not known here; set {ENV_TOKEN} to one secret text "
         "on all machines before the agents start"
     )
+
+
+def _listener(endpoint: str) -> str:
+    """The job of this user whose master listens at that port of this machine."""
+    port = split(endpoint)[1]
+    for job in job_folder.all_jobs():
+        address = job.master()
+        if address is not None and split(address.address)[1] == port and job.is_alive():
+            return f"job {job.name}"
+    return "another program"
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
 from torch_edl.errors import JobFailedError
+from torch_edl.experiment import Experiment
 from torch_edl.master_host import HostedMaster, Master, split
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -52,6 +53,8 @@ class AgentSpec:
     """What a worker runs."""
     name: str
     """Of the script, for the report of a failure."""
+    experiment: Experiment
+    """What the master compares with that of the other agents."""
     master: Master
     silence_s: float
     """After a master was silent for so long, this agent gives up."""
@@ -95,6 +98,7 @@ class Agent:
             node=self._node,
             host=spec.config.local_addr or socket.gethostname(),
             pid=os.getpid(),
+            experiment=spec.experiment,
             wake=self._wake,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from torch_edl.agent.workers import Ended, Running
+from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -36,16 +38,25 @@ class Reporter:
     Args:
         stub: of the master; closed with the reporter.
         node: the agent's name.
+        experiment: what it was asked to run.
         wake: called in the reporter's thread when there is an answer, or the lack of one.
     """
 
     def __init__(
-        self, stub: Stub, *, node: str, host: str, pid: int, wake: Callable[[], None]
+        self,
+        stub: Stub,
+        *,
+        node: str,
+        host: str,
+        pid: int,
+        experiment: Experiment,
+        wake: Callable[[], None],
     ) -> None:
         self._stub = stub
         self._node = node
         self._host = host
         self._pid = pid
+        self._experiment = pb.Experiment(**dataclasses.asdict(experiment))
         self._wake = wake
         self._changed = threading.Condition()
         self._running: list[pb.AgentWorker] = []
@@ -121,6 +132,7 @@ class Reporter:
                     done=self._done,
                     error=self._error[0],
                     traceback=self._error[1],
+                    experiment=self._experiment,
                 )
             timeout_s = _FINAL_TIMEOUT_S if closing else _CALL_TIMEOUT_S
             try:

@@ -15,6 +15,7 @@ from torch_edl.config import (
     TrainConfig,
 )
 from torch_edl.errors import UsageError
+from torch_edl.experiment import Experiment
 
 _SUFFIX_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none that is read as another
 
@@ -107,7 +108,12 @@ def inference_job(args: argparse.Namespace, kind: str) -> JobConfig:
 
 
 def script_job(
-    args: argparse.Namespace, *, name: str, min_workers: int, max_workers: int
+    args: argparse.Namespace,
+    *,
+    name: str,
+    min_workers: int,
+    max_workers: int,
+    experiment: Experiment | None = None,
 ) -> JobConfig:
     """The job of ``torch-edl run`` for a script: its data and its model are its own.
 
@@ -133,6 +139,7 @@ def script_job(
             resume=args.resume,
             load=_absolute(args.load),
         ),
+        experiment=experiment,
     )
 
 

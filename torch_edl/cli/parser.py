@@ -46,7 +46,7 @@ feed(records, mode, metadata); learning rates and layers live there.
 
 A training script runs with torchrun's options, elastically if it uses torch_edl:
   torch-edl run train.py --workers 2:4
-  torch-edl run --nnodes 1:4 --nproc-per-node 2 train.py --lr 0.1
+  torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
       all options: torch-edl run --help-torchrun
 """
 

@@ -22,6 +22,7 @@ from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
 from torch_edl.errors import UsageError
+from torch_edl.experiment import Experiment
 from torch_edl.rendezvous import options as rendezvous
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# torchrun's default of --master-port.
-_STATIC_PORT = 29500
+# torchrun's defaults of --master-addr, --master-port and --rdzv-id.
+_STATIC_ADDRESS, _STATIC_PORT = "127.0.0.1", 29500
+_NO_ID = "none"
 _MEETING_PLACES = ("static", "c10d", "edl")
 # So long a master may be silent, unless --rdzv-conf says otherwise.
 _SILENCE_S = 900.0
@@ -58,6 +60,13 @@ def main(args: argparse.Namespace) -> int:
     if uses is False:
         return _run_plain(parsed, shown)
     config, command = _launch_config(parsed)
+    if not _endpoint(parsed, config) and config.max_nodes > 1:
+        log.info(
+            "--nnodes %s: this machine alone, since no place to meet is named; others join where "
+            "all name one --rdzv-endpoint HOST:PORT (on one machine --rdzv-id NAME is enough)",
+            parsed.nnodes,
+        )
+        config.max_nodes = 1
     least = config.min_nodes * config.nproc_per_node
     if parsed.workers is not None:
         least = parsed.workers[0]
@@ -68,6 +77,7 @@ def main(args: argparse.Namespace) -> int:
             name=name,
             min_workers=least,
             max_workers=config.max_nodes * config.nproc_per_node,
+            experiment=_experiment(parsed),
         )
     )
     config.run_id = name
@@ -215,24 +225,44 @@ def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
 
 
 def _endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
-    """Where the agents meet: ``host:port``; empty: this one is alone."""
+    """Where the agents meet: ``host:port``; port 0: at the job of that name on this machine,
+    wherever it listens; empty: this one is alone.
+
+    Nothing is joined that nobody named: two commands on one machine are two experiments. A job
+    that cannot begin on one machine meets at torchrun's default.
+    """
     named = args.rdzv_endpoint
-    if args.standalone or (not named and config.max_nodes == 1):
+    if args.standalone:
         return ""
-    if not named:
+    if named:
+        return rendezvous.endpoint(named)
+    if config.max_nodes == 1:
+        return ""
+    is_placed = args.master_port is not None or args.master_addr != _STATIC_ADDRESS
+    if is_placed or (config.min_nodes > 1 and args.rdzv_id == _NO_ID):
         port = _STATIC_PORT if args.master_port is None else args.master_port
-        named = f"{args.master_addr}:{port}"
-    return rendezvous.endpoint(named)
+        return rendezvous.endpoint(f"{args.master_addr}:{port}")
+    return "" if args.rdzv_id == _NO_ID else master_host.ANY_PORT
 
 
 def _job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
     """All agents of a job must come to the same one: torchrun's id, or script and port."""
-    if args.rdzv_id != "none":
+    if args.rdzv_id != _NO_ID:
         return rendezvous.job_name(args.rdzv_id)
     stem = args.training_script.rsplit(".", 1)[-1] if args.module else args.training_script
     endpoint = _endpoint(args, config)
     name = default_name(stem)
     return f"{name.rpartition('-')[0]}-{endpoint.rpartition(':')[2]}" if endpoint else name
+
+
+def _experiment(args: argparse.Namespace) -> Experiment:
+    script = args.training_script
+    file: Path | None = Path(script).expanduser().resolve()
+    if args.module:
+        file = file_kind.find_module(script, [os.getcwd(), *sys.path])
+    elif file is not None and file.exists():
+        script = str(file)
+    return Experiment.here(script, args.training_script_args, rdzv_id=args.rdzv_id, file=file)
 
 
 def _run_ours(
@@ -242,6 +272,7 @@ def _run_ours(
 
     from torch_edl.agent.agent import Agent, AgentSpec
 
+    assert job.experiment is not None
     configs = config.rdzv_configs
     silence_s = rendezvous.seconds(configs, "timeout", _SILENCE_S)
     join_timeout_s = rendezvous.seconds(configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S)
@@ -260,6 +291,7 @@ def _run_ours(
             config=config,
             command=command,
             name=args.training_script,
+            experiment=job.experiment,
             master=master,
             silence_s=silence_s,
             join_timeout_s=join_timeout_s,

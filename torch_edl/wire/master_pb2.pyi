@@ -417,8 +417,24 @@ class AgentWorker(_message.Message):
     log: str
     def __init__(self, local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., exited: _Optional[bool] = ..., code: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
 
+class Experiment(_message.Message):
+    __slots__ = ("script", "args", "folder", "machine", "rdzv_id", "digest")
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    RDZV_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    script: str
+    args: _containers.RepeatedScalarFieldContainer[str]
+    folder: str
+    machine: str
+    rdzv_id: str
+    digest: str
+    def __init__(self, script: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., folder: _Optional[str] = ..., machine: _Optional[str] = ..., rdzv_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
 class AgentReportRequest(_message.Message):
-    __slots__ = ("node", "pid", "host", "workers", "done", "error", "traceback")
+    __slots__ = ("node", "pid", "host", "workers", "done", "error", "traceback", "experiment")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +442,7 @@ class AgentReportRequest(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     node: str
     pid: int
     host: str
@@ -433,7 +450,8 @@ class AgentReportRequest(_message.Message):
     done: bool
     error: str
     traceback: str
-    def __init__(self, node: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+    experiment: Experiment
+    def __init__(self, node: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ...) -> None: ...
 
 class AgentReportResponse(_message.Message):
     __slots__ = ("kill", "node_rank", "nodes", "workers_wanted", "over", "error")

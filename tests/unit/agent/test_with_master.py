@@ -32,13 +32,14 @@ class Place:
         self.env.pop("TORCH_EDL_TOKEN", None)
         self.agents: list[RunningAgent] = []
 
-    def run(self, *words: str, name: str = "agent") -> RunningAgent:
-        """Starts ``torch-edl run`` of the script that tells of itself."""
+    def run(self, *words: str, name: str = "agent", arg: str = "") -> RunningAgent:
+        """Starts ``torch-edl run`` of the script that tells of itself in a folder of that name."""
         out = self.folder / name
         out.mkdir()
         process = subprocess.Popen(
-            [*_TORCH_EDL, "run", *words, str(WORKER), str(out)],
-            env=self.env,
+            [*_TORCH_EDL, "run", *words, str(WORKER), *filter(None, [arg])],
+            env={**self.env, "WORKER_FOLDER": str(out)},
+            cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -232,6 +233,35 @@ def test_agents_that_begin_at_once_start_one_master(place: Place, endpoint: str)
     for agent in agents:
         agent.end(0)
     for agent in agents:
+        code, _, err = agent.finish()
+        assert code == 0, err
+
+
+def test_two_commands_are_two_jobs_unless_they_name_one(place: Place) -> None:
+    """One line twice, with other arguments: two results. Who names a job must run what it runs."""
+    words = ["--nnodes", "1:4", "--nproc-per-node", "1"]
+    pair = [place.run(*words, name=name, arg=name) for name in ("0.005", "0.5")]
+    masters = set()
+    for agent in pair:
+        (env,) = agent.workers(1).values()
+        assert (env["RANK"], env["WORLD_SIZE"]) == ("0", "1")
+        masters.add(env["TORCH_EDL_MASTER"])
+    assert len(masters) == 2
+    named = [*words, "--rdzv-id", "mine"]
+    one = place.run(*named, name="one", arg="0.005")
+    one.workers(1)
+    two = place.run(*named, name="two", arg="0.005")
+    two.workers(1)
+    code, _, err = place.run(*named, name="other", arg="0.5").finish()
+    assert code == 1
+    assert "job mine is another experiment: arguments 0.005 there, 0.5 here" in err
+    address = place.master("mine")["address"]
+    code, _, err = place.run(*words, "--rdzv-endpoint", address, name="stray").finish()
+    assert code == 2
+    assert f"{address}: job mine listens there, not job worker-" in err
+    for agent in (*pair, one, two):
+        agent.end(0)
+    for agent in (*pair, one, two):
         code, _, err = agent.finish()
         assert code == 0, err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from master.workers import Workers
 from torch_edl.checkpoint import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
+from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 
 TIMEOUT_S = 10.0
@@ -280,6 +282,30 @@ def test_it_is_finished_when_every_agent_is_done() -> None:
     assert w.agent("a", done=True).over
     w.tick()
     assert (w.job.over, w.job.state) == (True, "finished")
+
+
+def test_an_agent_that_runs_something_else_is_refused_by_name() -> None:
+    def told(*args: str) -> pb.Experiment:
+        return pb.Experiment(
+            script="/train.py", args=args, folder="/", machine="m", rdzv_id="none", digest="d"
+        )
+
+    w = World()
+    w.job.config = dataclasses.replace(
+        w.config,
+        experiment=Experiment(
+            script="/train.py",
+            args=("0.005",),
+            folder="/",
+            machine="m",
+            rdzv_id="none",
+            digest="d",
+        ),
+    )
+    assert w.agent("n", experiment=told("0.005")).nodes == 1
+    with pytest.raises(UsageError, match=r"job j is another .* arguments 0\.005 there, 0\.5 here"):
+        w.agent("m", experiment=told("0.5"))
+    assert w.agent("n", experiment=told("0.005")).nodes == 1
 
 
 def test_machines_get_the_least_number_that_is_free() -> None:

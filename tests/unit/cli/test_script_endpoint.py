@@ -1,0 +1,32 @@
+"""Where the agents of a script meet, from torchrun's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torch_edl.cli.script import _endpoint, _launch_config, parse
+from torch_edl.master_host import ANY_PORT
+
+
+@pytest.mark.parametrize(
+    ("words", "endpoint"),
+    [
+        ("", ""),
+        ("--nnodes 1:4", ""),
+        ("--nnodes 1:4 --standalone --rdzv-endpoint node0:1", ""),
+        ("--nnodes 1:4 --rdzv-id mine", ANY_PORT),
+        ("--rdzv-id mine", ""),  # nobody else has a place
+        ("--nnodes 1:4 --rdzv-endpoint node0", "node0:29400"),
+        ("--nnodes 1:4 --master-port 29511", "127.0.0.1:29511"),
+        ("--nnodes 1:4 --master-addr node0", "node0:29500"),
+        ("--nnodes 2", "127.0.0.1:29500"),  # torchrun's own default
+        ("--nnodes 2 --rdzv-id mine", ANY_PORT),
+    ],
+)
+def test_nothing_is_joined_that_nobody_named(tmp_path: Path, words: str, endpoint: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch_edl\njob = torch_edl.init()\n")
+    args = parse([*words.split(), str(script)])
+    assert _endpoint(args, _launch_config(args)[0]) == endpoint

@@ -1,0 +1,95 @@
+"""What an agent was asked to run. Agents whose experiments differ do not share a job.
+
+No files but the script's, no network: the comparison is pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The command of one agent.
+
+    Paths are compared on one machine only. There, two folders are two experiments: relative paths
+    of data and results belong to the folder. Across machines the path of the same checkout may
+    differ (home folders, mounts), and replicas agree if the same program runs with the same
+    arguments. So agents of different machines compare the name of the script and the digest of
+    its text in place of paths.
+    """
+
+    script: str
+    """Absolute path, without symbolic links; or the name of a module."""
+    args: tuple[str, ...]
+    """Of the script."""
+    folder: str
+    """The working folder: absolute path, without symbolic links."""
+    machine: str
+    """Host name and boot id: two agents with the same one see the same paths."""
+    rdzv_id: str
+    """As it was given, ``none`` if it was not."""
+    digest: str
+    """SHA-256 of the script's text; empty: it is no file that can be read."""
+
+    @classmethod
+    def here(
+        cls, script: str, args: Sequence[str], *, rdzv_id: str, file: Path | None
+    ) -> Experiment:
+        """That of this process.
+
+        Args:
+            file: whose text is run, if it is known.
+        """
+        return cls(
+            script=script,
+            args=tuple(args),
+            folder=str(Path.cwd().resolve()),
+            machine=_machine(),
+            rdzv_id=rdzv_id,
+            digest=_digest(file),
+        )
+
+    def difference(self, other: Experiment) -> str:
+        """What differs, with both values, ``self`` first; empty: they may share a job."""
+        if self.rdzv_id != other.rdzv_id:
+            return f"--rdzv-id {self.rdzv_id} there, {other.rdzv_id} here"
+        here = self.machine == other.machine
+        theirs, ours = (e.script if here else Path(e.script).name for e in (self, other))
+        if theirs != ours:
+            return f"script {theirs} there, {ours} here"
+        if self.args != other.args:
+            return f"arguments {_shown(self.args)} there, {_shown(other.args)} here"
+        if here and self.folder != other.folder:
+            return f"working folder {self.folder} there, {other.folder} here"
+        if self.digest != other.digest:
+            return f"the text of {ours} is not the one that the job began with"
+        return ""
+
+
+def _shown(args: Sequence[str]) -> str:
+    text = shlex.join(args) or "(none)"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
+def _machine() -> str:
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def _digest(file: Path | None) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else ""
+    except OSError:
+        return ""
