@@ -17,8 +17,9 @@ from torch_edl.wire.channel import COMMON_OPTIONS, request_limit
 
 log = logging.getLogger(__name__)
 
-# Calls that are under way or wait for a thread, per thread; more are refused.
-_CALLS_PER_THREAD = 4
+# Calls that may wait for a thread, those of callers without the token too; more are refused. A call
+# that waits costs little: its message is read when a thread takes it.
+MAX_WAITING_CALLS = 1024
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -61,7 +62,7 @@ def serve(
             ("grpc.so_reuseport", 0),
             *COMMON_OPTIONS,
         ],
-        maximum_concurrent_rpcs=_CALLS_PER_THREAD * threads,
+        maximum_concurrent_rpcs=threads + MAX_WAITING_CALLS,
     )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service.full_name, methods),)

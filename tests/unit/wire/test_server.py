@@ -16,6 +16,7 @@ import pytest
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
+from torch_edl.wire.server import MAX_WAITING_CALLS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
 THREADS = 2
@@ -116,7 +117,10 @@ def test_calls_in_flight_are_bounded(server: Server, friend: Stub) -> None:
     with stranger(server.address) as channel:
         call = channel.unary_unary(METHOD)
         done: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
-        calls = [call.future(b"", timeout=20, metadata=token) for _ in range(6 * THREADS)]
+        calls = [
+            call.future(b"", timeout=20, metadata=token)
+            for _ in range(MAX_WAITING_CALLS + 2 * THREADS)
+        ]
         for each in calls:
             each.add_done_callback(done.put)
         assert done.get(timeout=10).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
