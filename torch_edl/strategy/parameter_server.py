@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -235,7 +235,8 @@ class ParameterServerStrategy:
             steps = nan_steps = 0
             for index, batch in enumerate(planned.window.batches):
                 self._rows.use(planned.plan, index)
-                loss = self._step.loss(batch)
+                features = self._rows.given(batch.features)
+                loss = self._step.loss(replace(batch, features=features))
                 self._pull_ahead()
                 if loss is None:
                     nan_steps += 1
@@ -351,7 +352,7 @@ class ParameterServerStrategy:
         if plan.tables:
             plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
         self._rows.use(plan, 0)
-        return self._step.predict(features)
+        return self._step.predict(self._rows.given(features))
 
     def snapshot(self, directory: str) -> master_pb2.ReportTaskRequest:
         """The servers hold the model; the master asks them."""

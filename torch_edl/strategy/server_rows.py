@@ -7,7 +7,8 @@ in one call, ahead of time. An id that only the real run asks for is pulled then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch_edl.ps_client.client import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
-_Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 Pull = Callable[[Sequence[TableIds]], Sequence[Floats]]
 
 
@@ -42,6 +43,11 @@ class _Call:
 
     module: Table
     ids: torch.Tensor
+    """Kept so that no other tensor takes its place in memory."""
+    place: _Place
+    """At the lookup; the model may change its ids afterwards."""
+    values: Ids
+    """(n,) a copy"""
 
 
 @dataclass
@@ -130,7 +136,10 @@ class ServerRows:
         self._quiet = any(
             isinstance(m, nn.modules.dropout._DropoutNd) or m._buffers for m in model.modules()
         )
+        # Whether the model changes what it is given in place; None: not known yet.
+        self._alters: bool | None = None if self.tables else False
         self._planning: list[_Call] | None = None
+        self._noted: dict[_Place, Ids] = {}
         self._lookups = 0  # per forward pass; 0: not known yet
         self._plan: Plan | None = None
         self._batch = self._call = 0
@@ -150,22 +159,27 @@ class ServerRows:
         for b, calls in enumerate(plan.calls):
             for c, call in enumerate(calls):
                 by_table.setdefault(call.module.table, []).append((b, c, call))
-        # Tables asked for the same tensors of ids share one list without duplicates.
-        shared: dict[tuple[_Place, ...], PartitionedIds] = {}
+        # Tables asked for the same ids share one list without duplicates.
+        shared: dict[tuple[int, ...], PartitionedIds] = {}
         for name, entries in by_table.items():
-            key = tuple(_place(call.ids) for _, _, call in entries)
+            key = tuple(id(call.values) for _, _, call in entries)
             if key not in shared:
-                flat = [_flat(call.ids) for _, _, call in entries]
+                flat = [call.values for _, _, call in entries]
                 whole = flat[0] if len(flat) == 1 else np.concatenate(flat)
                 shared[key] = PartitionedIds.of(whole, self._servers)
             dim = entries[0][2].module.embedding_dim
             start = 0
             for b, c, call in entries:
-                span = slice(start, start + call.ids.numel())
+                span = slice(start, start + len(call.values))
                 plan._where[b, c] = (len(plan.tables), span)
                 start = span.stop
             plan.tables.append(TableIds(name, dim, shared[key]))
         return plan
+
+    def given(self, features: Any) -> Any:
+        """What the model may be run on: a copy where it would change the features in place, which
+        another run of it is to see as they were."""
+        return features if self._alters is False else _copied(features)
 
     def use(self, plan: Plan, batch: int) -> None:
         """The next forward pass is minibatch ``batch`` of ``plan``."""
@@ -197,13 +211,15 @@ class ServerRows:
         return lookup(module.weight, block, inverse).view(*ids.shape, module.embedding_dim)
 
     def _dry_run(self, batch: Batch) -> list[_Call]:
-        self._planning = []
+        features = self.given(batch.features)
+        versions = [_version(t) for t in _tensors(features)]
+        self._planning, self._noted = [], {}
         was_training = self._model.training
         if self._quiet:
             self._model.eval()
         try:
             with torch.no_grad():
-                self._forward(batch.features)
+                self._forward(features)
         except _LastLookup:
             pass
         finally:
@@ -211,12 +227,24 @@ class ServerRows:
             if self._quiet:
                 self._model.train(was_training)
         self._lookups = self._lookups or len(calls)
+        if self._alters is not True:
+            altered = versions != [_version(t) for t in _tensors(features)]
+            if altered and self._alters is False:
+                raise UsageError(
+                    "the model changes a minibatch in place, and did not change the first one: "
+                    "its ids cannot be found ahead of time; clone() in forward what it changes"
+                )
+            self._alters = altered
         return calls
 
     def _note(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
         assert self._planning is not None
         _check_range(module, ids)
-        self._planning.append(_Call(module, ids))
+        place = _place(ids)
+        values = self._noted.get(place)
+        if values is None:
+            values = self._noted[place] = _flat(ids).copy()
+        self._planning.append(_Call(module, ids, place, values))
         if len(self._planning) == self._lookups:
             raise _LastLookup
         return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
@@ -262,12 +290,45 @@ def _flat(ids: torch.Tensor) -> Ids:
 def _same(call: _Call, module: Table, ids: torch.Tensor) -> bool:
     if call.module is not module or call.ids.shape != ids.shape:
         return False
-    return _place(call.ids) == _place(ids) or torch.equal(call.ids, ids)
+    return call.place == _place(ids) or np.array_equal(call.values, _flat(ids))
 
 
 def _place(ids: torch.Tensor) -> _Place:
-    """Where a tensor's values are: two of one place have the same values, a view may not."""
-    return ids.data_ptr(), tuple(ids.shape), ids.stride(), ids.dtype
+    """Where a tensor's values are, and how often they were changed there: two of one place have
+    the same values, a view may not."""
+    return ids.data_ptr(), _version(ids), tuple(ids.shape), ids.stride(), ids.dtype
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was changed in place; tensors of inference mode are not counted."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _tensors(features: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a minibatch."""
+    if isinstance(features, torch.Tensor):
+        yield features
+    elif isinstance(features, Mapping):
+        for value in features.values():
+            yield from _tensors(value)
+    elif isinstance(features, tuple | list):
+        for value in features:
+            yield from _tensors(value)
+
+
+def _copied(features: Any) -> Any:
+    """The same minibatch with tensors of its own."""
+    if isinstance(features, torch.Tensor):
+        return features.clone()
+    if isinstance(features, MutableMapping):
+        own = copy.copy(features)
+        for key, value in features.items():
+            own[key] = _copied(value)
+        return own
+    if isinstance(features, tuple):
+        made = [_copied(value) for value in features]
+        return type(features)(*made) if hasattr(features, "_fields") else tuple(made)
+    return [_copied(value) for value in features] if isinstance(features, list) else features
 
 
 def _check_range(module: Table, ids: torch.Tensor) -> None:

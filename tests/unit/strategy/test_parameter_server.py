@@ -347,3 +347,38 @@ def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[st
     made.finish()
     assert rows_of(made, "a", 1)[:6].flatten().tolist() == [0, -1, -2, -3, -4, -5]
     assert rows_of(made, "b", 1)[:6].flatten().tolist() == [0, -2, -4, -1, -3, -5]
+
+
+def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) -> None:
+    class Shifted(nn.Module):
+        """Looks its ids up, adds one to them in place, and looks them up again."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+            self.b = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+            self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+            self.kind = 1
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            found = self.a(ids)
+            if self.kind:
+                ids += 10
+            return ((found + self.b(ids)) * self.scale).sum()
+
+    model = Shifted()
+    made = strategy(model, lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
+    made._step._loss = lambda labels, predictions: -predictions
+    train(made, [Batch(torch.arange(k, k + 2), None, 2) for k in range(3)])
+    counts = [1.0, 2.0, 2.0, 1.0]
+    for table, first in (("a", 0), ("b", 10)):
+        rows = rows_of(made, table, 1).flatten()
+        assert rows[first : first + 4].tolist() == counts
+        assert rows.sum() == 6
+
+    model.kind = 0
+    made = strategy(model, sgd, start_servers(1), staleness=0)
+    made._plan([Batch(torch.arange(2), None, 2)])
+    model.kind = 1
+    with pytest.raises(UsageError, match=r"did not change the first one.*clone\(\)"):
+        made._plan([Batch(torch.arange(2), None, 2)])
