@@ -19,7 +19,7 @@ from master.lockstep import Lockstep
 from master.membership import Member, Membership
 from master.outcome import WHO_STARTS_AGAIN, Outcome, Restoring, choose_strategy
 from master.processes import CrashLoop, ServersGone, check_scale
-from master.saves import Contents, Saved, check_prefix, identity
+from master.saves import Contents, Saved, check_prefix, identity, nothing_left
 from master.work import Work
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
@@ -100,7 +100,7 @@ class Job(Lifecycle):
         return Contents(
             job=self.config.name,
             strategy=self.fleet.strategy,
-            data=identity(self.config, self.work.shards),
+            data=identity(self.config, self.work.shards, self.work.files),
             space=self.work.main.queue.space,
         )
 
@@ -141,7 +141,8 @@ class Job(Lifecycle):
         """The queues are made."""
         if self.work.main is not None and self.config.trains:
             queue = self.work.main.queue
-            self.keeper.saves.resumed_at_end(queue.space.total_steps)
+            if self.keeper.saves.resumed_at_end(queue.space.total_steps):
+                self.tell("warning", nothing_left(self.config), now)
             self.records_before = queue.records_done
             self._epoch = queue.epoch
         self.tell("info", text, now)

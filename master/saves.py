@@ -10,6 +10,7 @@ from typing import Any
 from master.tasks import Progress
 from torch_edl.checkpoint import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.data.identity import difference
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 
@@ -50,6 +51,17 @@ def check_prefix(saved: Saved) -> None:
             "--strategy allreduce takes the records in one order; use --strategy ps, or --load "
             "it to begin the data afresh"
         )
+
+
+def nothing_left(config: JobConfig) -> str:
+    """What to say where the checkpoint to go on from holds all the training."""
+    more = "epochs=" if config.kind == "script" else "--epochs"
+    if config.train.max_steps:
+        more = "--epochs or --max-steps"
+    return (
+        "nothing is left to train: the checkpoint is of the end of the job; raise "
+        f"{more} to go on from there"
+    )
 
 
 class Saves:
@@ -135,9 +147,13 @@ class Saves:
         return self.newest
 
 
-def identity(config: JobConfig, shards: Sequence[Shard]) -> dict[str, Any]:
-    """What fixes the meaning of a task id: kept in manifests, compared on resume."""
-    return {
+def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dict[str, Any]:
+    """What fixes the meaning of a task id: kept in manifests, compared on resume.
+
+    Args:
+        files: of a script, whose one shard is its dataset: digest of its data files.
+    """
+    made = {
         "shards": [[s.name, s.records] for s in shards],
         "records_per_task": config.records_per_task,
         "batch_size": config.data.batch_size,
@@ -145,25 +161,31 @@ def identity(config: JobConfig, shards: Sequence[Shard]) -> dict[str, Any]:
         "seed": config.train.seed,
         "shuffle": config.data.shuffle,
     }
+    return made | {"files": files} if config.kind == "script" else made
 
 
+# What others depend on comes first: it is the one to name.
 _OPTIONS = {
-    "records_per_task": "--records-per-task",
-    "batch_size": "--batch-size",
-    "local_steps": "--local-steps",
-    "seed": "--seed",
-    "shuffle": "shuffle",
+    "batch_size": "--batch-size {}",
+    "local_steps": "--local-steps {}",
+    "records_per_task": "--records-per-task {}",
+    "seed": "--seed {}",
+    "shuffle": "shuffle {}",
 }
 
 
 def check_resume(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises UsageError, naming the first difference, unless task ids still mean the same."""
-    for key, option in _OPTIONS.items():
-        if then.get(key) != now[key]:
-            raise UsageError(
-                f"--resume {path}: it was made with {option} {then.get(key)}, now it is "
-                f"{now[key]}; use the same, or start afresh with another --checkpoint-dir"
-            )
+    if "files" in now:  # of a script, which gave them to its loader
+        differs = difference(then, now)
+    else:
+        options = (key for key in _OPTIONS if then.get(key) != now[key])
+        differs = next(((_OPTIONS[key].format(then.get(key)), now[key]) for key in options), None)
+    if differs is not None:
+        raise UsageError(
+            f"--resume {path}: it was made with {differs[0]}, now it is {differs[1]}; use the "
+            "same, or start afresh with another --checkpoint-dir"
+        )
     before = dict(map(tuple, then.get("shards", [])))
     after = dict(map(tuple, now["shards"]))
     if list(before.items()) == list(after.items()):
@@ -172,11 +194,11 @@ def check_resume(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
         if before.get(name) != after.get(name):
             had = f"{before[name]} records" if name in before else "absent"
             has = f"{after[name]} records" if name in after else "absent"
-            difference = f"{name} was {had}, now it is {has}"
+            what = f"{name} was {had}, now it is {has}"
             break
     else:
-        difference = "the same files come in another order"
+        what = "the same files come in another order"
     raise UsageError(
-        f"--resume {path}: the training data is not what it was made with: {difference}; "
+        f"--resume {path}: the training data is not what it was made with: {what}; "
         "use the same data, or --load it to train on other data"
     )

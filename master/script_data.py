@@ -5,17 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from torch_edl.config import JobConfig
+from torch_edl.data.identity import difference
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-_WORDS = {
-    "records": "{:,} records",
-    "epochs": "epochs={:,}",
-    "batch_size": "batch_size={:,}",
-    "records_per_task": "{:,} records a task",
-    "shuffle": "shuffle={}",
-    "seed": "seed={}",
-}
+_PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
 
 
 def with_data(config: JobConfig, told: pb.ScriptData) -> JobConfig:
@@ -40,11 +34,11 @@ def with_data(config: JobConfig, told: pb.ScriptData) -> JobConfig:
 
 def check_same(first: pb.ScriptData, told: pb.ScriptData) -> None:
     """Raises UsageError, naming the first difference, unless two workers tell the same."""
-    for name, words in _WORDS.items():
-        mine, others = getattr(told, name), getattr(first, name)
-        if mine != others:
-            raise UsageError(
-                f"job.loader: this process has {words.format(mine)}, another had "
-                f"{words.format(others).removesuffix(' records')}; "
-                "all processes must go through the same data"
-            )
+    parts = [{name: getattr(one, name) for name in _PARTS} for one in (first, told)]
+    differs = difference(*parts)
+    if differs is not None:
+        others, mine = differs
+        raise UsageError(
+            f"job.loader: this process has {mine}, another had {others.removesuffix(' records')}; "
+            "all processes must go through the same data"
+        )

@@ -51,7 +51,7 @@ class ServedJob(Job):
         config = with_data(self.config, told)
         self._data = told
         try:
-            text = self.work.begin_script(config, told.records)
+            text = self.work.begin_script(config, told)
         except UsageError as error:
             self.fail(str(error), now, usage=True)
             return

@@ -32,6 +32,8 @@ class Work:
         self.evaluations: Evaluations | None = None
         self.shards: Sequence[Shard] = ()
         """Of the main pass."""
+        self.files = ""
+        """Digest of the data files of a script; its shard is ``dataset``."""
         self.lockstep = False
         """Nobody leases the main pass: a ring goes through it together, in the order of tasks."""
         self._config = config
@@ -139,7 +141,7 @@ class Work:
             f"{len(self.shards):,} file{'s' * (len(self.shards) != 1)}"
         )
 
-    def begin_script(self, config: JobConfig, records: int) -> str:
+    def begin_script(self, config: JobConfig, data: pb.ScriptData) -> str:
         """Makes the queue of a script whose model is on servers; returns a line about it.
 
         Tasks are cut from positions in each epoch, in order: the worker knows which record is at
@@ -147,16 +149,17 @@ class Work:
 
         Args:
             config: of the job, with the data of the script's loader.
-            records: of an epoch.
+            data: what the loader goes through.
 
         Raises:
             UsageError: it is not the data of the checkpoint to go on from.
         """
         self._config = config
-        self.shards = [Shard("dataset", records)]
+        self.shards = [Shard("dataset", data.records)]
+        self.files = data.files
         if self._resumed is not None:
             then = self._resumed.manifest.data
-            check_resume(self._resumed.path, then, identity(config, self.shards))
+            check_resume(self._resumed.path, then, identity(config, self.shards, data.files))
         space = TaskSpace(
             self.shards,
             config.records_per_task,

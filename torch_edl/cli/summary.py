@@ -99,7 +99,8 @@ def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
         tail = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
         complain(outcome.error.rstrip() + tail, details=outcome.traceback)
         kept = outcome.status.checkpoint if outcome.status is not None else ""
-        if kept:
+        refused = config.checkpoint.resume and outcome.usage_error  # that is what was tried
+        if kept and not refused:
             console.print(f"newest checkpoint: {kept} (go on with --resume)", soft_wrap=True)
     return outcome.exit_code
 

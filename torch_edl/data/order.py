@@ -57,6 +57,8 @@ class Pass:
     seed: int = 0
     end: int = 0
     """Stop after so many records of the pass; 0: at its end."""
+    files: str = ""
+    """Digest of the data files; empty: the dataset is indexed by position."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "accumulate"):
@@ -71,14 +73,17 @@ class Pass:
             )
 
     @property
-    def identity(self) -> dict[str, int]:
+    def identity(self) -> dict[str, int | str]:
         """What fixes the meaning of a position: compared when a job goes on from a checkpoint."""
-        return {
+        made: dict[str, int | str] = {
             "records": self.records,
-            "epochs": self.epochs,
-            "shuffle": int(self.shuffle),
+            "shuffle": self.shuffle,
             "seed": self.seed,
+            "files": self.files,
         }
+        if self.files and self.shuffle:
+            made["batch_size"] = self.batch_size  # files are shuffled in blocks of minibatches
+        return made
 
     @cached_property
     def total(self) -> int:

@@ -280,7 +280,9 @@ class AllReduce:
         if self._meeting is None:
             return
         position = self.replica.position
-        place = json.dumps([position.pass_index, position.records, records, position.data])
+        place = json.dumps(
+            [position.pass_index, position.records, records, position.data, position.epochs]
+        )
         self._place = zlib.crc32(place.encode())
 
     def settle(self) -> bool:

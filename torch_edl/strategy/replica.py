@@ -11,7 +11,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,51 +21,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torch_edl import checkpoint
-from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.errors import CheckpointError
 from torch_edl.ps_server.snapshot import Source
 from torch_edl.strategy import nested
+from torch_edl.strategy.position import Position
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
 OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
 # How a dict whose keys are no texts is written.
 _PAIRS, _COUNTS = "__pairs__", "__counts__"
-
-
-@dataclass
-class Position:
-    """How far the replica is; part of what members share."""
-
-    step: int = 0
-    """Updates that the model has had (or passed over: a gradient that was not finite)."""
-    pass_index: int = 0
-    """Which pass over data: the loaders and evaluations of a script, in the order of its code."""
-    records: int = 0
-    """Records of that pass that are in the model."""
-    results: dict[str, Any] = field(default_factory=dict)
-    """What earlier passes gave that a later joiner must know: evaluations by pass."""
-    data: dict[str, int] = field(default_factory=dict)
-    """What fixes the meaning of ``records``: the data of the pass and their order."""
-
-    def go_through(self, data: dict[str, int]) -> None:
-        """A pass over these data begins, or goes on.
-
-        Raises:
-            UsageError: it goes on from a checkpoint, over other data.
-        """
-        for name, then in self.data.items() if self.records else ():
-            if data[name] != then:
-                raise UsageError(
-                    f"the checkpoint is {self.records:,} records into a pass with {name} {then:,}; "
-                    f"now it is {data[name]:,}: use the same data and options, or another "
-                    "checkpoint_dir to begin afresh"
-                )
-        self.data = data
-
-    @property
-    def progress(self) -> int:
-        """Grows by one with all that members do together: updates, and what they evaluate. One
-        may be ahead of the others by one."""
-        return self.step + len(self.results)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from torch_edl.data.identity import digest
 from torch_edl.data.order import Order, Pass, Span
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.task_records import TaskOrder, TaskRecords
@@ -233,8 +234,9 @@ def _open_files(
     sources = [open_source(path) for path in files]
     by_name = {source.name: source for source in sources}
     seed = data["seed"] + number
+    shards = [Shard(source.name, source.count) for source in sources]
     space = TaskSpace(
-        [Shard(source.name, source.count) for source in sources],
+        shards,
         _BATCHES_PER_TASK * data["batch_size"],
         epochs=data["epochs"],
         seed=seed,
@@ -245,7 +247,7 @@ def _open_files(
         raise UsageError(f"{paths}: the files hold no records")
     return Batches(
         TaskRecords(space, by_name.__getitem__, seed if data["shuffle"] else None),
-        Pass(records=space.total_records // data["epochs"], **data),
+        Pass(records=space.total_records // data["epochs"], files=digest(shards), **data),
         TaskOrder(space),
         {"collate_fn": collate_records, **options},
     )

@@ -52,6 +52,8 @@ class Job:
         self._served: Served | None = None
         self._meter = Meter()
         self._passes = 0
+        self._first_step = 0
+        self._skipped = False  # a loader, whose records were in the model before
         meeting: Meeting | None = None
         if link is not None:
             settings = settings.under(link.config.checkpoint)
@@ -188,6 +190,7 @@ class Job:
         self.restored = restored is not None
         if restored is not None and self._meeting is None:
             engine.restore(restored, values_only=False)
+            self._first_step = self.step
             log.info("going on from %s, step %d", restored, self.step)
         return given
 
@@ -315,6 +318,8 @@ class Job:
         ending.forget()
         try:
             if self._engine is not None:
+                if ending.finished and self.restored and self._skipped:
+                    self._note_if_over()
                 if ending.finished or ending.last:
                     self._saver.save_last(self._engine, last=ending.last)
                 with ending.dismissal():
@@ -330,8 +335,12 @@ class Job:
 
     # ---- for loaders ----
 
-    def enter_pass(self) -> tuple[int, AllReduce]:
-        """The number of a pass that begins, and the engine, in its ring."""
+    def enter_pass(self, *, epochs: int = 0) -> tuple[int, AllReduce]:
+        """The number of a pass that begins, and the engine, in its ring.
+
+        Args:
+            epochs: of a pass over data; 0: it is none.
+        """
         engine = self._engine
         if engine is None:
             raise UsageError("call job.prepare(model, optimizer) before the first batch")
@@ -339,13 +348,16 @@ class Job:
         if not engine.joined:
             with self.ending.dismissal():
                 engine.join()
+            self._first_step = self.step
         position = engine.replica.position
+        position.extend(number, epochs)
         if position.pass_index < number:
             # The loop before was left early; a traceback may keep its iterator from ending.
             engine.settle()
             position.pass_index, position.records = number, 0
         # A process that joins late runs through what the others did before it came.
         engine.catching_up = position.pass_index > number
+        self._skipped |= engine.catching_up and epochs > 0
         return number, engine
 
     def check_pass(self, number: int) -> None:
@@ -361,6 +373,14 @@ class Job:
         """Whether others trained before this process came: it warms up before it asks in."""
         joined = self._engine is not None and self._engine.joined
         return self._link is not None and self._link.ring > 0 and not joined
+
+    def _note_if_over(self) -> None:
+        """Says so where there was nothing left to train."""
+        newest = self._saver.newest()
+        if self.is_main and newest is not None and self.step == self._first_step:
+            log.warning(
+                "%s holds all that this script trains; raise epochs to train on from there", newest
+            )
 
     def _resized(self) -> None:
         if self._on_resize is not None:

@@ -15,7 +15,7 @@ from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
 from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
 from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.strategy.meeting import AWAY, DismissedError, MasterMeeting
-from torch_edl.strategy.replica import Position
+from torch_edl.strategy.position import Position
 from torch_edl.trainer.metrics import Meter
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub

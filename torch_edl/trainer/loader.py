@@ -65,11 +65,11 @@ class Loader:
                 # The script left its loop there; it is in the same pass as the others all the same.
                 job.enter_pass()
                 raise
-        number, engine = job.enter_pass()
+        number, engine = job.enter_pass(epochs=self._data["epochs"])
         if engine.replica.position.pass_index != number:
             return
         batches = open_batches(self._dataset, self._data, number, self._options)
-        engine.replica.position.go_through(batches.data.identity)
+        engine.replica.position.go_through(batches.data.identity, self._data["epochs"])
         try:
             # A process that is dismissed does not come back here: its readers end before.
             with job.ending.dismissal(), contextlib.closing(batches):
@@ -77,7 +77,7 @@ class Loader:
                     data = batches.known_end(position.records, engine.world)
                     start = data.next_start(position.records, engine.world)
                     if start >= data.total:
-                        position.pass_index, position.records = number + 1, 0
+                        position.end()
                         return
                     yield from self._update(engine, batches, data, start)
             # A ring broke, and the state that came then is of a member that is in a later pass.

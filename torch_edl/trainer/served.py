@@ -172,6 +172,7 @@ class Served:
                     records_per_task=_BATCHES_PER_TASK * whole.batch_size,
                     shuffle=whole.shuffle,
                     seed=whole.seed,
+                    files=whole.files,
                 ),
             )
         )

@@ -83,20 +83,22 @@ class SourceShard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
 
 class ScriptData(_message.Message):
-    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed")
+    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_PER_TASK_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     records: int
     epochs: int
     batch_size: int
     records_per_task: int
     shuffle: bool
     seed: int
-    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ...) -> None: ...
+    files: str
+    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
     __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "data", "running")

@@ -124,6 +124,21 @@ def test_what_the_user_mends_has_its_own_exit_code(
     assert capsys.readouterr().err == "error: a: bad; b\n"
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_resume_that_was_refused_is_not_advised_again(
+    finished: Outcome, make_status: Make, resume: bool
+) -> None:
+    status = make_status(state="failed", checkpoint="/ckpt/step-9")
+    failed = dataclasses.replace(
+        finished, state="failed", status=status, error="--resume /ckpt/step-9: no", usage_error=True
+    )
+    config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(dir="/ckpt", resume=resume))
+    console = Console(file=io.StringIO(), width=80)
+    assert summary.conclude(config, failed, console) == 2
+    assert isinstance(console.file, io.StringIO)
+    assert ("go on with --resume" in console.file.getvalue()) is not resume
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 1)]
 )

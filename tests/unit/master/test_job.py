@@ -635,6 +635,9 @@ class TestGoingBack:
         again.all_up()
         assert again.settle(WriteOutput).checkpoint == saved.path
         assert again.actions == []
+        (text,) = again.texts("warning")
+        assert text.startswith("nothing is left to train")
+        assert "raise --epochs to go on" in text
 
 
 class TestTheEnd:

@@ -96,16 +96,35 @@ def test_other_data_is_named(shards, text):
 
 @pytest.mark.parametrize(
     ("change", "text"),
-    [({"batch_size": 8}, "--batch-size 4, now it is 8"), ({"shuffle": False}, "shuffle True")],
+    [
+        ({"batch_size": 8}, "--batch-size 4, now it is 8"),
+        ({"records_per_task": 64}, "--records-per-task 128, now it is 64"),
+        ({"shuffle": False}, "shuffle True"),
+    ],
 )
 def test_other_settings_are_named(change, text):
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, **change))
-    if "batch_size" in change:  # keep the length of tasks, which depends on it
-        config = dataclasses.replace(
-            config, data=dataclasses.replace(config.data, records_per_task=128)
-        )
     with pytest.raises(UsageError, match=text):
         check_resume(Path("/ck"), THEN, identity(config, [Shard("a", 10), Shard("b", 20)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "files", "text"),
+    [
+        ({"batch_size": 8}, "aa", "made with batch_size=4, now it is batch_size=8"),
+        ({"shuffle": False}, "aa", "made with shuffle=True, now it is shuffle=False"),
+        ({}, "bb", "made with data files aa .*, now it is data files bb"),
+        ({}, "", "made with data files aa .*, now it is no data files"),
+    ],
+)
+def test_a_script_is_told_of_what_it_gave_its_loader(change, files, text):
+    shards = [Shard("dataset", 30)]
+    config = dataclasses.replace(CONFIG, kind="script")
+    then = identity(config, shards, "aa")
+    check_resume(Path("/ck"), then, identity(config, shards, "aa"))
+    config = dataclasses.replace(config, data=dataclasses.replace(CONFIG.data, **change))
+    with pytest.raises(UsageError, match=text):
+        check_resume(Path("/ck"), then, identity(config, shards, files))
 
 
 def test_the_same_is_fine_also_after_json():

@@ -477,7 +477,12 @@ def test_going_on_from_a_checkpoint_needs_the_same_data() -> None:
     third.report(worker, UNBOUND)
     third.tell(worker, shuffle=True)
     assert third.job.outcome.usage_error
-    assert "it was made with shuffle False, now it is True" in third.job.outcome.error
+    assert "made with shuffle=False, now it is shuffle=True" in third.job.outcome.error
+    other = World(strategy="ps", checkpoints=True, resumed=saved)
+    other.servers_up()
+    other.report(other.register(1), UNBOUND)
+    other.tell(0, files="another")
+    assert "made with no data files, now it is data files another" in other.job.outcome.error
 
 
 def test_a_master_that_was_killed_took_the_servers_with_it() -> None:
