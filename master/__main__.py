@@ -18,9 +18,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from master import checkpoints, persistence
 from master.effects import Effects, remove_temporary
@@ -31,7 +32,7 @@ from master.saves import Saved
 from master.scripts import ScriptJob
 from master.service import Service
 from master.store.sqlite import SqliteStore
-from torch_edl import checkpoint
+from torch_edl import checkpoint, job_folder
 from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig, job_dir
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError, UsageError
@@ -45,6 +46,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _LOOPBACK = "127.0.0.1:0"
 _LINGER_S = 10.0
+_ROOM_POLL_S = 0.5
+
+T = TypeVar("T")
 
 
 def main(
@@ -69,14 +73,15 @@ def main(
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
-        store = SqliteStore(folder / "state.sqlite")
-        owner, fence = persistence.acquire(store, name)
+        # One that goes on waits for room: its workers do, too.
+        goes_on = (folder / job_folder.MASTER).exists()
+        store, owner, fence = _with_room(lambda: _open(folder, name), stop, waits=goes_on)
         left = persistence.left_behind(store, token) if config.kind == "script" else None
         undecided = left is None or not left["strategy"]
         resumed = _prepare_checkpoints(config) if undecided else None
     except (EdlError, OSError) as error:
         log.error("%s", error)
-        return 2
+        return stop.exit_code or 2
     launcher = LocalLauncher(folder / "logs")
     fleet = Fleet(
         name,
@@ -103,13 +108,14 @@ def main(
     service.keep = keeper.keep
     try:
         address = service.listen(token, options.listen or _earlier(folder, left) or _LOOPBACK)
-    except UsageError as error:
+        fleet.env.update({ENV_MASTER: address, ENV_TOKEN: token})
+        where = {"address": address, "listen": service.listens, "pid": os.getpid(), "token": token}
+        _with_room(lambda: _write_private(folder / job_folder.MASTER, where), stop, waits=goes_on)
+    except (UsageError, OSError) as error:
         log.error("%s", error)
+        service.close()
         keeper.close()
-        return 2
-    fleet.env.update({ENV_MASTER: address, ENV_TOKEN: token})
-    where = {"address": address, "listen": service.listens, "pid": os.getpid(), "token": token}
-    _write_private(folder / "master.json", where)
+        return stop.exit_code or 2
     effects = Effects(service, token=token, clock=time.monotonic)
     try:
         if config.kind != "script":
@@ -207,6 +213,35 @@ def _scan(service: Service) -> None:
         service.changed.notify_all()
 
 
+def _open(folder: Path, name: str) -> tuple[SqliteStore, str, int]:
+    """The store of the job, and the lock on the job: in whose name, and its token."""
+    store = SqliteStore(folder / "state.sqlite")
+    try:
+        return store, *persistence.acquire(store, name)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _with_room(write: Callable[[], T], stop: _StopSignals, *, waits: bool) -> T:
+    """What ``write`` gives; if it ``waits``, as soon as the disk has room for it.
+
+    Raises:
+        OSError: there is no room, and it does not wait, or was stopped meanwhile.
+    """
+    told = False
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if not waits or stop.reason:
+                raise
+            if not told:
+                told = True
+                log.warning("%s: waiting until there is room", error)
+            time.sleep(_ROOM_POLL_S)
+
+
 def _read_config(folder: Path) -> JobConfig:
     path = folder / "job.json"
     try:
@@ -238,7 +273,7 @@ def _earlier(folder: Path, left: dict[str, object] | None) -> str:
     """Where a master that went before was found; its workers look for it there."""
     with contextlib.suppress(FileNotFoundError):
         if left is not None:
-            found = json.loads((folder / "master.json").read_text(encoding="utf-8"))
+            found = json.loads((folder / job_folder.MASTER).read_text(encoding="utf-8"))
             return str(found["listen"])
     return ""
 

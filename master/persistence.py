@@ -114,6 +114,7 @@ class Persistence:
         self._durable_revision = 0 if found is None else found[1]
         self._durable_written = b""
         self._run_of = _fingerprint(secret)
+        self._full = False  # and told
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
         self._thread.start()
@@ -130,17 +131,38 @@ class Persistence:
             return
         value = json.dumps({"run": self._run_of, **job.durable()}).encode()
         if value != self._durable_written:
-            self._durable_revision = self._store.put(
-                _DURABLE, value, self._durable_revision, token=self._token
-            )
+            try:
+                self._durable_revision = self._store.put(
+                    _DURABLE, value, self._durable_revision, token=self._token
+                )
+            except OSError as error:
+                self._told(error)
+                raise
             self._durable_written = value
 
     def close(self) -> None:
         """Writes the last state and gives the lock back."""
         self._ended.set()
         self._thread.join(LOCK_TTL_S)
-        self._store.release(self._token)
+        try:
+            self._store.release(self._token)
+        except OSError as error:  # whose owner is gone can be taken
+            log.warning("the lock of the job is not given back: %s", error)
         self._store.close()
+
+    def _told(self, error: OSError | None) -> None:
+        """Says once that there is no room, and once that there is some again; the caller holds
+        the lock."""
+        if (error is not None) == self._full:
+            return
+        self._full = error is not None
+        job, now = self._service.job, self._clock()
+        if error is None:
+            job.tell("info", "the state of the job is kept again", now)
+            return
+        waits = isinstance(job, ScriptJob)
+        then = "no worker joins or leaves until there is room" if waits else "the job goes on"
+        job.tell("warning", f"the state of the job cannot be kept: {error}; {then}", now)
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -156,13 +178,16 @@ class Persistence:
             if value != self._written:
                 self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
                 self._written = value
+            with self._service.changed:
+                self.keep()
+                self._told(None)
         except StoreConflictError as error:
             with self._service.changed:
                 self._service.job.fail(f"another master took this job over: {error}", self._clock())
                 self._service.changed.notify_all()
         except OSError as error:
-            # The job itself does not depend on it; a full disk shows where it hurts.
-            log.warning("the state of the job is not kept: %s", error)
+            with self._service.changed:
+                self._told(error)
 
 
 def state_of(job: Job) -> dict[str, Any]:

@@ -26,6 +26,8 @@ LOCK = "client.lock"
 
 ENDED = ("finished", "failed", "stopped")
 _CALL_TIMEOUT_S = 3.0
+# For the state and the first lines of the logs.
+_ROOM_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def claim(job: Job, config: JobConfig) -> None:
     """Makes the folder of a new job, in the place of an older one's of that name.
 
     Raises:
-        UsageError: a job of that name runs.
+        UsageError: a job of that name runs, or there is no room for its folder.
         OSError: the folder cannot be written.
     """
     if job.dir.exists():
@@ -110,10 +112,27 @@ def claim(job: Job, config: JobConfig) -> None:
     try:
         if config.kind == "predict":
             (job.dir / PREDICTIONS).mkdir()
+        if problem := no_room(job):
+            raise UsageError(problem)
         write_text(job.dir / CONFIG, config.to_json())
-    except OSError:
+    except (OSError, UsageError):
         shutil.rmtree(job.dir, ignore_errors=True)
         raise
+
+
+def no_room(job: Job) -> str:
+    """Why a job cannot write to its folder, and what to do; empty if it can."""
+    probe = job.dir / ".room"
+    try:
+        probe.write_bytes(bytes(_ROOM_BYTES))
+    except OSError as error:
+        return (
+            f"{job.dir}: {error.strerror}: a job keeps its state and its logs there; make room, "
+            "or set TORCH_EDL_HOME to a folder on another disk"
+        )
+    finally:
+        probe.unlink(missing_ok=True)
+    return ""
 
 
 def write_text(path: Path, text: str) -> None:

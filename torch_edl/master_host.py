@@ -134,8 +134,8 @@ class HostedMaster:
             time.sleep(_POLL_S)
 
     def cause(self) -> str:
-        """What it last complained of; empty if it did not."""
-        return last_error(self._log_path())
+        """What it last complained of, if it could; empty if it did not."""
+        return last_error(self._log_path()) or job_folder.no_room(self._job)
 
     def _launch(self) -> None:
         self._starts_in_a_row += 1

@@ -14,7 +14,7 @@ import grpc
 from torch_edl.agent.workers import Ended, Running
 from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import FULL, Stub
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Reporter:
         self._error = ("", "")
         self._news = True
         self._closed = False
+        self._is_full = False
         self._answers: list[pb.AgentReportResponse] = []
         self.status: pb.GetStatusResponse | None = None
         """Of the job, as the master told it last."""
@@ -138,6 +139,8 @@ class Reporter:
             try:
                 response = self._stub.call("AgentReport", request, timeout_s=timeout_s)
             except grpc.RpcError as error:
+                if error.code() is FULL:
+                    self._wait_for_room(error.details())
                 with self._changed:
                     if error.code() in _FATAL:
                         self.refusal = error.details() or error.code().name.lower()
@@ -150,6 +153,7 @@ class Reporter:
                 continue
             except ValueError:  # the stub was closed under us
                 return
+            self._is_full = False
             if response.over or count % _STEPS_EVERY == 0:
                 self._look()
             with self._changed:
@@ -157,6 +161,13 @@ class Reporter:
                 del self._ended[:told]
                 self._answers.append(response)
             self._wake()
+
+    def _wait_for_room(self, details: str) -> None:
+        """The master is there, but its disk is full: it goes on when there is room."""
+        if not self._is_full:
+            self._is_full = True
+            log.warning("%s: the job waits until there is room", details)
+        self.heard = time.monotonic()
 
     def _look(self) -> None:
         """Asks how the job is; not to know it does no harm."""

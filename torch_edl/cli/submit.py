@@ -328,7 +328,8 @@ class _Watch:
         log = self._launcher.log_path("master", 0)
         cause = self._held[-1].text if self._held else ""
         if code == _USAGE_CODE and not cause:  # it could not even begin
-            cause = last_error(log)
+            # On a full disk it cannot say why.
+            cause = last_error(log) or job_folder.no_room(self._job)
         if cause:
             return replace(seen, error=cause, usage_error=code == _USAGE_CODE)
         error = f"the master of the job ended unexpectedly ({seen.master_exit})"

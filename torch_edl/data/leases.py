@@ -114,7 +114,7 @@ class LeaseClient:
 
     def _call(self, method: str, request: object) -> Any:
         try:
-            return self._master.call(method, request, timeout_s=_CALL_TIMEOUT_S, wait=True)
+            return self._master.insist(method, request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import logging
 import os
 import signal as signals
 import sys
 import threading
 import time
+from typing import Any
 
 ENV_PARENT_PID = "TORCH_EDL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _POLL_S = 0.2
 
 
@@ -52,7 +56,15 @@ def _watch(parent: int, signal: int) -> None:
 
 
 def setup_logging(role: str, id: int) -> None:
-    """One log format for every process, to stderr, each line prefixed with ``role-id``."""
+    """One log format for every process, to stderr, each line prefixed with ``role-id``.
+
+    What stdout and stderr have no room for is dropped: a full disk below the logs does not fail
+    the print of a user's code.
+    """
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(_Lossy(fd, "wb", closefd=False), "utf-8", "replace", write_through=True)
+        for fd in (1, 2)
+    )
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -60,3 +72,15 @@ def setup_logging(role: str, id: int) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
+
+
+class _Lossy(io.FileIO):
+    """A file that takes what the disk has no room for, and forgets it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or len(data)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            return len(data)

@@ -15,7 +15,7 @@ from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.strategy.group import MEET_S, StoreServer, local_address
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import FULL, FULL_RETRY_S, Stub
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class MasterMeeting:
         )
         asked = time.monotonic()
         give_up = asked + _MASTER_AWAY_S
-        patient = False
+        patient = full = False
         while True:
             if not patient and time.monotonic() - asked > _SAY_S:
                 patient = True
@@ -200,10 +200,18 @@ class MasterMeeting:
             try:
                 answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
             except grpc.RpcError as error:
+                if error.code() is FULL:  # it is there, and goes on when there is room
+                    if not full:
+                        full = True
+                        log.warning("%s: waiting until there is room", error.details())
+                    give_up = time.monotonic() + _MASTER_AWAY_S
+                    time.sleep(FULL_RETRY_S)
+                    continue
                 if error.code() in AWAY and time.monotonic() < give_up:
                     log.warning("the master does not answer; asking again")
                     continue
                 raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+            full = False
             give_up = time.monotonic() + _MASTER_AWAY_S
             if answer.leave:
                 self._heartbeat.beat()
@@ -253,7 +261,7 @@ class MasterMeeting:
             worker_id=self._worker_id, ring=ring, directory=directory, written=written
         )
         try:
-            answer = self._master.call("CommitCheckpoint", request, timeout_s=_CALL_S, wait=True)
+            answer = self._master.insist("CommitCheckpoint", request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.warning(
                 "%s is not told to the master, which does not answer: %s",

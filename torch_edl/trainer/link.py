@@ -71,7 +71,7 @@ class Link:
             local_rank=int(env.get("LOCAL_RANK", "0")),
         )
         try:
-            registered = master.call("Register", request, timeout_s=_REGISTER_S, wait=True)
+            registered = master.insist("Register", request, timeout_s=_REGISTER_S)
         except grpc.RpcError as error:
             raise JobFailedError(
                 f"the master at {env[ENV_MASTER]} did not take this process in: "
@@ -100,7 +100,7 @@ class Link:
         give_up = time.monotonic() + _MASTER_AWAY_S
         while True:
             try:
-                answer = self.master.call("ReportModel", request, timeout_s=_REPORT_S, wait=True)
+                answer = self.master.insist("ReportModel", request, timeout_s=_REPORT_S)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                     raise UsageError(error.details()) from None

@@ -7,6 +7,8 @@ its answer was lost. Every RPC of the project may be repeated; see docs/protocol
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -16,6 +18,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+# The other side is there, but cannot keep what its answer would say: its disk is full.
+FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
+FULL_RETRY_S = 0.5
 
 # A message may be this large; a shard's dense parameters travel in one.
 MAX_MESSAGE_BYTES = 1 << 30
@@ -119,6 +127,27 @@ class Stub:
         return self._methods[method](
             encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
         )
+
+    def insist(self, method: str, request: Any, *, timeout_s: float) -> Any:
+        """Calls as :meth:`call` does, and again for as long as the disk of the other side is full.
+
+        Args:
+            timeout_s: deadline in seconds of each call.
+
+        Raises:
+            grpc.RpcError: of another kind than :data:`FULL`.
+        """
+        told = False
+        while True:
+            try:
+                return self.call(method, request, timeout_s=timeout_s, wait=True)
+            except grpc.RpcError as error:
+                if error.code() is not FULL:
+                    raise
+                if not told:
+                    told = True
+                    log.warning("%s: waiting until there is room", error.details())
+                time.sleep(FULL_RETRY_S)
 
     def start(
         self, method: str, request: Any, *, timeout_s: float, wait: bool = False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from torch_edl import job_folder
 from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -219,3 +223,66 @@ def test_another_run_of_the_name_begins_anew(master: Master) -> None:
     status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
     stub.close()
     assert [p.role for p in status.processes] == ["master"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 2 MB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here: that takes root")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leaves no room on a disk; the file that takes it."""
+    rest = disk / "rest"
+    with contextlib.suppress(OSError), open(rest, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return rest
+
+
+def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
+    master = Master(small_disk)
+    stub, pool = master.stub(), ThreadPoolExecutor()
+    workers: list[Worker] = []
+    try:
+        workers += [Worker(stub, rank, pid=100 + rank) for rank in range(2)]
+        rest = fill(small_disk)
+        asks = [
+            pb.JoinRingRequest(worker_id=w.id, ring=0, store=f"s{w.id}", step=-1) for w in workers
+        ]
+        with pytest.raises(grpc.RpcError, match=r"state\.sqlite: database or disk is full"):
+            [a.result() for a in [pool.submit(stub.call, "JoinRing", a, timeout_s=5) for a in asks]]
+        waiting = [pool.submit(stub.insist, "JoinRing", ask, timeout_s=5) for ask in asks]
+        status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        said = [event.text for event in status.events if event.level == "warning"]
+        assert len(said) == 1
+        assert "disk is full; no worker joins or leaves until there is room" in said[0]
+        rest.unlink()
+        assert [len(answer.result().workers) for answer in waiting] == [2, 2]
+        fill(small_disk)
+        # One that goes on waits, too; it does not end its job.
+        master.kill()
+        again = pool.submit(master.start)
+        with pytest.raises(TimeoutError):
+            again.result(timeout=3)
+        assert master.process.poll() is None
+        rest.unlink()
+        again.result()
+    finally:
+        master.kill()
+        for worker in workers:
+            worker.close()
+
+
+def test_a_job_that_has_no_room_to_begin(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EDL_HOME", str(small_disk))
+    fill(small_disk)
+    job = job_folder.Job("j")
+    says = "No space left on device: a job keeps its state and its logs there; make room, or set"
+    with pytest.raises(UsageError, match=says):
+        job_folder.claim(job, JobConfig(name="j", model_file="/model.py"))
+    assert not job.dir.exists()
