@@ -201,7 +201,7 @@ def _scan(service: Service) -> None:
                     )
                     for path in expand(paths)
                 ]
-                found[key] = [Shard(source.name, source.count) for source in sources]
+                found[key] = [Shard.of(source) for source in sources]
                 damaged += sum(source.damaged for source in sources)
     except (EdlError, OSError) as error:
         problem = str(error)

@@ -7,6 +7,7 @@ another event.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -184,7 +185,7 @@ class Job(Lifecycle):
             reason=self.reason,
             cluster=cluster,
             torch_threads=self.config.cluster.worker_threads or max(1, cores),
-            shards=[pb.SourceShard(name=s.name, records=s.records) for s in shards],
+            shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
         )
 
     def _is_ready(self, request: pb.ReportModelRequest) -> bool:

@@ -339,6 +339,7 @@ class Pass:
     def message(self, lease: Lease) -> pb.LeaseMessage:
         """The lease as a worker hears of it."""
         task = lease.task
+        shard = self.queue.space.shard(task.shard)
         return pb.LeaseMessage(
             lease_id=lease.id,
             kind=self.kind,
@@ -352,6 +353,9 @@ class Pass:
             evaluation=self.evaluation,
             states=self.states,
             directory=self.directory,
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
         )
 
 

@@ -110,7 +110,7 @@ class Work:
         """
         config = self._config
         if model.custom_source:
-            self.shards = [Shard(s.name, s.records) for s in model.shards]
+            self.shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in model.shards]
         elif error:
             raise UsageError(error)
         else:

@@ -45,7 +45,7 @@ _IDLE_S = 0.1
 def task_space(config: JobConfig, shards: list[pb.SourceShard]) -> TaskSpace:
     """The tasks of a training job; the master counts by the same."""
     return TaskSpace(
-        [Shard(shard.name, shard.records) for shard in shards],
+        [Shard(s.name, s.records, s.size, s.mtime_ns) for s in shards],
         config.records_per_task,
         epochs=config.data.epochs,
         seed=config.train.seed,

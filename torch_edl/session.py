@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Bare, Feeder, Prepared
 from torch_edl.data.sources import Source
+from torch_edl.data.task_space import Shard
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.evaluation import TaskMetrics, summarize
 from torch_edl.nn.swap import swap_large
@@ -48,7 +50,7 @@ class Session:
 
     def shards(self) -> list[pb.SourceShard]:
         """What the user's ``data_source`` has, where there is one."""
-        return [pb.SourceShard(name=s.name, records=s.count) for s in self._sources.values()]
+        return [pb.SourceShard(**asdict(Shard.of(source))) for source in self._sources.values()]
 
     def start(self, ready: pb.ReportModelResponse) -> None:
         """Sets this process up for training."""
@@ -166,7 +168,15 @@ class Session:
                     "expected an object (or a list) with name, count, damaged, metadata and "
                     "read(start, end)"
                 )
-        return {source.name: source for source in sources}
+        made_by_name = {source.name: source for source in sources}
+        if len(made_by_name) < len(sources):
+            names = [source.name for source in sources]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ContractError(
+                f"{self.contract.path}: data_source returned two sources named {twice!r}; give "
+                "each a name of its own"
+            )
+        return made_by_name
 
     def _open_shard(self, name: str) -> Source:
         return self._sources[name]

@@ -20,15 +20,16 @@ _WORDS = {
 
 
 def digest(shards: Sequence[Shard]) -> str:
-    """Of names and record counts of data files, in their order."""
-    text = json.dumps([[shard.name, shard.records] for shard in shards])
+    """Of names, record counts and sizes of data files, in their order; of times not, since other
+    machines may have copies."""
+    text = json.dumps([[shard.name, shard.records, shard.size] for shard in shards])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def in_words(name: str, value: Any) -> str:
     """One part of an identity, as an argument of ``job.loader`` where it is one."""
     if name == "files":
-        named = f"data files {value} (digest of names and record counts)"
+        named = f"data files {value} (digest of names, record counts and sizes)"
         return named if value else "no data files"
     return _WORDS[name].format(bool(value) if name == "shuffle" else value)
 

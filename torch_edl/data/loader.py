@@ -19,8 +19,8 @@ from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch, BatchError, length, slice_tensors, split
 from torch_edl.data.leases import LeaseClient
 from torch_edl.data.sources import Source, open_source
-from torch_edl.data.task_records import read_task
-from torch_edl.data.task_space import Task
+from torch_edl.data.task_records import check_unchanged, read_task
+from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.wire import master_pb2 as pb
 
@@ -143,9 +143,12 @@ class Feeder:
 
     def _records(self, lease: pb.LeaseMessage) -> Any:
         task = Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
+        source = self.source(lease.shard)
+        counted = lease.shard_records, lease.shard_size, lease.shard_mtime_ns
+        check_unchanged(source, Shard(lease.shard, *counted))
         shuffle = lease.kind == pb.TASK_TRAIN and self._config.data.shuffle
         seed = self._config.train.seed if shuffle else None
-        return read_task(self.source(lease.shard), task, self._config.records_per_task, seed)
+        return read_task(source, task, self._config.records_per_task, seed)
 
     def source(self, shard: str) -> Source:
         """The source of a shard, opened once."""

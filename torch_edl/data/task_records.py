@@ -6,6 +6,7 @@ records would read a block of the file for each.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,14 +15,28 @@ from typing import Any
 import numpy as np
 
 from torch_edl.data.order import Span
-from torch_edl.data.sources import Source, concat
-from torch_edl.data.sources.base import take
-from torch_edl.data.task_space import Task, TaskSpace
+from torch_edl.data.sources import Source, concat, take
+from torch_edl.data.task_space import Shard, Task, TaskSpace
+from torch_edl.errors import DataError
 
 Piece = tuple[int, int, int]
 """A task, and offsets in it: of the first record and of one after the last."""
 
 _KEPT = 2  # tasks in memory: a minibatch may reach from one into the next
+
+
+def check_unchanged(source: Source, counted: Shard) -> None:
+    """Raises DataError unless a source that was opened is the one that was counted.
+
+    A file that somebody adds to between the two has records of which no task knows.
+    """
+    found = Shard.of(source)
+    if dataclasses.replace(found, name=counted.name) != counted:
+        raise DataError(
+            found.name,
+            f"is not what the job counted when it began: it was {counted}; now it is {found}. "
+            "Start the job again, and let data that come later go into files of their own",
+        )
 
 
 def read_task(source: Source, task: Task, records_per_task: int, seed: int | None) -> Any:
@@ -72,7 +87,9 @@ class TaskRecords:
         if records is None:
             task = self._space.task(number)
             if task.shard not in self._sources:
-                self._sources[task.shard] = self._open(task.shard)
+                source = self._open(task.shard)
+                check_unchanged(source, self._space.shard(task.shard))
+                self._sources[task.shard] = source
             records = read_task(
                 self._sources[task.shard], task, self._space.records_per_task, self._seed
             )

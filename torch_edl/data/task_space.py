@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch_edl.data.permutation import Permutation
+
+if TYPE_CHECKING:
+    from torch_edl.data.sources import Source
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,22 @@ class Shard:
 
     name: str
     records: int
+    size: int = 0
+    """Bytes of the content that was counted; 0: it is no file."""
+    mtime_ns: int = 0
+    """When that content was last changed."""
+
+    @classmethod
+    def of(cls, source: Source) -> Shard:
+        """A source as it is now. One of the user's own may have a ``stamp``, and needs none."""
+        return cls(source.name, source.count, *getattr(source, "stamp", ()))
+
+    def __str__(self) -> str:
+        text = f"{self.records:,} records"
+        if not self.size:
+            return text
+        changed = datetime.datetime.fromtimestamp(self.mtime_ns / 1e9, datetime.UTC)
+        return f"{text}, {self.size:,} bytes of {changed:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
 @dataclass(frozen=True)
@@ -63,6 +84,7 @@ class TaskSpace:
         self._seed = seed
         self._shuffle = shuffle
         self._shards = [s for s in shards if s.records > 0]
+        self._by_name = {shard.name: shard for shard in self._shards}
         self._first = [0]  # of each shard, its first task in file order; one more at the end
         for shard in self._shards:
             self._first.append(self._first[-1] + -(-shard.records // records_per_task))
@@ -92,6 +114,10 @@ class TaskSpace:
         start = (index - self._first[number]) * self.records_per_task
         end = min(start + self.records_per_task, shard.records)
         return Task(id, epoch, shard.name, start, end)
+
+    def shard(self, name: str) -> Shard:
+        """The shard of that name, as it was counted."""
+        return self._by_name[name]
 
     def steps_of(self, records: int) -> int:
         """Minibatches in the first ``records`` records of a task."""

@@ -234,7 +234,7 @@ def _open_files(
     sources = [open_source(path) for path in files]
     by_name = {source.name: source for source in sources}
     seed = data["seed"] + number
-    shards = [Shard(source.name, source.count) for source in sources]
+    shards = [Shard.of(source) for source in sources]
     space = TaskSpace(
         shards,
         _BATCHES_PER_TASK * data["batch_size"],

@@ -75,12 +75,16 @@ class EmbeddingReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_embeddings: _Optional[int] = ..., dim: _Optional[int] = ..., dynamic: _Optional[bool] = ...) -> None: ...
 
 class SourceShard(_message.Message):
-    __slots__ = ("name", "records")
+    __slots__ = ("name", "records", "size", "mtime_ns")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MTIME_NS_FIELD_NUMBER: _ClassVar[int]
     name: str
     records: int
-    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
+    size: int
+    mtime_ns: int
+    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ...) -> None: ...
 
 class ScriptData(_message.Message):
     __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
@@ -155,7 +159,7 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class LeaseMessage(_message.Message):
-    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "evaluation", "states", "directory")
+    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "evaluation", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +172,9 @@ class LeaseMessage(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    SHARD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MTIME_NS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     kind: TaskKind
     task_id: int
@@ -180,7 +187,10 @@ class LeaseMessage(_message.Message):
     evaluation: int
     states: _containers.RepeatedCompositeFieldContainer[MetricState]
     directory: str
-    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., evaluation: _Optional[int] = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., directory: _Optional[str] = ...) -> None: ...
+    shard_records: int
+    shard_size: int
+    shard_mtime_ns: int
+    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., evaluation: _Optional[int] = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("worker_id", "want", "incarnation", "held")

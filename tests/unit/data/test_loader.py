@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from master.tasks import Pass, TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.loader import Feeder, FeedError, Window
+from torch_edl.data.sources import open_source
 from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.errors import DataError
 from torch_edl.wire import master_pb2 as pb
 
 RECORDS = [i.to_bytes(4, "little") for i in range(1000)]
@@ -64,7 +71,10 @@ FEEDS: dict[str, Callable[..., Any]] = {
 
 
 def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> pb.LeaseMessage:
-    return pb.LeaseMessage(lease_id=1, task_id=task_id, shard="s", start=start, end=end, kind=kind)
+    return pb.LeaseMessage(
+        lease_id=1, task_id=task_id, shard="s", start=start, end=end, kind=kind,
+        shard_records=len(RECORDS),
+    )  # fmt: skip
 
 
 def feeder(job: JobConfig, feed: Callable[..., Any]) -> Feeder:
@@ -125,6 +135,29 @@ def test_evaluation_and_prediction_keep_the_order() -> None:
         (window,) = feeder(config(64), tensors).prepare(lease(0, 64, kind))(0)
         assert window.batches[0].features.tolist() == list(range(64))
         assert (window.batches[0].labels is None) == (kind == pb.TASK_PREDICT)
+
+
+def table(records: Any, mode: str, metadata: Any) -> Any:
+    values = torch.from_numpy(records["n"].to_numpy().copy())
+    return values, values.float()
+
+
+@pytest.mark.parametrize("again", ["as large", "larger"])
+def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, again: str) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text("n\n" + "".join(f"{n}\n" for n in range(10, 40)))
+    shard = Shard.of(open_source(str(path)))
+    work = Pass(pb.TASK_TRAIN, TaskQueue(TaskSpace([shard], 20), lease_ids=count(1), timeout_s=9))
+    first = work.message(work.queue.lease(0, 0.0))
+    assert Feeder(config(), table).prepare(first)
+    path.write_text("n\n" + "".join(f"{n}\n" for n in range(50, 80 + 9 * (again == "larger"))))
+    now = "39 records, 119 bytes" if again == "larger" else "30 records, 92 bytes"
+    with pytest.raises(DataError, match=rf"n.csv: .* it was 30 records, 92 .* now it is {now} of"):
+        Feeder(config(), table).prepare(first)
+    # A ring, or a script, reads by tasks.
+    records = TaskRecords(TaskSpace([shard], 20), open_source, None)
+    with pytest.raises(DataError, match=r"n.csv: is not what the job counted"):
+        records.__getitems__([(0, 0, 5)])
 
 
 def test_a_feed_may_leave_records_out() -> None:

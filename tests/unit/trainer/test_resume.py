@@ -99,6 +99,15 @@ def test_other_data_are_refused_though_they_have_as_many_records(
         resumed(jobs, folder, other, **FIRST)
 
 
+def test_a_file_that_was_written_anew_is_refused_though_it_has_as_many_records(
+    jobs: Any, tmp_path: Path, data: str
+) -> None:
+    folder = begun(jobs, tmp_path, data)
+    written(Path(data), [0] * RECORDS)
+    with pytest.raises(UsageError, match="counts and sizes"):
+        resumed(jobs, folder, data, **FIRST)
+
+
 def test_files_in_their_own_order_may_go_on_in_other_batches(
     jobs: Any, tmp_path: Path, data: str
 ) -> None:

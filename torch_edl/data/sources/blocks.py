@@ -80,6 +80,11 @@ class BlockSource(ABC):
         return self._path
 
     @property
+    def stamp(self) -> tuple[int, int]:
+        """Size in bytes, and time of the last change in ns, of the file when it was opened."""
+        return self._stamp.size, self._stamp.mtime_ns
+
+    @property
     def count(self) -> int:
         """Usable records."""
         return int(self._ends[-1]) if len(self._ends) else 0
