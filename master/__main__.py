@@ -122,7 +122,7 @@ def main(
             threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
         _run(service, launcher, effects, stop)
         # Whoever started us may be gone; nobody else waits for the end.
-        if os.getppid() == parent:
+        if job.end_is_awaited and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
     finally:
         launcher.stop_all(grace_s=0)

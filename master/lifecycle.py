@@ -37,6 +37,11 @@ class Lifecycle:
             return self.outcome.state if self.over else "finishing"
         return self._course.state
 
+    @property
+    def end_is_awaited(self) -> bool:
+        """Whoever started the master asks it how the job ended."""
+        return True
+
     def wall_s(self, now: float) -> float:
         """Seconds since somebody had something to do, until the work was done."""
         return self._course.wall_s(now)

@@ -49,6 +49,8 @@ class Rounds:
         self._seen: dict[str, float] = {}  # members that were not known to leave -> last heard
         self._waiting: dict[str, _Waiting] = {}  # in the order of arrival
         self._last_arrival = 0.0
+        self._left = False
+        """Of those that were here, the last one said that it leaves."""
         self._limits = (1, 1)
         self._last_call_s = 0.0
 
@@ -69,6 +71,7 @@ class Rounds:
         """
         if self.closed:
             return Place(closed=True)
+        self._left = False
         if self._members.get(node) == store:
             # Its answer was lost, or it asks once more.
             if node in self._seen:
@@ -99,8 +102,11 @@ class Rounds:
 
     def leave(self, node: str) -> None:
         """A node gives up or is shut down."""
+        known = node in self._waiting or node in self._seen
         self._waiting.pop(node, None)
         self._seen.pop(node, None)
+        if known and not (self._waiting or self._seen):
+            self._left = True
 
     def close(self) -> None:
         """Nobody may join any more."""
@@ -112,8 +118,15 @@ class Rounds:
 
     def deserted(self, now: float) -> bool:
         """No node waits, and none of the round that runs is there any more."""
-        heard = any(now - seen < FULL_SILENT_S for seen in self._seen.values())
+        # Once the job is over there is nothing that a node which was only slow could go on with.
+        limit = LOST_S if self.closed else FULL_SILENT_S
+        heard = any(now - seen < limit for seen in self._seen.values())
         return not heard and not self._present(now)
+
+    @property
+    def left(self) -> bool:
+        """There were nodes, and all of them said that they leave."""
+        return self._left
 
     def waiting(self, now: float) -> int:
         """Nodes for which the round is to end: those of it that ask again, and room for others."""

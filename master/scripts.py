@@ -46,6 +46,16 @@ class ScriptJob(ServedJob):
         self._abandoned_at: float | None = None
         self._returned = False
 
+    @property
+    def state(self) -> str:
+        """As of any job; finishing also once no agent of torchrun may join any more."""
+        return "finishing" if self.outcome is None and self._rounds.closed else super().state
+
+    @property
+    def end_is_awaited(self) -> bool:
+        """Our agents ask how it ended; torchrun's do not."""
+        return len(self._agents) > 0
+
     def start(self, now: float) -> None:
         """Workers may come."""
         if self.fleet.strategy or self.outcome is not None:
@@ -217,6 +227,8 @@ class ScriptJob(ServedJob):
             self._rounds.close()
         if request.leaving:
             self._rounds.leave(request.node)
+            for worker in self._workers_of(request.node):  # it ended them before
+                self._gone(worker, "its agent left", now)
         if request.closed or request.leaving or request.round:
             return _message(self._rounds.look(request.node, request.round, now))
         if self.outcome is not None:
@@ -355,6 +367,8 @@ class ScriptJob(ServedJob):
         if done:
             self.tell("info", "finished", now)
             self._end(Outcome("finished", 0), now, leave_s=0.0)
+        elif self._rounds.left and not (len(self._agents) or len(self.members)):
+            self.stop("all agents of torchrun left", now)
         elif len(self._agents) or len(self.members) or not self._rounds.deserted(now):
             self._deserted_at = None
         elif self._deserted_at is None:
@@ -431,13 +445,4 @@ class ScriptJob(ServedJob):
 
 
 def _message(place: Place) -> pb.RendezvousResponse:
-    return pb.RendezvousResponse(
-        ready=place.ready,
-        round=place.round,
-        rank=place.rank,
-        nodes=place.nodes,
-        store=place.store,
-        waiting=place.waiting,
-        closed=place.closed,
-        over=place.over,
-    )
+    return pb.RendezvousResponse(**vars(place))

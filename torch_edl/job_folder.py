@@ -84,6 +84,10 @@ class Job:
             return False
         return False
 
+    def is_running(self) -> bool:
+        """Whether its name is taken: its master runs, or who started that may start it again."""
+        return self.is_watched() or self.is_alive()
+
     def hold(self) -> BinaryIO:
         """Marks the job as watched until the file is closed, or this process is gone."""
         file = open(self.dir / LOCK, "wb")  # noqa: SIM115 - the caller closes it
@@ -99,7 +103,7 @@ def claim(job: Job, config: JobConfig) -> None:
         OSError: the folder cannot be written.
     """
     if job.dir.exists():
-        if job.is_watched() or job.is_alive():
+        if job.is_running():
             raise UsageError(
                 f"--job-name {job.name}: a job of that name is running; choose another, "
                 f"or end it with torch-edl stop {job.name}"

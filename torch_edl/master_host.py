@@ -1,7 +1,8 @@
 """The master of a job of agents: who starts it, who finds it, and who starts it again.
 
-The first agent that needs a master at an address of its own machine starts one there. A lock on
-the job's name keeps two agents that begin at the same moment from both doing so. No torch.
+The first agent that needs a master at an address of its own machine starts one there. Locks on the
+port, and on the start of any, keep two agents that begin at the same moment from both doing so. No
+torch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_edl import job_folder
@@ -31,6 +32,13 @@ ANY_PORT = "127.0.0.1:0"
 _LISTEN_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 1.0
 _POLL_S = 0.02
+_LOOK_S = 0.1
+# The master of a job that is over is waited for so long, and without a word so long.
+_LEAVES_S = 60.0
+_PATIENCE_S = 2.0
+# Who listens, but is not known to be a master of ours, may be about to say so.
+_UNKNOWN_S = 2.0
+_OVER = ("finishing", *job_folder.ENDED)
 _USAGE_CODE = 2
 # A master that dies as often without an agent reaching it in between will not come up.
 _MAX_STARTS_IN_A_ROW = 5
@@ -67,6 +75,8 @@ class HostedMaster:
         self._listen = listen
         self._follows = follows
         self._launcher = LocalLauncher(job.dir / job_folder.LOGS)
+        # While this process may start it again, nobody takes its place for free.
+        self._hold = job.hold()
         self._starts_in_a_row = 0
         self._stopping = False
         self.pid = 0
@@ -124,14 +134,17 @@ class HostedMaster:
         self._stopping = True
         self._launcher.stop_all(grace_s=grace_s)
         self.pid = 0
+        self._hold.close()
 
     def wait(self, timeout_s: float) -> None:
-        """Waits for it to leave by itself, which it does when its job is over."""
+        """Waits for it to leave by itself, which it does when its job is over. It is not started
+        again from now on."""
         deadline = time.monotonic() + timeout_s
         self._stopping = True
         while self.pid and time.monotonic() < deadline:
             self.revive()
             time.sleep(_POLL_S)
+        self._hold.close()
 
     def cause(self) -> str:
         """What it last complained of, if it could; empty if it did not."""
@@ -184,13 +197,15 @@ def host(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) -> 
 
 
 def host_or_find(
-    config: Callable[[], JobConfig], *, name: str, endpoint: str, follows: bool
+    config: Callable[[str], JobConfig], *, names: Sequence[str], endpoint: str, follows: bool
 ) -> Master:
     """The master at ``endpoint``: the one that is there, else a new one if that is this machine.
 
+    One whose job is over leaves soon, and is waited for.
+
     Args:
-        config: makes the configuration of the job, should it be new.
-        name: of the job; agents of this machine that use the same name wait for each other here.
+        config: makes the configuration of the job of a name, should it be new.
+        names: what the job may be called; a new one gets the first that no other job has.
         endpoint: ``host:port``, or :data:`ANY_PORT`.
 
     Raises:
@@ -198,16 +213,70 @@ def host_or_find(
         JobFailedError: it does not come up.
     """
     if not is_local(endpoint):
-        return Master(address=endpoint, token=_token_of(endpoint, name))
-    with _one_at_a_time(name):
-        if endpoint == ANY_PORT:
-            job = job_folder.Job(name)
-            found = job.master() if job.is_alive() else None
-            if found is not None:
-                return Master(address=found.address, token=found.token)
-        elif _is_listening(endpoint):
-            return Master(address=endpoint, token=_token_of(endpoint, name))
-        return host(config(), listen=endpoint, follows=follows)
+        return Master(address=endpoint, token=_named_token(endpoint))
+    place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
+    with _one_at_a_time(place):
+        found = _find(endpoint, names)
+        if found is not None:
+            return found
+        with _one_at_a_time("start"):
+            free = [name for name in names if not job_folder.Job(name).is_running()]
+            return host(config([*free, *names][0]), listen=endpoint, follows=follows)
+
+
+def _find(endpoint: str, names: Sequence[str]) -> Master | None:
+    """The master of a job of this machine; None: the place is free."""
+    began = time.monotonic()
+    told = ""
+    while (job := _job_at(endpoint, names)) is not None or _is_listening(endpoint):
+        waited_s = time.monotonic() - began
+        if job is None:
+            if waited_s > _UNKNOWN_S:
+                return Master(address=endpoint, token=_named_token(endpoint))
+            time.sleep(_LOOK_S)
+            continue
+        status, address = job_folder.get_status(job), job.master()
+        if status is not None and address is not None and status.state not in _OVER:
+            if job.name in names:
+                token = os.environ.get(ENV_TOKEN) or address.token
+                where = address.address if endpoint == ANY_PORT else endpoint
+                return Master(address=where, token=token)
+            raise UsageError(
+                f"{endpoint}: job {job.name} listens there, not job {names[0]}; choose another "
+                "port, or name the same --rdzv-id, script and arguments to join it"
+            )
+        how = "does not answer" if status is None else "is over"
+        if waited_s > _LEAVES_S:
+            raise UsageError(
+                f"{endpoint}: job {job.name} {how}, and its master has not left after "
+                f"{_LEAVES_S:.0f} s; choose another port, or end it with torch-edl stop {job.name}"
+            )
+        if waited_s > _PATIENCE_S and job.name != told:
+            log.warning("%s: job %s %s: waiting for its master to leave", endpoint, job.name, how)
+            told = job.name
+        time.sleep(_LOOK_S)
+    return None
+
+
+def _job_at(endpoint: str, names: Sequence[str]) -> job_folder.Job | None:
+    """The job of this user that has its master at an address of this machine, or is about to
+    start it there again; at any port: the one of these names."""
+    if endpoint == ANY_PORT:
+        return next((job for job in map(job_folder.Job, names) if job.is_running()), None)
+    host, port = split(endpoint)
+    for job in job_folder.all_jobs():
+        address = job.master()
+        if address is None or split(address.address)[1] != port:
+            continue
+        if _addresses(host) & _addresses(split(address.address)[0]) and job.is_running():
+            return job
+    return None
+
+
+def _addresses(host: str) -> set[str]:
+    with contextlib.suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, 0)}
+    return set()
 
 
 def is_local(endpoint: str) -> bool:
@@ -245,39 +314,23 @@ def _is_listening(endpoint: str) -> bool:
         return False
 
 
-def _token_of(endpoint: str, name: str) -> str:
-    named = os.environ.get(ENV_TOKEN)
-    if named:
-        return named
-    job = job_folder.Job(name)
-    address = job.master()
-    if address is not None and job.is_alive():
-        return address.token
-    if is_local(endpoint):
-        raise UsageError(
-            f"{endpoint}: {_listener(endpoint)} listens there, not job {name}; choose another "
-            "port, or name the same --rdzv-id, script and arguments to join it"
-        )
+def _named_token(endpoint: str) -> str:
+    token = os.environ.get(ENV_TOKEN)
+    if token:
+        return token
     raise UsageError(
-        f"{endpoint}: the token of the job is not known here; set {ENV_TOKEN} to one secret text "
-        "on all machines before the agents start"
+        f"{endpoint}: something listens there that is no job of this user; choose another port, "
+        f"or set {ENV_TOKEN} to one secret text for all agents if it is their master"
+        if is_local(endpoint)
+        else f"{endpoint}: the token of the job is not known here; set {ENV_TOKEN} to one secret "
+        "text on all machines before the agents start"
     )
 
 
-def _listener(endpoint: str) -> str:
-    """The job of this user whose master listens at that port of this machine."""
-    port = split(endpoint)[1]
-    for job in job_folder.all_jobs():
-        address = job.master()
-        if address is not None and split(address.address)[1] == port and job.is_alive():
-            return f"job {job.name}"
-    return "another program"
-
-
 @contextlib.contextmanager
-def _one_at_a_time(name: str) -> Iterator[None]:
+def _one_at_a_time(what: str) -> Iterator[None]:
     folder = edl_home() / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f".{name}.lock", "wb") as file:
+    with open(folder / f".{what}.lock", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

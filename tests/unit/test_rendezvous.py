@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from torch_edl.job_folder import all_jobs
 from torch_edl.rendezvous import handler_creator
 from torch_edl.rendezvous.handler import MasterRendezvousHandler
 from torch_edl.rendezvous.options import job_name
@@ -63,6 +66,12 @@ def meet(*handlers: MasterRendezvousHandler) -> list[RendezvousInfo]:
         return sorted((t.result(timeout=60) for t in told), key=lambda info: info.rank)
 
 
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 @pytest.fixture
 def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A free place; the master that is started there is gone after the test."""
@@ -71,10 +80,7 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("TORCH_EDL_TOKEN", "TORCH_EDL_MASTER", "TORCH_EDL_NODE"):
         monkeypatch.setenv(name, "")  # so that what the handler sets is undone
         monkeypatch.delenv(name)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    yield endpoint
+    yield free_endpoint()
     for process in psutil.process_iter(["environ"]):
         if (process.info["environ"] or {}).get("TORCH_EDL_HOME") == str(tmp_path / "home"):
             process.kill()
@@ -85,19 +91,24 @@ def make(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     made: list[MasterRendezvousHandler] = []
 
     def handler(
-        least: int = 1, most: int = 3, *, last_call: float = 1, **config: object
+        least: int = 1,
+        most: int = 3,
+        *,
+        last_call: float = 1,
+        at: str = endpoint,
+        run_id: str = "rounds",
+        **config: object,
     ) -> MasterRendezvousHandler:
         # Each agent starts without the token in its environment.
         monkeypatch.delenv("TORCH_EDL_TOKEN", raising=False)
         parameters = RendezvousParameters(
-            "edl", endpoint, "rounds", least, most, "127.0.0.1",
-            last_call_timeout=last_call, **config,
-        )  # fmt: skip
-        made.append(handler_creator()(parameters))  # type: ignore[arg-type]
+            "edl", at, run_id, least, most, "127.0.0.1", last_call_timeout=last_call, **config
+        )  # type: ignore[arg-type]
+        made.append(handler_creator()(parameters))
         return made[-1]
 
     yield handler
-    for each in made:
+    for each in reversed(made):  # the first one hosts the master, which leaves with the last
         each.shutdown()
 
 
@@ -149,6 +160,50 @@ def test_a_closed_job_lets_nobody_in(make: Make) -> None:
     assert two.num_nodes_waiting() == 0
     with pytest.raises(RendezvousClosedError):
         two.next_rendezvous()
+
+
+def test_a_job_makes_room_for_the_next_one(make: Make) -> None:
+    for run_id in ("rounds", "rounds", "another"):
+        one = make(1, 1, run_id=run_id)
+        meet(one)
+        one.shutdown()
+    began = time.monotonic()
+    # Ended by a signal: nobody closed the job.
+    one = make(1, 1, run_id="rounds")
+    meet(one)
+    one._leave()
+    meet(make(1, 1, run_id="another"))
+    assert time.monotonic() - began < 30
+
+
+def test_jobs_of_one_id_at_two_ports_are_two(make: Make) -> None:
+    for run_id in ("none", "rounds"):
+        first, second = (make(1, 1, run_id=run_id, at=free_endpoint()) for _ in range(2))
+        ports = {meet(h)[0].bootstrap_store_info.master_port for h in (first, second)}
+        assert len(ports) == 2
+        assert make(1, 1, run_id=run_id, at=second._endpoint)._stub.address == second._endpoint
+    names = {job.name for job in all_jobs() if job.is_alive()}
+    assert {re.sub(r"\d+$", "N", name) for name in names} == {"torchrun-N", "rounds", "rounds-N"}
+
+
+def test_another_job_at_the_port_is_named(make: Make) -> None:
+    make(1)
+    with pytest.raises(RendezvousConnectionError, match="job rounds listens there, not job a"):
+        make(1, run_id="another")
+
+
+def test_who_comes_while_a_job_ends_gets_into_the_next_one(make: Make) -> None:
+    one, two = make(1), make(1)
+    meet(one, two)
+    late = make(1)
+    one.shutdown()
+    timer = threading.Timer(1.0, two._leave)
+    timer.start()
+    # late asks a job that is over; then it waits for its master to leave, and starts one.
+    (info,) = [late.next_rendezvous()]
+    assert (info.rank, info.world_size) == (0, 1)
+    assert late._hosted is not None
+    timer.join()
 
 
 def test_too_few_nodes(make: Make) -> None:

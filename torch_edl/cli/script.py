@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# torchrun's defaults of --master-addr, --master-port and --rdzv-id.
+# torchrun's defaults of --master-addr and --master-port.
 _STATIC_ADDRESS, _STATIC_PORT = "127.0.0.1", 29500
-_NO_ID = "none"
 _MEETING_PLACES = ("static", "c10d", "edl")
 # So long a master may be silent, unless --rdzv-conf says otherwise.
 _SILENCE_S = 900.0
@@ -239,15 +238,15 @@ def _endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
     if config.max_nodes == 1:
         return ""
     is_placed = args.master_port is not None or args.master_addr != _STATIC_ADDRESS
-    if is_placed or (config.min_nodes > 1 and args.rdzv_id == _NO_ID):
+    if is_placed or (config.min_nodes > 1 and args.rdzv_id == rendezvous.DEFAULT_ID):
         port = _STATIC_PORT if args.master_port is None else args.master_port
         return rendezvous.endpoint(f"{args.master_addr}:{port}")
-    return "" if args.rdzv_id == _NO_ID else master_host.ANY_PORT
+    return "" if args.rdzv_id == rendezvous.DEFAULT_ID else master_host.ANY_PORT
 
 
 def _job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
     """All agents of a job must come to the same one: torchrun's id, or script and port."""
-    if args.rdzv_id != _NO_ID:
+    if args.rdzv_id != rendezvous.DEFAULT_ID:
         return rendezvous.job_name(args.rdzv_id)
     stem = args.training_script.rsplit(".", 1)[-1] if args.module else args.training_script
     endpoint = _endpoint(args, config)
@@ -281,7 +280,7 @@ def _run_ours(
     endpoint = _endpoint(args, config)
     if endpoint:
         master = master_host.host_or_find(
-            lambda: job, name=job.name, endpoint=endpoint, follows=True
+            lambda _: job, names=[job.name], endpoint=endpoint, follows=True
         )
     else:
         master = master_host.host(job)

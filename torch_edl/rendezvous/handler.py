@@ -27,9 +27,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import ENV_TOKEN, CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import EdlError
-from torch_edl.master_host import host_or_find, is_local, split
+from torch_edl.master_host import HostedMaster, host_or_find, is_local, split
 from torch_edl.rendezvous import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -41,6 +41,8 @@ _STORE_TIMEOUT_S = 60
 _CALL_TIMEOUT_S = 10.0
 _FAREWELL_S = 2.0
 _RETRY_S = 0.2
+# An agent that comes to a job which is over waits so long for the master of the next one.
+_SUCCESSOR_S = 60.0
 # Well below what the master takes for silence.
 _HEARTBEAT_S = 0.5
 _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
@@ -62,24 +64,14 @@ class MasterRendezvousHandler(RendezvousHandler):
         configs = parameters.config
         self._join_timeout_s = options.seconds(configs, "join_timeout", options.JOIN_TIMEOUT_S)
         self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
-        endpoint = options.endpoint(parameters.endpoint)
+        self._endpoint = options.endpoint(parameters.endpoint)
         # Not the pid: that of a node which comes back may be the same.
         self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._local_addr = parameters.local_addr or self._own_address(endpoint)
-        try:
-            master = host_or_find(
-                lambda: _job(parameters),
-                name=options.job_name(self._run_id),
-                endpoint=endpoint,
-                follows=False,
-            )
-        except (EdlError, OSError) as error:
-            raise RendezvousConnectionError(f"--rdzv-endpoint {endpoint}: {error}") from error
-        self._hosted = master.hosted
-        # torch's agent hands its environment on to its workers.
-        os.environ.update(master.environment(self._node))
-        self._stub = Stub(pb.DESCRIPTOR.services_by_name["Master"], master.address, master.token)
+        self._local_addr = parameters.local_addr or self._own_address(self._endpoint)
+        self._token = os.environ.get(ENV_TOKEN)
+        self._hosted, self._stub = self._meet()
         self._round = 0
+        self._took_part = False
         self._seen = pb.RendezvousResponse()
         self._store: Store | None = None
         self._closed = False
@@ -160,6 +152,34 @@ class MasterRendezvousHandler(RendezvousHandler):
 
     # ---- calls ----
 
+    def _meet(self) -> tuple[HostedMaster | None, Stub]:
+        """Finds the master, or starts it.
+
+        Raises:
+            RendezvousConnectionError: there is none and there cannot be.
+        """
+        port = split(self._endpoint)[1]
+        try:
+            master = host_or_find(
+                lambda name: _job(self._parameters, name),
+                names=options.job_names(self._run_id, port),
+                endpoint=self._endpoint,
+                follows=False,
+            )
+        except (EdlError, OSError) as error:
+            raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
+        # torch's agent hands its environment on to its workers.
+        os.environ.update(master.environment(self._node))
+        service = pb.DESCRIPTOR.services_by_name["Master"]
+        return master.hosted, Stub(service, master.address, master.token)
+
+    def _meet_again(self) -> None:
+        """The job that this agent came to ended before it took part: there may be another."""
+        if self._token is None:  # that of the job which is over
+            os.environ.pop(ENV_TOKEN, None)
+        self._stub.close()
+        self._hosted, self._stub = self._meet()
+
     def _ask_until_ready(self, store: str, deadline: float) -> pb.RendezvousResponse:
         request = pb.RendezvousRequest(
             node=self._node,
@@ -169,6 +189,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             store=store,
         )
         problem = "too few nodes"
+        patience = time.monotonic() + _SUCCESSOR_S
         while (left_s := deadline - time.monotonic()) > 0:
             try:
                 if self._hosted is not None:
@@ -182,10 +203,16 @@ class MasterRendezvousHandler(RendezvousHandler):
                         f"the master at {self._stub.address}: {problem}"
                     ) from error
                 time.sleep(min(left_s, _RETRY_S))
+                if not self._took_part and self._hosted is None:
+                    self._meet_again()
                 continue
             if answer.closed:
-                self._closed = True
-                raise RendezvousClosedError(f"{self._run_id}: the job is over")
+                if self._took_part or time.monotonic() > patience:
+                    self._closed = True
+                    raise RendezvousClosedError(f"{self._run_id}: the job is over")
+                time.sleep(_RETRY_S)
+                self._meet_again()
+                continue
             if answer.ready:
                 return answer
             time.sleep(_RETRY_S)
@@ -204,7 +231,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             )
         self._store = server if place.rank == 0 else None
         self._seen = pb.RendezvousResponse(round=place.round, nodes=place.nodes)
-        self._round = place.round
+        self._round, self._took_part = place.round, True
         return RendezvousInfo(
             PrefixStore(f"torch_edl.rendezvous/{place.round}", store),
             place.rank,
@@ -230,6 +257,8 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._ended.set()
         self._heartbeat.join(_FAREWELL_S)
         self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        if self._hosted is not None:  # it leaves with the last agent; the port is free then
+            self._hosted.wait(_FAREWELL_S)
         self._stub.close()
 
     def _say_last(self, request: pb.RendezvousRequest) -> None:
@@ -256,9 +285,8 @@ class MasterRendezvousHandler(RendezvousHandler):
         return socket.getfqdn()
 
 
-def _job(parameters: RendezvousParameters) -> JobConfig:
+def _job(parameters: RendezvousParameters, name: str) -> JobConfig:
     script, per_node = _command_line()
-    name = options.job_name(parameters.run_id)
     return JobConfig(
         name=name,
         kind="script",

@@ -9,6 +9,8 @@ from typing import Any
 from torch_edl.errors import UsageError
 
 DEFAULT_PORT = 29400
+# torchrun's, of --rdzv-id.
+DEFAULT_ID = "none"
 # As torch's c10d backend.
 JOIN_TIMEOUT_S = 600.0
 
@@ -31,6 +33,15 @@ def endpoint(named: str) -> str:
 def job_name(run_id: str) -> str:
     """The name of the job of ``--rdzv-id``: what a folder may be called."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "job"
+
+
+def job_names(run_id: str, port: int) -> list[str]:
+    """What the job of ``--rdzv-id`` at a port may be called, the best first: jobs of the same id
+    at two ports are two jobs."""
+    if run_id == DEFAULT_ID:
+        return [f"torchrun-{port}"]
+    name = job_name(run_id)
+    return [name, f"{name}-{port}"]
 
 
 def seconds(configs: Mapping[str, Any], key: str, default: float) -> float:

@@ -414,10 +414,27 @@ def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
     w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
     w.job.rendezvous(pb.RendezvousRequest(node="a", closed=True), w.now)
     w.tick()
-    assert w.job.outcome is None
+    assert (w.job.outcome, w.job.state) == (None, "finishing")
     w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
     w.tick()
     assert w.job.state == "finished"
+    assert not w.job.end_is_awaited, "torchrun does not ask: the port is free for the next job"
+
+
+def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
+    """Ctrl-C: nobody would come back to this master."""
+    w = World()
+    ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
+    w.tick()
+    for node in "ab":
+        w.job.rendezvous(pb.RendezvousRequest(node=node, store=f"{node}:1", **ask), w.now)
+    w.register(11, node="a")
+    w.job.rendezvous(pb.RendezvousRequest(node="b", leaving=True), w.now)
+    w.tick()
+    assert w.job.outcome is None
+    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.tick()
+    assert (w.job.over, w.job.state) == (True, "stopped")
 
 
 def test_the_workers_of_a_node_that_is_in_no_round_any_more_are_dropped() -> None:
