@@ -79,7 +79,9 @@ class Table(nn.Module):
             name=self.table,
             dim=self.embedding_dim,
             initializer=pb.Initializer(
-                kind=self.initializer.kind, args=dict(self.initializer.args)
+                kind=self.initializer.kind,
+                args=dict(self.initializer.args),
+                measured=self.initializer.measured,
             ),
             num_embeddings=self.num_embeddings or 0,
             group=group,

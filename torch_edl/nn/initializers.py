@@ -24,6 +24,8 @@ class Initializer:
 
     kind: str
     args: Mapping[str, float] = field(default_factory=dict)
+    measured: bool = False
+    """Read off weights that this process drew, rather than asked for."""
 
 
 InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer

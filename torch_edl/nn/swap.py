@@ -76,9 +76,10 @@ def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initia
     sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
     mean, std = float(sample.mean()), float(sample.std(correction=0))
     if std == 0.0:
-        return Initializer("constant", {"value": mean}) if mean else Initializer("zeros", {})
+        kind, args = ("constant", {"value": mean}) if mean else ("zeros", {})
+        return Initializer(kind, args, measured=True)
     kurtosis = float((((sample - mean) / std) ** 4).mean())
     if kurtosis < 2.4:
         half = 3**0.5 * std
-        return Initializer("uniform", {"low": mean - half, "high": mean + half})
-    return Initializer("normal", {"mean": mean, "std": std})
+        return Initializer("uniform", {"low": mean - half, "high": mean + half}, measured=True)
+    return Initializer("normal", {"mean": mean, "std": std}, measured=True)

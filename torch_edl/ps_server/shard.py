@@ -138,7 +138,7 @@ class Shard:
                 there = self.tables.get(info.name)
                 if there is None:
                     self.tables[info.name] = self._make(info, self.optimizers)
-                elif there.declared != info:
+                elif not _alike(there.declared, info):
                     raise UsageError(
                         f"table {info.name}: not the first worker's; that one is "
                         f"{_line(there.declared)}, this one {_line(info)}"
@@ -332,9 +332,22 @@ def entry_ids(entry: pb.TableIds | pb.TableGradient, before: Sequence[Ids]) -> I
     return before[entry.same_ids_as - 1]
 
 
+def _alike(first: pb.EmbeddingTableInfo, other: pb.EmbeddingTableInfo) -> bool:
+    """Whether two workers ask for the same table. Each draws the weights that it measures."""
+    if not (first.initializer.measured and other.initializer.measured):
+        return first == other
+    same = pb.EmbeddingTableInfo()
+    same.CopyFrom(other)
+    same.initializer.CopyFrom(first.initializer)
+    return first == same
+
+
 def _line(info: pb.EmbeddingTableInfo) -> str:
-    kind = info.initializer.kind
-    return f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, {kind}"
+    start, args = info.initializer.kind, dict(sorted(info.initializer.args.items()))
+    return (
+        f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, "
+        f"min_count {info.min_count}, max_age {info.max_age}, rows start as {start} {args}"
+    )
 
 
 def _difference(new: Sequence[tuple[object, ...]], old: Sequence[tuple[object, ...]]) -> str:

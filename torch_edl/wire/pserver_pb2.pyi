@@ -28,7 +28,7 @@ class RecordRange(_message.Message):
     def __init__(self, task_id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
 
 class Initializer(_message.Message):
-    __slots__ = ("kind", "args")
+    __slots__ = ("kind", "args", "measured")
     class ArgsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,9 +38,11 @@ class Initializer(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     kind: str
     args: _containers.ScalarMap[str, float]
-    def __init__(self, kind: _Optional[str] = ..., args: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    measured: bool
+    def __init__(self, kind: _Optional[str] = ..., args: _Optional[_Mapping[str, float]] = ..., measured: _Optional[bool] = ...) -> None: ...
 
 class EmbeddingTableInfo(_message.Message):
     __slots__ = ("name", "dim", "initializer", "num_embeddings", "group", "min_count", "max_age")

@@ -382,3 +382,24 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) ->
     model.kind = 1
     with pytest.raises(UsageError, match=r"did not change the first one.*clone\(\)"):
         made._plan([Batch(torch.arange(2), None, 2)])
+
+
+def test_each_worker_may_draw_the_weights_that_are_swapped(
+    start_servers: Callable[..., list[str]],
+) -> None:
+    from torch_edl.nn.swap import swap_large
+
+    class Swapped(nn.Module):
+        def __init__(self, dim: int = 2) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(IDS, dim)
+            swap_large(self, 10)
+
+    addresses = start_servers(2)
+    torch.manual_seed(0)
+    first = strategy(Swapped(), sgd, addresses)
+    wanted = rows_of(first, "rows", 2)
+    second = strategy(Swapped(), sgd, addresses)
+    assert torch.equal(rows_of(second, "rows", 2), wanted)
+    with pytest.raises(UsageError, match="table rows: not the first worker's; that one is dim 2"):
+        strategy(Swapped(dim=3), sgd, addresses)
