@@ -27,6 +27,7 @@ from master import checkpoints, persistence
 from master.effects import Effects, remove_temporary
 from master.fleet import Fleet
 from master.job import Job
+from master.journal import Journal
 from master.processes import Start, Stop
 from master.saves import Saved
 from master.scripts import ScriptJob
@@ -100,11 +101,21 @@ def main(
         resumed=resumed,
         wall_offset_s=time.time() - time.monotonic(),
     )
+    journal = Journal(folder / job_folder.EVENTS)
+    job.events.go_on(journal.written)
     if left is not None and isinstance(job, ScriptJob):
         job.go_on(left, time.monotonic())
     job.start(time.monotonic())
     service = Service(job, clock=time.monotonic, log_path=launcher.log_path)
-    keeper = persistence.Persistence(service, store, owner, fence, time.monotonic, secret=token)
+    keeper = persistence.Persistence(
+        service,
+        store,
+        owner,
+        fence,
+        time.monotonic,
+        secret=token,
+        status_file=folder / job_folder.LAST_STATUS,
+    )
     service.keep = keeper.keep
     try:
         address = service.listen(token, options.listen or _earlier(folder, left) or _LOOPBACK)
@@ -120,7 +131,7 @@ def main(
     try:
         if config.kind != "script":
             threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
-        _run(service, launcher, effects, stop)
+        _run(service, launcher, effects, stop, journal)
         # Whoever started us may be gone; nobody else waits for the end.
         if job.end_is_awaited and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
@@ -136,7 +147,9 @@ def main(
     return stop.exit_code if stopped and stop.exit_code else job.outcome.exit_code
 
 
-def _run(service: Service, launcher: Launcher, effects: Effects, stop: _StopSignals) -> None:
+def _run(
+    service: Service, launcher: Launcher, effects: Effects, stop: _StopSignals, journal: Journal
+) -> None:
     """Polls, decides and acts until every process has ended."""
     job = service.job
     while True:
@@ -152,6 +165,8 @@ def _run(service: Service, launcher: Launcher, effects: Effects, stop: _StopSign
             if exits or actions or moved or job.outcome is not None or job.work.available:
                 service.changed.notify_all()
             over = job.over
+            events = job.events.after(journal.written)
+        journal.write(events)
         for action in actions:
             if isinstance(action, Start):
                 _start(service, launcher, action)

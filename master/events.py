@@ -12,16 +12,25 @@ _SAMPLE_S = 0.5
 
 
 class Events:
-    """The last events, numbered from 1."""
+    """The last events, numbered from 1; a master that goes on numbers on."""
 
     def __init__(self) -> None:
         self._kept: deque[pb.Event] = deque(maxlen=_EVENTS)
         self._count = 0
 
-    def add(self, level: str, text: str, wall_time: float) -> None:
+    def go_on(self, sequence: int) -> None:
+        """An earlier master of the job told events up to that number."""
+        assert not self._count, "events were told before"
+        self._count = sequence
+
+    def add(self, level: str, text: str, wall_time: float, traceback: str = "") -> None:
         """Appends one; ``wall_time`` in Unix seconds."""
         self._count += 1
-        self._kept.append(pb.Event(sequence=self._count, time=wall_time, level=level, text=text))
+        self._kept.append(
+            pb.Event(
+                sequence=self._count, time=wall_time, level=level, text=text, traceback=traceback
+            )
+        )
 
     def after(self, sequence: int) -> list[pb.Event]:
         """Those with a higher number that are still kept, in order."""

@@ -59,13 +59,13 @@ class Lifecycle:
     def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
         """It cannot go on; the first cause counts."""
         if self.outcome is None:
-            self.tell("error", error, now)
+            self.tell("error", error, now, traceback)
             outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
             self._end(outcome, now, leave_s=0.0)
 
-    def tell(self, level: str, text: str, now: float) -> None:
+    def tell(self, level: str, text: str, now: float, traceback: str = "") -> None:
         """Notes an event for the user."""
-        self.events.add(level, text, now + self._wall_offset_s)
+        self.events.add(level, text, now + self._wall_offset_s, traceback)
 
     def _end(self, outcome: Outcome, now: float, *, leave_s: float) -> None:
         self.outcome, self.ended_at = outcome, now

@@ -1,4 +1,5 @@
-"""Keeps the state of the job in the store, and the lock of the job, off the path of the RPCs."""
+"""Keeps the state of the job in the store, its status in a file for those who ask when it is over,
+and the lock of the job, off the path of the RPCs."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from master.job import Job
 from master.scripts import ScriptJob
 from master.service import Clock, Service
 from master.store.base import Store
+from torch_edl import job_folder
+from torch_edl.cli.snapshot import as_dict
 from torch_edl.errors import StoreConflictError, UsageError
 
 log = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ class Persistence:
 
     Args:
         secret: the token of the job, see :func:`left_behind`.
+        status_file: what ``torch-edl status`` reads when there is no master to ask.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Persistence:
         clock: Clock,
         *,
         secret: str,
+        status_file: Path,
     ) -> None:
         self._service = service
         self._store = store
@@ -115,6 +120,7 @@ class Persistence:
         self._durable_written = b""
         self._run_of = _fingerprint(secret)
         self._full = False  # and told
+        self._status_file = status_file
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
         self._thread.start()
@@ -174,10 +180,12 @@ class Persistence:
             self._store.acquire(self._owner, LOCK_TTL_S, time.time())
             with self._service.changed:
                 state = state_of(self._service.job)
+                status = self._service.status()
             value = json.dumps(state).encode()
             if value != self._written:
                 self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
                 self._written = value
+            job_folder.write_text(self._status_file, json.dumps(as_dict(status), indent=1))
             with self._service.changed:
                 self.keep()
                 self._told(None)

@@ -224,5 +224,6 @@ class Workers:
                 f"worker-{request.worker_id}: {request.error}; failure "
                 f"{count} of {limit} of this task, trying it again",
                 now,
+                request.traceback,
             )
         return lease

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,14 +23,20 @@ if TYPE_CHECKING:
 CONFIG = "job.json"
 MASTER = "master.json"
 LAST_STATUS = "status.json"
+EVENTS = "events.jsonl"
 PREDICTIONS = "predictions"
 LOGS = "logs"
 LOCK = "client.lock"
 
 ENDED = ("finished", "failed", "stopped")
+# What stays when a new job starts: folders of so many jobs, for so long after their end.
+KEEP_JOBS = 100
+KEEP_DAYS = 30.0
 _CALL_TIMEOUT_S = 3.0
 # For the state and the first lines of the logs.
 _ROOM_BYTES = 256 << 10
+# A job that has just got its folder has no process to be seen yet.
+_STARTING_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +70,7 @@ class Job:
             return None
 
     def last_status(self) -> dict[str, Any]:
-        """What the client that started it saw last; empty if it saw nothing."""
+        """What its master told last, or its client of the end; empty if there is nothing."""
         try:
             raw = json.loads((self.dir / LAST_STATUS).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -72,6 +81,22 @@ class Job:
         """Whether its master runs: the process exists and is a master of this job."""
         master = self.master()
         return master is not None and _runs_master(master.pid, self.name)
+
+    def is_over(self) -> bool:
+        """Whether nobody needs its folder any more: no process of it lives, and none is about to
+        start."""
+        if self.is_watched() or self.is_alive():
+            return False
+        ended = self.last_status().get("state") in ENDED
+        return ended or time.time() - self.touched() >= _STARTING_S
+
+    def started(self) -> float:
+        """When it was started, in Unix seconds; 0 if its folder is gone."""
+        return _modified(self.dir / CONFIG)
+
+    def touched(self) -> float:
+        """When something of it was last written, in Unix seconds."""
+        return max(_modified(self.dir / name) for name in (CONFIG, LAST_STATUS, EVENTS))
 
     def is_watched(self) -> bool:
         """Whether the client that started it lives."""
@@ -110,7 +135,10 @@ def claim(job: Job, config: JobConfig) -> None:
             )
         if not (job.dir / CONFIG).exists() and any(job.dir.iterdir()):
             raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
-        shutil.rmtree(job.dir)
+        remove(job)
+    for old in outdated(days=KEEP_DAYS, keep=KEEP_JOBS):
+        with contextlib.suppress(OSError):  # another one removes it too, or it is not ours
+            remove(old)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
     job.dir.mkdir(mode=0o700)
     try:
@@ -137,6 +165,31 @@ def no_room(job: Job) -> str:
     finally:
         probe.unlink(missing_ok=True)
     return ""
+
+
+def outdated(*, days: float | None, keep: int | None) -> list[Job]:
+    """Jobs that are over and need not be kept, newest first.
+
+    Args:
+        days: those that nothing was written of for so long; None: age does not count.
+        keep: those that came before the newest ``keep``; None: the number does not count.
+    """
+    since = math.inf if days is None else days * 86400
+    now = time.time()
+    return [
+        job
+        for place, job in enumerate(all_jobs())
+        if ((keep is not None and place >= keep) or now - job.touched() >= since) and job.is_over()
+    ]
+
+
+def remove(job: Job) -> None:
+    """Removes the folder of a job.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    shutil.rmtree(job.dir)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -176,9 +229,7 @@ def find(name: str | None) -> Job:
     for job in jobs:
         if job.name == name:
             return job
-    raise UsageError(
-        f"{name}: no such job; the newest is {jobs[0].name}, see torch-edl status --all"
-    )
+    raise UsageError(f"{name}: no such job; the newest is {jobs[0].name}, see torch-edl list")
 
 
 def connect(job: Job) -> Stub:
@@ -236,6 +287,13 @@ def get_status(job: Job) -> pb.GetStatusResponse | None:
     except UsageError:
         return None
     return status
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _runs_master(pid: int, name: str) -> bool:

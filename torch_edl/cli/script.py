@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from torch_edl import job_folder, master_host
+from torch_edl import master_host
 from torch_edl.cli import file_kind, preflight, script_options
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
@@ -301,9 +300,6 @@ def _run_ours(
     except ChildFailedError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    finally:
-        if master.hosted is not None:
-            _keep_status(job_folder.Job(job.name), agent)
     assert code is not None
     return code
 
@@ -320,22 +316,6 @@ def _announcement(
         f"{args.training_script} is a training script with torch_edl: "
         f"{number} workers{where}, job {job.name}{whose}"
     )
-
-
-def _keep_status(job: job_folder.Job, agent: object) -> None:
-    """What ``torch-edl status`` says of the job when it is over."""
-    from torch_edl.agent.agent import Agent
-    from torch_edl.cli.snapshot import as_dict
-
-    assert isinstance(agent, Agent)
-    if agent.status is None:
-        return
-    try:
-        job_folder.write_text(
-            job.dir / job_folder.LAST_STATUS, json.dumps(as_dict(agent.status), indent=1)
-        )
-    except OSError as error:
-        log.warning("%s: %s", job.dir, error.strerror)
 
 
 def _log_to_stderr() -> None:

@@ -47,6 +47,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "nan_steps": status.nan_steps,
         "wall_s": round(status.wall_s, 3),
         "error": status.error,
+        "traceback": status.traceback,
     }
 
 

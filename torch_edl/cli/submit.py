@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_edl import job_folder
 from torch_edl.cli.progress import Display
-from torch_edl.cli.snapshot import as_dict
 from torch_edl.config import ENV_TOKEN, JobConfig
 from torch_edl.launch.base import ProcessExit, ProcessSpec
 from torch_edl.launch.local import LocalLauncher
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
-_KEEP_STATUS_EVERY_S = 2.0
 # After the first Ctrl-C: ask, then SIGTERM, then SIGKILL.
 _TERM_AFTER_S = 4.0
 _KILL_AFTER_S = 8.0
@@ -146,9 +144,8 @@ class _Watch:
         self._events_after = 0
         self._pid = 0
         self._exit: ProcessExit | None = None
-        self._heard = self._kept = clock()
+        self._heard = clock()
         self._silence_told = False
-        self._keep_failed = False
         self._stopping_since: float | None = None
         self._terminated = False
         # By whomever: then nobody need be told that its processes lose each other.
@@ -178,6 +175,7 @@ class _Watch:
         self._let_leave()
         self._show_output(final=True)
         outcome = self._outcome()
+        self._keep(outcome)
         for event in self._held:
             if event.text != outcome.error:
                 self._display.event(event)
@@ -236,19 +234,6 @@ class _Watch:
         self._display.update(status)
         for observer in self._observers:
             observer.update(status)
-        now = self._clock()
-        if self._ended() or now - self._kept >= _KEEP_STATUS_EVERY_S:
-            self._kept = now
-            self._keep(status)
-
-    def _keep(self, status: pb.GetStatusResponse) -> None:
-        text = json.dumps(as_dict(status), indent=1)
-        try:
-            job_folder.write_text(self._job.dir / job_folder.LAST_STATUS, text)
-        except OSError as error:  # only `torch-edl status` of a dead job would read it
-            if not self._keep_failed:
-                self._keep_failed = True
-                self._display.note(f"{self._job.dir}: {error.strerror}; the job goes on")
 
     def _show_output(self, *, final: bool = False) -> None:
         if self._status is None:
@@ -289,6 +274,18 @@ class _Watch:
         # Not waited for: the next status tells whether it was heard.
         request = pb.StopRequest(reason=self._stop_reason)
         self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
+
+    def _keep(self, outcome: Outcome) -> None:
+        """Notes how the job ended, where its master could not."""
+        seen = self._job.last_status()
+        if seen.get("state") in job_folder.ENDED:
+            return
+        seen |= {"state": outcome.state, "error": outcome.error, "traceback": outcome.traceback}
+        try:
+            text = json.dumps(seen, indent=1)
+            job_folder.write_text(self._job.dir / job_folder.LAST_STATUS, text)
+        except OSError as error:  # only `torch-edl status` of a dead job would read it
+            self._display.note(f"{self._job.dir}: {error.strerror}: the end is not noted there")
 
     def _let_leave(self) -> None:
         """The master goes by itself once the job is over; it is given some time for it."""

@@ -540,16 +540,18 @@ class ProcessStatus(_message.Message):
     def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "time", "level", "text")
+    __slots__ = ("sequence", "time", "level", "text", "traceback")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time: float
     level: str
     text: str
-    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    traceback: str
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[float] = ..., level: _Optional[str] = ..., text: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("steps", "metrics")

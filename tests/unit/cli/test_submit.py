@@ -141,7 +141,7 @@ def test_the_death_of_the_client_ends_the_job(torch_edl: Run, place: Path) -> No
     process.communicate()
     assert wait_until(lambda: not job_processes(place), 10)
     status = torch_edl("status", "--json")
-    assert json.loads(status.communicate()[0])["state"] == "dead"
+    assert json.loads(status.communicate()[0])["state"] == "stopped"
 
 
 def test_the_death_of_the_master_is_told(torch_edl: Run, place: Path) -> None:
@@ -154,6 +154,9 @@ def test_the_death_of_the_master_is_told(torch_edl: Run, place: Path) -> None:
     summary = json.loads((place / "s.json").read_text())
     assert summary["state"] == "failed"
     assert summary["processes"][0]["exit"] == "signal 9"
+    kept = json.loads((place / "home/jobs/slow/status.json").read_text())
+    assert kept["state"] == "failed"
+    assert "(signal 9)" in kept["error"]
 
 
 def test_a_name_that_is_taken_is_refused(torch_edl: Run, place: Path) -> None:
@@ -179,3 +182,7 @@ def test_an_exception_of_the_users_reaches_the_terminal(torch_edl: Run, place: P
     assert logs == f"logs: {place}/home/jobs/j/logs"
     assert "worker-0 | feeding 300 to training" in out
     assert "no [red] column" in json.loads((place / "s.json").read_text())["error"]
+    kept = json.loads((place / "home/jobs/j/status.json").read_text())
+    assert kept["traceback"].splitlines() == trace
+    events = (place / "home/jobs/j/events.jsonl").read_text().splitlines()
+    assert [json.loads(e).get("traceback", "").splitlines() for e in events[-2:]] == [trace, trace]

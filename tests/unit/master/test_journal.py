@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from master.events import Events
+from master.journal import Journal
+
+
+def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events, journal = Events(), Journal(path)
+    events.add("info", "ring 1", 1.0)
+    events.add("error", "no", 2.0, "Traceback")
+    journal.write(events.after(journal.written))
+    journal.write(events.after(journal.written))
+    events, journal = Events(), Journal(path)
+    events.go_on(journal.written)
+    assert events.after(journal.written) == []
+    events.add("info", "the master is back", 3.0)
+    assert [event.sequence for event in events.after(2)] == [3]
+    journal.write(events.after(journal.written))
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [event["sequence"] for event in told] == [1, 2, 3]
+    assert told[1] == {"sequence": 2, "time": 2.0, "level": "error", "text": "no",
+                       "traceback": "Traceback"}  # fmt: skip
+
+
+def test_a_disk_that_refuses_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events, journal = Events(), Journal(tmp_path / "gone" / "events.jsonl")
+    for number in (1, 2):
+        events.add("info", "x", 1.0)
+        journal.write(events.after(journal.written))
+        assert journal.written == number
+    assert caplog.text.count("events are not kept") == 1
