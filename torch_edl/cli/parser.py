@@ -11,9 +11,10 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
 from torch_edl.cli import options
-from torch_edl.cli.argument_types import worker_range
+from torch_edl.cli.argument_types import whole, worker_range
 from torch_edl.cli.script_words import script_words
 from torch_edl.errors import UsageError
+from torch_edl.job_folder import KEEP_DAYS, KEEP_JOBS
 
 _EXAMPLES = """\
 examples:
@@ -48,6 +49,12 @@ A training script runs with torchrun's options, elastically if it uses torch_edl
   torch-edl run train.py --workers 2:4
   torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
       all options: torch-edl run --help-torchrun
+"""
+
+
+_KEPT = f"""\
+Models, checkpoints and outputs are in no such folder. Each job that starts removes the
+folders of jobs that ended {KEEP_DAYS:g} days ago or earlier, and of all but the {KEEP_JOBS} newest.
 """
 
 
@@ -170,7 +177,55 @@ def build_parser() -> argparse.ArgumentParser:
     status = verb("status", "show a job: progress, processes, rates")
     status.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    status.add_argument("--all", action="store_true", help="list all jobs of this machine")
+
+    logs = verb(
+        "logs",
+        "show what a job told, and what its processes printed",
+        epilog="examples:\n"
+        "  torch-edl logs --tail 20\n"
+        "      the end of every log of the newest job; its events, with tracebacks, come last\n\n"
+        "  torch-edl logs digits --role worker --id 1 --follow\n"
+        "      what worker-1 prints, as it prints it",
+    )
+    logs.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
+    logs.add_argument(
+        "--role",
+        choices=("events", "master", "ps", "worker"),
+        default="",
+        metavar="ROLE",
+        help="events, master, ps or worker (default: all)",
+    )
+    logs.add_argument(
+        "--id", type=whole, metavar="N", help="number of the process (default: all of the role)"
+    )
+    logs.add_argument(
+        "--tail", type=whole, metavar="N", help="begin with the last N lines of each (default: all)"
+    )
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on as they grow, until the job is over"
+    )
+
+    listing = verb("list", "list the jobs of this machine, the newest first")
+    listing.add_argument("--json", action="store_true", help="print one JSON list")
+
+    clean = verb(
+        "clean",
+        "remove the folders of jobs that are over: their logs, events and status",
+        epilog="examples:\n"
+        "  torch-edl clean --days 7\n"
+        "      keep the jobs of which something was written within 7 days\n\n"
+        "  torch-edl clean --keep 20 --dry-run\n"
+        "      say what would be removed to keep the 20 newest\n\n"
+        f"{_KEPT}",
+    )
+    clean.add_argument(
+        "job", nargs="*", metavar="JOB", help="names of jobs (default: all that are over)"
+    )
+    clean.add_argument(
+        "--days", type=whole, metavar="N", help="keep those written to in the last N days"
+    )
+    clean.add_argument("--keep", type=whole, metavar="N", help="keep the N newest jobs")
+    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
     scale = verb("scale", "change the number of workers of a running job")
     scale.add_argument("job", metavar="JOB", help="name of the job")

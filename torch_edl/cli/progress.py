@@ -197,11 +197,16 @@ def _event_text(event: pb.Event) -> Text:
     return text
 
 
+def colour_of(process: str) -> str:
+    """The colour of a process's name in front of its lines, by its number."""
+    number = process.rpartition("-")[2]
+    return _COLOURS[int(number) % len(_COLOURS)] if number.isdecimal() else "bold"
+
+
 def _output_text(process: str, line: str) -> Text:
     from rich.text import Text
 
-    number = int(process.rpartition("-")[2] or 0)
-    text = Text(f"{process} | ", style=_COLOURS[number % len(_COLOURS)])
+    text = Text(f"{process} | ", style=colour_of(process))
     # What the user's code printed may carry colours of its own.
     text.append_text(Text.from_ansi(line, style="default"))
     return text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_edl import job_folder
 from torch_edl.cli.progress import duration, number
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.terminal import stdout
-from torch_edl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,29 +23,21 @@ _EMPTY: dict[str, Any] = {
     "processes": [],
     "rates": {},
 }
-_STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
+STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints one job, or all with ``--all``.
+    """Prints the job that is named, or the newest.
 
     Raises:
         UsageError: there is no such job.
     """
-    if args.all and args.job:
-        raise UsageError(f"{args.job} --all: name one job, or list all")
-    if args.all:
-        reports = [report(job) for job in job_folder.all_jobs()]
-        if args.json:
-            print(json.dumps(reports, indent=1))
-        else:
-            _print_list(reports)
-        return 0
-    found = report(job_folder.find(args.job))
+    job = job_folder.find(args.job)
+    found = report(job)
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found)
+        _print(found, job.dir / job_folder.LOGS)
     return 0
 
 
@@ -70,34 +62,18 @@ def report(job: job_folder.Job) -> dict[str, Any]:
     return seen
 
 
-def _print_list(reports: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    if not reports:
-        stdout().print("no jobs on this machine")
-        return
-    table = Table("job", "state", "strategy", box=box.SIMPLE_HEAD)
-    table.add_column("records", justify="right")
-    for found in reports:
-        state = Text(found["state"], style=_STATE_STYLES.get(found["state"], "default"))
-        table.add_row(found["job"], state, found["strategy"], _records(found))
-    stdout().print(table)
-
-
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], logs: Path) -> None:
     from rich.text import Text
 
     console = stdout()
     state = found["state"]
     head = Text(found["job"], style="bold")
-    head.append(f"  {state}", style=_STATE_STYLES.get(state, "default"))
+    head.append(f"  {state}", style=STATE_STYLES.get(state, "default"))
     console.print(head, soft_wrap=True)
-    for label, value in _rows(found):
+    for label, value in (*_rows(found), ("logs", str(logs))):
         console.print(f"  {label:<11} {value}", soft_wrap=True)
     if found["processes"]:
-        console.print(_processes(found["processes"]))
+        console.print(_processes(found["processes"], logs))
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -105,7 +81,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["strategy"]:
         reason = f": {found['reason']}" if found.get("reason") else ""
         rows.append(("strategy", f"{found['strategy']}{reason}"))
-    rows.append(("records", _records(found)))
+    rows.append(("records", records_of(found)))
     if found.get("epochs", 0) > 1:
         rows.append(("epoch", f"{min(found['epoch'] + 1, found['epochs'])} of {found['epochs']}"))
     tasks = found["tasks"]
@@ -134,12 +110,13 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _records(found: dict[str, Any]) -> str:
+def records_of(found: dict[str, Any]) -> str:
+    """``41 of 60``; a dash where it is not known how many there are."""
     done, total = found["records"]["done"], found["records"]["total"]
     return f"{done:,} of {total:,}" if total else "-"
 
 
-def _processes(processes: list[dict[str, Any]]) -> Table:
+def _processes(processes: list[dict[str, Any]], logs: Path) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -147,7 +124,10 @@ def _processes(processes: list[dict[str, Any]]) -> Table:
     table.add_column("pid", justify="right")
     table.add_column("state")
     table.add_column("address")
+    table.add_column("log", overflow="fold")
     for p in processes:
         ended = f" ({p['exit']})" if p.get("exit") else ""
-        table.add_row(f"{p['role']}-{p['id']}", str(p["pid"]), p["state"] + ended, p["address"])
+        log = str(p.get("log", "")).removeprefix(f"{logs}/")
+        name = f"{p['role']}-{p['id']}"
+        table.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
     return table

@@ -151,18 +151,6 @@ def test_a_job_whose_client_lives_is_starting(
     assert not job.is_watched()
 
 
-def test_all_lists_every_job_newest_first(
-    job: job_folder.Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    newer = make_job("zzz")
-    assert [j.name for j in job_folder.all_jobs()] == [newer.name, job.name]
-    assert main(["status", "--all"]) == 0
-    text = capsys.readouterr().out
-    assert text.index("zzz") < text.index("net-abc")
-    assert main(["status", "--all", "--json"]) == 0
-    assert [r["job"] for r in json.loads(capsys.readouterr().out)] == ["zzz", "net-abc"]
-
-
 def test_scale_and_stop_reach_the_master(
     job: job_folder.Job, master: Callable[..., subprocess.Popen[str]], make_status: Make,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -205,5 +193,3 @@ def test_jobs_that_are_over_cannot_be_asked(
 def test_no_jobs_at_all(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 2
     assert "start one with torch-edl run" in capsys.readouterr().err
-    assert main(["status", "--all"]) == 0
-    assert capsys.readouterr().out == "no jobs on this machine\n"

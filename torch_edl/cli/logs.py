@@ -1,0 +1,151 @@
+"""``torch-edl logs``: what a job told of itself, and what its processes printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch_edl import job_folder
+from torch_edl.cli.progress import colour_of
+from torch_edl.cli.status import report
+from torch_edl.cli.terminal import stdout
+from torch_edl.errors import UsageError
+
+_EVENTS = "events"
+_ROLES = ("master", "ps", "worker")
+_POLL_S = 0.2
+_LOOK_EVERY_S = 1.0
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints the logs of a job, and goes on as they grow with ``--follow``.
+
+    Raises:
+        UsageError: no such job, or no such log.
+    """
+    job = job_folder.find(args.job)
+    if args.id is not None and args.role in ("", _EVENTS):
+        raise UsageError(f"--id {args.id}: of which processes? add --role worker")
+    found = report(job)
+    logs = _logs(job, found, args.role, args.id)
+    if not logs and not args.follow:
+        raise UsageError(_no_such_log(job, found, args))
+    # Events come last: they say how it ended, and the end is what a terminal shows.
+    several = args.id is None and args.role != _EVENTS
+    for log in logs.values():
+        _write(log, log.read(tail=args.tail, final=not args.follow), several)
+    if args.follow:
+        _follow(job, logs, args, several)
+    return 0
+
+
+class _Log:
+    """A file that grows, read a whole line at a time."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self._position = 0
+
+    def read(self, *, tail: int | None = None, final: bool = False) -> Iterator[str]:
+        """New lines: the last ``tail`` of them; with ``final`` an unfinished one, too."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._position)
+                lines: Iterable[bytes] = file
+                if tail is not None:
+                    lines = deque(file, maxlen=tail)
+                    self._position = file.tell() - sum(map(len, lines))
+                for raw in lines:
+                    if not (final or raw.endswith(b"\n")):
+                        break
+                    self._position += len(raw)
+                    yield from self._shown(raw.rstrip(b"\r\n").decode("utf-8", "replace"))
+        except OSError:
+            return  # not there yet, or removed
+
+    def _shown(self, line: str) -> Iterable[str]:
+        return (line,) if self.name != _EVENTS else _event_lines(line)
+
+
+def _event_lines(line: str) -> list[str]:
+    try:
+        event = json.loads(line)
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+        mark = "" if event["level"] == "info" else f"{event['level']}: "
+        trace = str(event.get("traceback", "")).rstrip("\n")
+        return [f"{clock} {mark}{event['text']}", *(trace.split("\n") if trace else ())]
+    except (ValueError, KeyError, TypeError):
+        return [line]  # cut by a full disk
+
+
+def _logs(job: job_folder.Job, found: dict[str, Any], role: str, id: int | None) -> dict[str, _Log]:
+    """The logs that were asked for and exist, by name."""
+    paths = {}
+    for process in found["processes"]:
+        if process.get("log"):
+            paths[process["role"], process["id"]] = Path(process["log"])
+    for file in (job.dir / job_folder.LOGS).glob("*-*.log"):  # nobody was told of a status
+        name, _, number = file.stem.rpartition("-")
+        if number.isdecimal():
+            paths.setdefault((name, int(number)), file)
+    chosen = {
+        f"{name}-{number}": path
+        for (name, number), path in sorted(paths.items(), key=lambda item: _order(item[0]))
+        if role in ("", name) and id in (None, number) and path.exists()
+    }
+    if role in ("", _EVENTS) and (job.dir / job_folder.EVENTS).exists():
+        chosen[_EVENTS] = job.dir / job_folder.EVENTS
+    return {name: _Log(name, path) for name, path in chosen.items()}
+
+
+def _order(key: tuple[str, int]) -> tuple[int, str, int]:
+    role, id = key
+    return (_ROLES.index(role) if role in _ROLES else len(_ROLES), role, id)
+
+
+def _no_such_log(job: job_folder.Job, found: dict[str, Any], args: argparse.Namespace) -> str:
+    asked = f"{args.role}-{args.id}" if args.id is not None else args.role
+    there = ", ".join(_logs(job, found, "", None)) or "none"
+    return f"{job.name}: no log of {asked or 'any process'} on this machine; there is {there}"
+
+
+def _follow(
+    job: job_folder.Job, logs: dict[str, _Log], args: argparse.Namespace, several: bool
+) -> None:
+    over = False
+    while not over:
+        found = report(job)
+        # What is written before the state is looked at is read once more after it.
+        over = found["state"] in (*job_folder.ENDED, "dead")
+        for name, log in _logs(job, found, args.role, args.id).items():
+            logs.setdefault(name, log)
+        until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
+        while True:
+            for log in logs.values():
+                _write(log, log.read(final=over), several)
+            if time.monotonic() >= until:
+                break
+            time.sleep(_POLL_S)
+
+
+def _write(log: _Log, lines: Iterable[str], several: bool) -> None:
+    prefix = _prefix(log.name) if several else ""
+    for line in lines:
+        sys.stdout.write(f"{prefix}{line}\n")
+    sys.stdout.flush()
+
+
+def _prefix(name: str) -> str:
+    from rich.text import Text
+
+    console = stdout()
+    with console.capture() as capture:
+        console.print(Text(f"{name} | ", style=colour_of(name)), end="")
+    return capture.get()
