@@ -3,7 +3,8 @@
 A block is about half a megabyte of whole rows, found with the quoting rules of pyarrow's parser,
 so that a newline within quotes never splits a row. The scan parses every block once: that gives
 the count, finds ragged rows before training starts, and fixes the type of each column over the
-whole file. A range is then parsed alone and still gets equal types.
+whole file. A range is then parsed alone and still gets equal types. Integers that do not fit int64
+are refused: pyarrow would read them, and with them all others of the column, as rounded doubles.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
@@ -26,6 +28,8 @@ BLOCK_BYTES = 512 << 10
 
 MAX_ROW_BYTES = 64 << 20
 """A row that is longer is taken for a quote that somebody forgot to close."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() of longer texts is refused
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -65,8 +69,9 @@ class CsvSource(BlockSource):
         """Opens and scans ``path`` (absolute).
 
         Raises:
-            DataError: unreadable, compressed, no usable header, or a row whose number of fields
-                is not the header's (with ``skip_damaged`` such rows are left out).
+            DataError: unreadable, compressed, no usable header, a column of integers of which
+                some do not fit int64, or a row whose number of fields is not the header's (with
+                ``skip_damaged`` such rows are left out).
         """
         self._parser = _Parser("\t" if path.endswith((".tsv", ".tab")) else ",", skip_damaged)
         index, stamp = cached(path, "csv", skip_damaged, self._parser.scan)
@@ -84,6 +89,63 @@ class CsvSource(BlockSource):
         if len(rows) != count:
             raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
         return rows
+
+
+class _WideIntegers:
+    """Columns of integers of which some do not fit int64, so that pyarrow reads all as doubles.
+
+    Attributes:
+        rows: of the blocks before.
+        found: by column, the record and text of its first wide integer, as long as everything
+            in the column is an integer.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.found: dict[str, tuple[int, str]] = {}
+        self._floating: set[str] = set()
+
+    def suspects(self, table: Any) -> list[str]:
+        """Columns of a block whose texts must be looked at: doubles, all whole, some too wide."""
+        suspects = []
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if str(column.type) != "double" or name in self._floating:
+                continue
+            values = column.drop_null().to_numpy()
+            if (np.abs(values) >= 2.0**63).any() and (np.trunc(values) == values).all():
+                suspects.append(name)
+            else:
+                # Integers alone, none of them wide, would have been read as such.
+                self._be_floating(name)
+        return suspects
+
+    def look(self, name: str, values: Any, texts: Any) -> None:
+        """Finds out what the texts are that were read as these values."""
+        known = [
+            (row, text.strip())
+            for row, (value, text) in enumerate(
+                zip(values.to_pylist(), texts.to_pylist(), strict=True)
+            )
+            if value is not None
+        ]
+        if not all(_INTEGER.fullmatch(text) for _, text in known):
+            self._be_floating(name)
+            return
+        row, text = next((row, t) for row, t in known if not -(2**63) <= int(t) < 2**63)
+        self.found.setdefault(name, (self.rows + row, text))
+
+    def complaint(self, name: str) -> str:
+        """What to say of a column that was found."""
+        row, text = self.found[name]
+        return (
+            f"column {name!r}: {text} (record {row:,}) does not fit 64 bits with a sign, so all "
+            "integers of the column would become floating-point numbers, and large ones would be "
+            "rounded; write ids modulo 2**63, or with a decimal point what is no id"
+        )
+
+    def _be_floating(self, name: str) -> None:
+        self._floating.add(name)
+        self.found.pop(name, None)
 
 
 @dataclass
@@ -114,6 +176,7 @@ class _Parser:
         kinds = ["null"] * len(names)
         blocks = []
         damaged = 0
+        wide = _WideIntegers()
         for offset, length in self._blocks(file, start):
             if length < 0:
                 damaged += 1
@@ -124,6 +187,13 @@ class _Parser:
             if len(parsed.table):
                 seen = map(str, parsed.table.schema.types)
                 kinds = [_join(a, b) for a, b in zip(kinds, seen, strict=True)]
+                for name in wide.suspects(parsed.table):
+                    texts = self.parse(file, offset, length, names, {name: pa.string()}).table
+                    wide.look(name, parsed.table[name], texts[name])
+                wide.rows += len(parsed.table)
+        for name, kind in zip(names, kinds, strict=True):
+            if kind == "double" and name in wide.found:
+                raise DataError(file.path, wide.complaint(name))
         return Index.of(blocks, damaged, columns=list(zip(names, kinds, strict=True)))
 
     def _header(self, file: DataFile) -> tuple[int, list[str]]:

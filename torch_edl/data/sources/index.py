@@ -23,7 +23,7 @@ from torch_edl.data.sources.files import DataFile, Stamp, replacing
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Part of the cache's key: raise it when an index of the old code would mislead the new."""
 
 MIN_CACHED_BYTES = 1 << 20

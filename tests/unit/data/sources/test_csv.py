@@ -56,7 +56,14 @@ def test_every_range_has_the_types_of_the_whole_file(tmp_path: Path) -> None:
         (["2020-01-02 03:04:05.5", "2020-01-02"], "timestamp[ns]"),
         (["2020-01-02", "1.5"], "string"),
         (["10:11:12", "2020-01-02"], "string"),
-        (["9223372036854775808", "1"], "double"),
+        # These are no ids: floating-point numbers that are large.
+        (["9223372036854775808", "1.5"], "double"),
+        (["0.5", "9223372036854775808"], "double"),
+        (["9223372036854775808", "1e3"], "double"),
+        (["inf", "1"], "double"),
+        (["1e30", "1"], "double"),
+        (["9223372036854775807", "-9223372036854775808"], "int64"),
+        (["9223372036854775808", "x"], "string"),
     ],
 )
 def test_types_of_different_blocks_are_joined(
@@ -65,6 +72,16 @@ def test_types_of_different_blocks_are_joined(
     filler = "padding that fills a block,"
     text = f"p,{'v'}\n" + "".join(f"{filler}{value}\n" for value in values)
     assert types_of(text, tmp_path)["v"] == expected
+
+
+@pytest.mark.parametrize("block", [8, 1000])
+@pytest.mark.parametrize("wide", ["9223372036854775808", "-9223372036854775809", "1" + "0" * 30])
+def test_integers_that_do_not_fit_are_refused(tmp_path: Path, wide: str, block: int) -> None:
+    rows = "".join(f"0.5,{n}\n" for n in range(7)) + f"1,\n2,{wide}\n3,5\n"
+    with pytest.raises(
+        DataError, match=rf"t.csv: column 'id': {wide} \(record 8\) does not fit 64 bits"
+    ):
+        opened(tmp_path / "t.csv", f"x,id\n{rows}".encode(), block=block)
 
 
 def test_text_that_is_not_utf8_is_bytes_everywhere(tmp_path: Path) -> None:
