@@ -44,7 +44,8 @@ def expand(paths: Sequence[str]) -> list[str]:
         Absolute paths without repetition: in the order of ``paths``, sorted within each.
 
     Raises:
-        UsageError: ``paths`` is empty, one of them matches nothing, or a file is not readable.
+        UsageError: ``paths`` is empty, one of them matches nothing, or a file is not readable or
+            has a name that is not UTF-8.
     """
     if not paths:
         raise UsageError("no data: name files, globs or folders")
@@ -54,6 +55,14 @@ def expand(paths: Sequence[str]) -> list[str]:
         if not matches:
             raise UsageError(f"{pattern}: {_why_nothing(pattern)}")
         for path in matches:
+            try:
+                path.encode()
+            except UnicodeEncodeError:
+                shown = os.fsencode(path).decode(errors="backslashreplace")
+                raise UsageError(
+                    f"{shown}: the name is not UTF-8, and names of data files travel as text; "
+                    "rename the file or folder"
+                ) from None
             try:
                 open(path, "rb").close()
             except OSError as error:

@@ -87,6 +87,13 @@ def test_an_unreadable_file_is_named(tree: Path) -> None:
         expand(["*.csv"])
 
 
+def test_a_name_that_is_not_utf8_is_refused(tree: Path) -> None:
+    (tree / "odd").mkdir()
+    Path(os.fsdecode(bytes(tree / "odd") + b"/d\xff.csv")).write_text("n\n1\n")
+    with pytest.raises(UsageError, match=r"odd/d\\xff.csv: the name is not UTF-8.* rename"):
+        expand([str(tree / "odd")])
+
+
 def test_a_link_to_nothing_is_named(tree: Path) -> None:
     (tree / "link.csv").symlink_to(tree / "gone.csv")
     with pytest.raises(UsageError, match=r"link.csv: cannot be read \(No such file"):
