@@ -19,6 +19,10 @@ class Agent:
     seen: float
     done: bool = False
     """All its workers ended well, or it leaves."""
+    address: str = ""
+    """Of its machine, for the others."""
+    port: int = 0
+    """Free there, for a process group that the script makes itself."""
     rank: int = -1
     """Its number among the machines; that of one which has not begun may change."""
     begun: bool = False
@@ -55,6 +59,11 @@ class Agents:
             taken = {other.rank for other in self if other is not agent and not other.done}
             agent.rank = next(n for n in itertools.count() if n not in taken)
         return agent.rank
+
+    @property
+    def first(self) -> Agent | None:
+        """The one whose workers have the ranks from 0 on."""
+        return next((agent for agent in self if agent.rank == 0 and not agent.done), None)
 
     @property
     def machines(self) -> int:
@@ -103,6 +112,8 @@ class Agents:
                 "pid": a.pid,
                 "host": a.host,
                 "done": a.done,
+                "address": a.address,
+                "port": a.port,
                 "rank": a.rank,
                 "begun": a.begun,
                 "kill": sorted(a.kill),

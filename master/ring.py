@@ -85,6 +85,11 @@ class Ring:
         """Workers that said that they do not come along any more."""
         return frozenset(self._left)
 
+    @property
+    def waiting(self) -> int:
+        """How many workers asked into the next ring."""
+        return len(self._asked)
+
     def wanted(self, worker: int) -> bool:
         """Whether a worker may ask; one that left may not, nor a new one after the end."""
         return worker not in self._left and (not self.finished or worker in self._living)

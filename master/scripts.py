@@ -44,6 +44,7 @@ class ScriptJob(ServedJob):
         self._steps = 0
         self._deserted_at: float | None = None
         self._abandoned_at: float | None = None
+        self._waits_since: float | None = None
         self._returned = False
 
     @property
@@ -154,6 +155,7 @@ class ScriptJob(ServedJob):
         for told in request.workers:
             self._told(agent, told, now)
         agent.done = request.done
+        agent.address, agent.port = request.address, request.port
         agent.begun = agent.begun or bool(request.workers)
         if request.error:
             self.fail(request.error, now, traceback=request.traceback)
@@ -199,9 +201,12 @@ class ScriptJob(ServedJob):
         over = self.outcome is not None
         agent.told = agent.told or over
         outcome = self.outcome
+        rank, first = self._agents.rank(agent), self._agents.first
         return pb.AgentReportResponse(
             kill=sorted(agent.kill),
-            node_rank=self._agents.rank(agent),
+            node_rank=rank,
+            master_addr=first.address if first is not None else "",
+            master_port=first.port if first is not None else 0,
             nodes=self._agents.machines,
             workers_wanted=self.fleet.workers_wanted if self._scaled else 0,
             over=over,
@@ -296,6 +301,7 @@ class ScriptJob(ServedJob):
         if self.outcome is None:
             self._lose_silent_agents(now)
             self._fail_if_abandoned(now)
+            self._fail_if_nothing_begins(now)
         if self.outcome is not None:
             self._rounds.close()
         elif self._rounds.form(now):
@@ -316,6 +322,25 @@ class ScriptJob(ServedJob):
                 "rank 0 was lost before its script came to its end, and nobody took its place for "
                 f"{_DESERTED_S:g} s: what it saves may be missing"
                 + (f"; the newest checkpoint is {self._checkpoint}" if self._checkpoint else ""),
+                now,
+            )
+
+    def _fail_if_nothing_begins(self, now: float) -> None:
+        """Workers wait for a first ring, and those that it needs do not come.
+
+        Others may have begun without one: a script is free to make a process group of its own.
+        """
+        ring, limit_s = self.lockstep.ring, self.config.cluster.join_timeout_s
+        if ring.number or not ring.waiting:
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif now - self._waits_since >= limit_s:
+            least = self.config.cluster.min_workers
+            self.fail(
+                f"nothing began within {limit_s:g} s (--rdzv-conf join_timeout): "
+                f"{ring.waiting} of at least {least} workers came to the loader of the script, "
+                "the others ended before it or are still on their way",
                 now,
             )
 

@@ -132,6 +132,8 @@ class ClusterConfig:
     """A worker silent for so long is taken for lost."""
     task_timeout_s: float = 600.0
     """A worker that makes no step for so long loses its tasks and is replaced."""
+    join_timeout_s: float = 600.0
+    """A script: so long workers wait for the first ring."""
     max_task_failures: int = 3
     """Failures of the user's code on one task before the job fails."""
 

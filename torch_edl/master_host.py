@@ -294,6 +294,21 @@ def is_local(endpoint: str) -> bool:
     return False
 
 
+def own_address(endpoint: str) -> str:
+    """How other machines reach this one: by the way that leads to the master at ``endpoint``."""
+    host, port = split(endpoint)
+    if is_local(endpoint):
+        return host
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+    return socket.getfqdn()
+
+
 def split(endpoint: str) -> tuple[str, int]:
     """``host:port`` in its two parts; brackets around an IPv6 address are removed.
 

@@ -24,7 +24,7 @@ from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
 from torch_edl.errors import JobFailedError
 from torch_edl.experiment import Experiment
-from torch_edl.master_host import HostedMaster, Master, split
+from torch_edl.master_host import HostedMaster, Master, own_address
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -82,8 +82,6 @@ class Agent:
         self._began = time.monotonic()
         self._nodes = 0
         """Machines that were there when the master answered last."""
-        self._has_met = False
-        """This machine has its place, and the others that are needed came."""
         self._stopping = ""
         """Why all workers are to end; empty: they are not."""
         self._over: pb.AgentReportResponse | None = None
@@ -99,6 +97,8 @@ class Agent:
             host=spec.config.local_addr or socket.gethostname(),
             pid=os.getpid(),
             experiment=spec.experiment,
+            address=spec.config.local_addr or own_address(spec.master.address),
+            port=_free_port(),
             wake=self._wake,
         )
 
@@ -223,12 +223,15 @@ class Agent:
         if self._master.hosted is not None:
             self._master.hosted.heard()
         first, self._nodes = not self._nodes, response.nodes
-        if self._placement is None and response.node_rank < self._config.max_nodes:
+        has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
+        # As under torchrun: no worker starts before the machines that are needed came.
+        if has_place and (self._placement or response.nodes >= self._config.min_nodes):
             self._placement = self._place(response)
+        elif self._placement is None and first and response.nodes < self._config.min_nodes:
+            log.info("waiting for machines: %d of at least %d came", response.nodes,
+                     self._config.min_nodes)  # fmt: skip
         elif self._placement is None and first:
             log.warning("%d machines are there already: waiting for a place", response.node_rank)
-        if self._placement is not None and response.nodes >= self._config.min_nodes:
-            self._has_met = True
         for pid in response.kill:
             log.warning("the master gave up the worker of pid %d: killing it", pid)
             self._workers.kill(pid)
@@ -251,7 +254,7 @@ class Agent:
     def _heed_absence(self, now: float) -> None:
         """The job did not begin in time: too few machines came, or too many."""
         timeout_s = self._spec.join_timeout_s
-        if self._has_met or self._stopping or now - self._began < timeout_s:
+        if self._placement or self._stopping or now - self._began < timeout_s:
             return
         least, most = self._config.min_nodes, self._config.max_nodes
         within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
@@ -292,15 +295,14 @@ class Agent:
         self._reporter.tell(self._workers.running())
 
     def _place(self, response: pb.AgentReportResponse) -> Placement:
-        name, port = split(self._master.address)
+        least, most = self._config.min_nodes, self._config.max_nodes
+        placed = self._placement
         return Placement(
-            node_rank=response.node_rank,
-            nodes=min(max(1, response.nodes), self._config.max_nodes),
+            node_rank=response.node_rank if placed is None else placed.node_rank,
+            nodes=min(max(least, response.nodes), most),
             local_world_size=self._config.nproc_per_node,
-            master_addr=name,
-            # For a process group that the script makes itself. All nodes must know the port, and
-            # nobody but the master is known to all.
-            master_port=_free_port() if self._is_alone else port + 1,
+            master_addr=response.master_addr,
+            master_port=response.master_port,
         )
 
     # ---- the end ----
@@ -357,5 +359,5 @@ class Agent:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         return int(probe.getsockname()[1])

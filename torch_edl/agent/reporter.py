@@ -39,6 +39,8 @@ class Reporter:
         stub: of the master; closed with the reporter.
         node: the agent's name.
         experiment: what it was asked to run.
+        address: of this machine for the others.
+        port: free here.
         wake: called in the reporter's thread when there is an answer, or the lack of one.
     """
 
@@ -50,6 +52,8 @@ class Reporter:
         host: str,
         pid: int,
         experiment: Experiment,
+        address: str,
+        port: int,
         wake: Callable[[], None],
     ) -> None:
         self._stub = stub
@@ -57,6 +61,8 @@ class Reporter:
         self._host = host
         self._pid = pid
         self._experiment = pb.Experiment(**dataclasses.asdict(experiment))
+        self._address = address
+        self._port = port
         self._wake = wake
         self._changed = threading.Condition()
         self._running: list[pb.AgentWorker] = []
@@ -134,6 +140,8 @@ class Reporter:
                     error=self._error[0],
                     traceback=self._error[1],
                     experiment=self._experiment,
+                    address=self._address,
+                    port=self._port,
                 )
             timeout_s = _FINAL_TIMEOUT_S if closing else _CALL_TIMEOUT_S
             try:

@@ -113,6 +113,7 @@ def script_job(
     name: str,
     min_workers: int,
     max_workers: int,
+    join_timeout_s: float = ClusterConfig.join_timeout_s,
     experiment: Experiment | None = None,
 ) -> JobConfig:
     """The job of ``torch-edl run`` for a script: its data and its model are its own.
@@ -131,6 +132,7 @@ def script_job(
             max_workers=max_workers,
             servers=_servers(args),
             heartbeat_timeout_s=args.heartbeat_timeout,
+            join_timeout_s=join_timeout_s,
         ),
         checkpoint=CheckpointConfig(
             dir=_absolute(args.checkpoint_dir),

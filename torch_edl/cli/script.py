@@ -75,6 +75,7 @@ def main(args: argparse.Namespace) -> int:
             name=name,
             min_workers=least,
             max_workers=config.max_nodes * config.nproc_per_node,
+            join_timeout_s=_join_timeout_s(config),
             experiment=_experiment(parsed),
         )
     )
@@ -253,6 +254,10 @@ def _job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
     return f"{name.rpartition('-')[0]}-{endpoint.rpartition(':')[2]}" if endpoint else name
 
 
+def _join_timeout_s(config: LaunchConfig) -> float:
+    return rendezvous.seconds(config.rdzv_configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S)
+
+
 def _experiment(args: argparse.Namespace) -> Experiment:
     script = args.training_script
     file: Path | None = Path(script).expanduser().resolve()
@@ -273,7 +278,6 @@ def _run_ours(
     assert job.experiment is not None
     configs = config.rdzv_configs
     silence_s = rendezvous.seconds(configs, "timeout", _SILENCE_S)
-    join_timeout_s = rendezvous.seconds(configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S)
     for key in configs.keys() - _HEEDED:
         log.warning("--rdzv-conf %s: no effect on the agent of torch-edl", key)
     endpoint = _endpoint(args, config)
@@ -292,7 +296,7 @@ def _run_ours(
             experiment=job.experiment,
             master=master,
             silence_s=silence_s,
-            join_timeout_s=join_timeout_s,
+            join_timeout_s=_join_timeout_s(config),
         )
     )
     try:

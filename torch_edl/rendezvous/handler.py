@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from torch_edl.config import ENV_TOKEN, CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import EdlError
-from torch_edl.master_host import HostedMaster, host_or_find, is_local, split
+from torch_edl.master_host import HostedMaster, host_or_find, own_address, split
 from torch_edl.rendezvous import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -67,7 +67,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._endpoint = options.endpoint(parameters.endpoint)
         # Not the pid: that of a node which comes back may be the same.
         self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._local_addr = parameters.local_addr or self._own_address(self._endpoint)
+        self._local_addr = parameters.local_addr or own_address(self._endpoint)
         self._token = os.environ.get(ENV_TOKEN)
         self._hosted, self._stub = self._meet()
         self._round = 0
@@ -269,20 +269,6 @@ class MasterRendezvousHandler(RendezvousHandler):
 
     def _call(self, request: pb.RendezvousRequest, *, timeout_s: float) -> Any:
         return self._stub.call("Rendezvous", request, timeout_s=timeout_s)
-
-    @staticmethod
-    def _own_address(endpoint: str) -> str:
-        """How other nodes reach this one: by the way that leads to the master."""
-        host, port = split(endpoint)
-        if is_local(endpoint):
-            return host
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # sends nothing
-                return str(probe.getsockname()[0])
-        return socket.getfqdn()
 
 
 def _job(parameters: RendezvousParameters, name: str) -> JobConfig:

@@ -446,7 +446,7 @@ class Experiment(_message.Message):
     def __init__(self, script: _Optional[str] = ..., args: _Optional[_Iterable[str]] = ..., folder: _Optional[str] = ..., machine: _Optional[str] = ..., rdzv_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class AgentReportRequest(_message.Message):
-    __slots__ = ("node", "pid", "host", "workers", "done", "error", "traceback", "experiment")
+    __slots__ = ("node", "pid", "host", "workers", "done", "error", "traceback", "experiment", "address", "port")
     NODE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +455,8 @@ class AgentReportRequest(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     node: str
     pid: int
     host: str
@@ -463,23 +465,29 @@ class AgentReportRequest(_message.Message):
     error: str
     traceback: str
     experiment: Experiment
-    def __init__(self, node: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ...) -> None: ...
+    address: str
+    port: int
+    def __init__(self, node: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[AgentWorker, _Mapping]]] = ..., done: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ..., address: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class AgentReportResponse(_message.Message):
-    __slots__ = ("kill", "node_rank", "nodes", "workers_wanted", "over", "error")
+    __slots__ = ("kill", "node_rank", "nodes", "workers_wanted", "over", "error", "master_addr", "master_port")
     KILL_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
     kill: _containers.RepeatedScalarFieldContainer[int]
     node_rank: int
     nodes: int
     workers_wanted: int
     over: bool
     error: str
-    def __init__(self, kill: _Optional[_Iterable[int]] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., over: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
+    master_addr: str
+    master_port: int
+    def __init__(self, kill: _Optional[_Iterable[int]] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., over: _Optional[bool] = ..., error: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
     __slots__ = ("node", "min_nodes", "max_nodes", "last_call_s", "store", "leaving", "closed", "round")

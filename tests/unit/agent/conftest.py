@@ -73,6 +73,7 @@ class ScriptedMaster:
             self._told.append((time.monotonic(), request))
         answer = pb.AgentReportResponse()
         answer.CopyFrom(self.answer)
+        answer.master_addr, answer.master_port = request.address, request.port
         answer.over = answer.over or request.done or bool(request.error) or bool(self.stops)
         return answer
 

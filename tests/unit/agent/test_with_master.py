@@ -191,20 +191,26 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
 
 def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> None:
     def start(name: str) -> RunningAgent:
-        words = ["--nnodes", "1:2", "--rdzv-endpoint", endpoint, "--rdzv-id", "full"]
+        words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "full"]
         return place.run(*words, name=name)
 
+    # Rank 0 is where the first agent is, but where two of them begin at once.
     one = start("one")
-    one.workers(1)
+    assert one.process.stderr is not None
+    assert any("1 of at least 2 came" in line for line in one.process.stderr)
     two = start("two")
-    two.workers(1)
+    # As under torchrun, a script may make a process group of its own of them.
+    envs = [env for agent in (one, two) for env in agent.workers(1).values()]
+    assert [(env["RANK"], env["WORLD_SIZE"]) for env in envs] == [("0", "2"), ("1", "2")]
+    assert {env["GROUP_WORLD_SIZE"] for env in envs} == {"2"}
+    assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in envs}) == 1
     three = start("three")
     assert three.process.stderr is not None
     assert any("waiting for a place" in line for line in three.process.stderr)
     two.process.send_signal(signal.SIGTERM)
     assert two.finish()[0] == 143
     (env,) = three.workers(1).values()
-    assert env["GROUP_RANK"] == "1"
+    assert (env["GROUP_RANK"], env["WORLD_SIZE"]) == ("1", "2")
     for agent in (one, three):
         agent.end(0)
     for agent in (one, three):

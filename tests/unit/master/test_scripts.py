@@ -308,6 +308,41 @@ def test_an_agent_that_runs_something_else_is_refused_by_name() -> None:
     assert w.agent("n", experiment=told("0.005")).nodes == 1
 
 
+def test_a_first_ring_that_does_not_come_about_fails_the_job() -> None:
+    w = World(least=2)
+
+    def wait(seconds: int, *workers: int) -> None:
+        for _ in range(seconds):
+            w.tick(1.0)
+            w.agent("n")
+            w.agent("m")
+            for worker in workers:
+                w.join(worker)
+
+    wait(1000)  # before its loader a script may take what time it needs
+    worker = w.register(11)
+    wait(599, worker)
+    assert w.job.outcome is None
+    wait(3, worker)
+    assert w.job.outcome is not None
+    assert w.job.outcome.error.startswith(
+        "nothing began within 600 s (--rdzv-conf join_timeout): 1 of at least 2 workers came"
+    )
+
+
+def test_who_has_rank_0_says_where_a_group_of_the_script_meets() -> None:
+    w = World()
+
+    def told(node: str, port: int, **fields) -> tuple[int, str, int]:
+        answer = w.agent(node, address=f"address-{node}", port=port, **fields)
+        return answer.node_rank, answer.master_addr, answer.master_port
+
+    assert told("n", 1) == (0, "address-n", 1)
+    assert told("m", 2) == (1, "address-n", 1)
+    w = w.again()
+    assert told("m", 2) == (1, "address-n", 1), "the master was started again"
+
+
 def test_machines_get_the_least_number_that_is_free() -> None:
     w = World()
     worker = pb.AgentWorker(pid=11)
