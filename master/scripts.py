@@ -466,7 +466,9 @@ class ScriptJob(ServedJob):
             self.lose_servers(now)
         if self.lockstep.ring.number:
             self.leased(now)
-        self.tell("info", f"the master is back: {len(self.members)} workers go on", now)
+        count = len(self.members)
+        go_on = "worker goes on" if count == 1 else "workers go on"
+        self.tell("info", f"the master is back: {count} {go_on}", now)
 
 
 def _message(place: Place) -> pb.RendezvousResponse:

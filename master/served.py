@@ -85,7 +85,8 @@ class ServedJob(Job):
         main = self.work.main
         if main is not None and not main.queue.complete:
             left = main.queue.space.total - main.queue.done
-            self.tell("warning", f"the script left its loop with {left:,} tasks to do", now)
+            tasks = f"{left:,} task{'s' * (left != 1)}"
+            self.tell("warning", f"the script left its loop with {tasks} to do", now)
 
     def _renew(self, text: str, now: float) -> None:
         super()._renew(text, now)

@@ -136,10 +136,7 @@ class Work:
             self.main = Pass(pb.TASK_TRAIN, self._queue(space))
             if self._resumed is not None:
                 self.restore(self._resumed)
-        return (
-            f"{space.total_records:,} records in {space.total:,} task{'s' * (space.total != 1)}, "
-            f"{len(self.shards):,} file{'s' * (len(self.shards) != 1)}"
-        )
+        return f"{_in_tasks(space)}, {_counted(len(self.shards), 'file')}"
 
     def begin_script(self, config: JobConfig, data: pb.ScriptData) -> str:
         """Makes the queue of a script whose model is on servers; returns a line about it.
@@ -169,7 +166,7 @@ class Work:
         self.main = Pass(pb.TASK_TRAIN, self._queue(space))
         if self._resumed is not None:
             self.restore(self._resumed)
-        return f"{space.total_records:,} records in {space.total:,} task{'s' * (space.total != 1)}"
+        return _in_tasks(space)
 
     def _space(self, shards: Sequence[Shard], *, trains: bool) -> TaskSpace:
         config = self._config
@@ -276,3 +273,11 @@ class Work:
             self.main.queue.restore(saved.progress if saved is not None else Progress())
         if self.evaluations is not None:
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0)
+
+
+def _in_tasks(space: TaskSpace) -> str:
+    return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -170,7 +170,8 @@ class Agent:
             return
         name = signal.Signals(self._signals.first).name
         if not self._stopping:
-            log.warning("%s: stopping %d workers", name, len(self._workers.local_ranks))
+            count = len(self._workers.local_ranks)
+            log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
             if self._is_alone or self._master.hosted is not None:
                 request = pb.StopRequest(reason=name)
                 self._stub.start("Stop", request, timeout_s=_STOP_CALL_S)

@@ -80,6 +80,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 worker``, ``2,000 workers``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def facts(status: pb.GetStatusResponse) -> list[str]:
     """The numbers beside the bar, most wanted first."""
     found = []
@@ -97,11 +102,11 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     found.append(f"{workers}{wanted} worker{'s' * (workers != 1 or bool(wanted))}")
     servers = alive(status, "ps")
     if servers:
-        found.append(f"{servers} server{'s' * (servers != 1)}")
+        found.append(counted(servers, "server"))
     if status.damaged:
         found.append(f"{status.damaged:,} damaged")
     if status.nan_steps:
-        found.append(f"{status.nan_steps:,} steps left out")
+        found.append(f"{counted(status.nan_steps, 'step')} left out")
     return found
 
 

@@ -29,6 +29,6 @@ def main(args: argparse.Namespace) -> int:
     if args.summary:
         summary.forget(args.summary)
     console = stdout()
-    console.print(f"{args.model_file} is a model file: torch-edl trains the model", soft_wrap=True)
+    console.print(f"{args.model_file} is a model file: job {config.name} trains it", soft_wrap=True)
     outcome = submit.run_job(config, make_display(console), observers)
     return summary.finish(config, outcome, console, file=args.summary)

@@ -318,7 +318,7 @@ def _announcement(
     whose = "" if master.hosted is not None else f", master at {master.address}"
     return (
         f"{args.training_script} is a training script with torch_edl: "
-        f"{number} workers{where}, job {job.name}{whose}"
+        f"{number} worker{'s' * (most != 1)}{where}, job {job.name}{whose}"
     )
 
 

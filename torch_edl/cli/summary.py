@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_edl import job_folder
-from torch_edl.cli.progress import duration, number
+from torch_edl.cli.progress import counted, duration, number
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.submit import Outcome
 from torch_edl.cli.terminal import complain
@@ -107,9 +107,10 @@ def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The closing words of a job that finished."""
-    steps = f" in {summary['steps']:,} steps" if summary["kind"] == "train" else ""
+    steps = f" in {counted(summary['steps'], 'step')}" if summary["kind"] == "train" else ""
+    records = counted(summary["records"], "record")
     first = (
-        f"{summary['job']}: {_DONE[summary['kind']]} {summary['records']:,} records{steps}, "
+        f"{summary['job']}: {_DONE[summary['kind']]} {records}{steps}, "
         f"{duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
     )
     lines = [first]

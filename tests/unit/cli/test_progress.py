@@ -67,6 +67,17 @@ def test_facts_tell_what_is_amiss(make_status: Make) -> None:
     ]
 
 
+def test_one_of_a_thing_is_singular(make_status: Make) -> None:
+    status = make_status(workers_wanted=1, nan_steps=1, rates={}, steps=0)
+    del status.processes[3]
+    assert progress.facts(status) == ["1 worker", "1 server", "1 step left out"]
+    assert [progress.counted(n, "worker") for n in (0, 1, 2000)] == [
+        "0 workers",
+        "1 worker",
+        "2,000 workers",
+    ]
+
+
 def test_done_is_only_told_when_all_is_done(make_status: Make) -> None:
     assert progress.percent(make_status(records_done=29_999_999, records_total=30_000_000)) < 100
     assert progress.percent(make_status(records_done=30_000)) == 100.0

@@ -180,6 +180,7 @@ def test_an_exception_of_the_users_reaches_the_terminal(torch_edl: Run, place: P
     assert last.startswith("error: ")
     assert "(records 0 to 299 of " in last
     assert logs == f"logs: {place}/home/jobs/j/logs"
+    assert out.startswith("net.py is a model file: job j trains it\n")
     assert "worker-0 | feeding 300 to training" in out
     assert "no [red] column" in json.loads((place / "s.json").read_text())["error"]
     kept = json.loads((place / "home/jobs/j/status.json").read_text())
