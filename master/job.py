@@ -29,6 +29,8 @@ from torch_edl.launch.base import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 10.0
+# However many epochs there are, at most so many ends of one are told.
+_EPOCHS_TOLD = 10
 
 
 class Job(Lifecycle):
@@ -252,7 +254,8 @@ class Job(Lifecycle):
         alive = len(self.fleet.alive("worker"))
         if exit.role == "worker" and alive < self.config.cluster.min_workers:
             wanted = self.config.cluster.min_workers
-            self.tell("warning", f"{alive} workers left, at least {wanted} wanted: waiting", now)
+            left = f"{alive} worker{'s' * (alive != 1)} left"
+            self.tell("warning", f"{left}, at least {wanted} wanted: waiting", now)
 
     def _drop(self, worker: int) -> None:
         self.members.remove(worker)
@@ -376,9 +379,11 @@ class Job(Lifecycle):
     def _note_epoch(self, now: float) -> None:
         if self.work.main is None or not self.config.trains:
             return
-        epoch = self.work.main.queue.epoch
-        for done in range(self._epoch, epoch):
-            self.tell("info", f"epoch {done + 1} of {self.config.data.epochs} is done", now)
+        epoch, epochs = self.work.main.queue.epoch, self.config.data.epochs
+        every = -(-epochs // _EPOCHS_TOLD)
+        for done in range(self._epoch + 1, epoch + 1):
+            if done % every == 0 or done == epochs:
+                self.tell("info", f"epoch {done:,} of {epochs:,} is done", now)
         self._epoch = epoch
 
     def evaluated(self, result: Result, now: float) -> None:

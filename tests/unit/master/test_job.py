@@ -256,6 +256,17 @@ class TestTheGoodWay:
         assert w.job.outcome.state == "finished"
         assert w.actions == []
 
+    @pytest.mark.parametrize(("epochs", "first", "told"), [(10, 1, 10), (25, 3, 9), (100, 10, 10)])
+    def test_however_many_epochs_at_most_ten_are_told(self, epochs, first, told):
+        w = World(epochs=epochs)
+        w.all_up()
+        w.work()
+        w.tick()
+        lines = [text for text in w.texts() if text.startswith("epoch")]
+        assert lines[0] == f"epoch {first} of {epochs} is done"
+        assert lines[-1] == f"epoch {epochs} of {epochs} is done"
+        assert len(lines) == told
+
     def test_max_steps_is_exact(self):
         w = World(max_steps=11)
         w.all_up()
