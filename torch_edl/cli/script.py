@@ -203,7 +203,7 @@ def _run_plain(args: argparse.Namespace, shown: str) -> int:
 
 def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
     """torchrun's configuration, and the command of a worker."""
-    from torch.distributed.run import config_from_args
+    from torch.distributed.run import config_from_args, determine_local_world_size
 
     if args.rdzv_backend not in _MEETING_PLACES:
         raise UsageError(
@@ -213,6 +213,7 @@ def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
     if args.workers is not None:
         args.nproc_per_node = str(args.workers[1])
     try:
+        _share_cores(determine_local_world_size(args.nproc_per_node))
         config, entrypoint, words = config_from_args(args)
     except (AssertionError, RuntimeError, ValueError, OSError) as error:
         raise UsageError(f"torchrun's options: {error}") from error
@@ -221,6 +222,14 @@ def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
     if not isinstance(entrypoint, str):  # --run-path
         return config, [sys.executable, "-u", "-c", _RUN_PATH, *words]
     return config, [entrypoint, *words]
+
+
+def _share_cores(workers: int) -> None:
+    """Divides the cores among the workers of this machine, unless the user said how many threads
+    each has. torchrun gives each of several a single thread, and warns."""
+    if workers > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // workers)))
 
 
 def _endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
