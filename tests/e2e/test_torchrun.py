@@ -152,6 +152,26 @@ def test_a_plain_script_fails_as_under_torchrun(launches: Launches) -> None:
     assert run(*TORCH_EDL) == theirs
 
 
+_KILLED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 4 and dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", one.item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow  # with torch's own store about half of all restarts wait for who is gone
+def test_a_plain_script_comes_back_after_each_kill(launches: Launches) -> None:
+    (launches.folder / "killed.py").write_text(_KILLED)
+    words = ["--nproc-per-node", "2", "--max-restarts", "4", "killed.py"]
+    code, out, err = launches.finish(*TORCH_EDL, *words)
+    assert (code, out.count("attempt 4 sum 2.0")) == (0, 2), err[-3000:]
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -196,9 +196,24 @@ def _run_plain(args: argparse.Namespace, shown: str) -> int:
                 f"workers cannot change; write --workers {most}, or add torch_edl.init() to it"
             )
         args.nproc_per_node = str(most)
+    if _may_restart_here(args):
+        # Torch's own meeting places keep their store, and in it the addresses of processes that
+        # are gone: about half of all restarts wait for one of them (torch 2.13).
+        args.rdzv_backend, args.rdzv_endpoint = "edl", master_host.ANY_PORT
+        args.standalone = False
+        if args.rdzv_id == rendezvous.DEFAULT_ID:
+            args.rdzv_id = default_name(args.training_script)
     log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
     record(run)(args)
     return 0
+
+
+def _may_restart_here(args: argparse.Namespace) -> bool:
+    """Whether workers may be started again, all on this machine, and no place to meet is named."""
+    if args.max_restarts == 0:
+        return False
+    is_named = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
+    return bool(args.standalone or (args.nnodes in ("1", "1:1") and not is_named))
 
 
 def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.script import _endpoint, _launch_config, parse
+from torch_edl.cli.script import _endpoint, _launch_config, _may_restart_here, parse
 from torch_edl.master_host import ANY_PORT
 
 
@@ -30,3 +30,25 @@ def test_nothing_is_joined_that_nobody_named(tmp_path: Path, words: str, endpoin
     script.write_text("import torch_edl\njob = torch_edl.init()\n")
     args = parse([*words.split(), str(script)])
     assert _endpoint(args, _launch_config(args)[0]) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("line", "may"),
+    [
+        ("--max-restarts 3", True),
+        ("--max-restarts 3 --standalone", True),
+        ("", False),
+        ("--standalone", False),
+        # What is named is torch's affair.
+        ("--max-restarts 3 --master-port 29501", False),
+        ("--max-restarts 3 --rdzv-backend c10d", False),
+        ("--max-restarts 3 --rdzv-endpoint localhost:29501", False),
+        ("--max-restarts 3 --nnodes 2", False),
+    ],
+)
+def test_who_may_restart_a_plain_script_does_not_meet_at_a_store_of_the_dead(
+    tmp_path: Path, line: str, may: bool
+) -> None:
+    (tmp_path / "plain.py").write_text("import torch\n")
+    args = parse([*line.split(), str(tmp_path / "plain.py")])
+    assert _may_restart_here(args) is may
