@@ -15,6 +15,7 @@ from master.actions import Action, Effect
 from master.evaluation import Result
 from master.fleet import Fleet
 from master.keeper import Keeper
+from master.left_out import LeftOut
 from master.lifecycle import Lifecycle
 from master.lockstep import Lockstep
 from master.membership import Member, Membership
@@ -69,7 +70,7 @@ class Job(Lifecycle):
         )
         self.reason = ""
         self.damaged = 0
-        self.nan_steps = 0
+        self.left_out = LeftOut()
         self.records_before = 0
         """Records that were done before this run."""
         self._cores = cores
@@ -147,6 +148,7 @@ class Job(Lifecycle):
             if self.keeper.saves.resumed_at_end(queue.space.total_steps):
                 self.tell("warning", nothing_left(self.config), now)
             self.records_before = queue.records_done
+            self.left_out.begin(queue.space.total_records - queue.records_done)
             self._epoch = queue.epoch
         self.tell("info", text, now)
 
@@ -284,7 +286,10 @@ class Job(Lifecycle):
         if self.config.trains:
             self._course.trained_at = None
             self.work.restore(self.keeper.restore(self.fleet.incarnation))
-            self._epoch = self.work.main.queue.epoch if self.work.main is not None else 0
+            if self.work.main is not None:
+                queue = self.work.main.queue
+                self._epoch = queue.epoch
+                self.left_out.begin(queue.space.total_records - queue.records_done)
         self.tell("error", f"{text}; starting {what} again from {point}", now)
 
     # ---- events of the user ----
@@ -342,6 +347,9 @@ class Job(Lifecycle):
         self._note_epoch(now)
         trained = self._trained()
         if trained and self.work.main is not None:
+            if self.left_out.is_all:
+                self.fail(self.left_out.text, now)
+                return
             self._course.trained(now)
         cluster = self.cluster()
         if cluster is None:
@@ -373,6 +381,8 @@ class Job(Lifecycle):
 
     def _work_over(self, now: float) -> None:
         """Everything is trained, evaluated, saved and written."""
+        if self.left_out.text:
+            self.tell("warning", self.left_out.text, now)
         self.tell("info", "finished", now)
         self._end(Outcome("finished", 0), now, leave_s=_LEAVE_S)
 

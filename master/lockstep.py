@@ -80,14 +80,16 @@ class Lockstep:
         current = self.ring.current
         return current is not None and worker in current.workers and worker in self._members
 
-    def stepped(self, member: Member) -> None:
-        """A worker told where it is."""
+    def stepped(self, member: Member) -> bool:
+        """A worker told where it is; whether that is the place of the ring."""
         main, ring = self._work.main, self.ring
         if main is None or not self._work.lockstep or not self.has(member.id):
-            return
+            return False
         # What it tells of an earlier ring may be of a model that is lost.
-        if member.ring == ring.number and member.data_pass == 0:
-            main.queue.advance(member.position)
+        if member.ring != ring.number or member.data_pass != 0:
+            return False
+        main.queue.advance(member.position)
+        return True
 
     def may_lease(self, member: Member) -> bool:
         """Whether a worker has a model to evaluate."""

@@ -35,7 +35,7 @@ def describe(
         loss=loss,
         events=job.events.after(events_after),
         damaged=job.damaged,
-        nan_steps=job.nan_steps,
+        nan_steps=job.left_out.nan_steps,
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
     )

@@ -54,7 +54,9 @@ class Workers:
         member.version, member.ring = request.version, request.ring
         member.data_pass = request.pass_index
         member.position, member.pass_records = request.position, request.pass_records
-        self._job.lockstep.stepped(member)
+        if self._job.lockstep.stepped(member):
+            size = self._job.config.data.batch_size
+            self._job.left_out.told(request.left_out, member.position, size)
         if moved:
             self._job.work.touch(request.worker_id, now)
             if request.steps > steps_before:
@@ -179,8 +181,11 @@ class Workers:
 
     def _count(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> None:
         self._job.damaged += request.damaged
-        self._job.nan_steps += request.nan_steps
         own = each is self._job.work.main
+        if own:
+            self._job.left_out.reported(
+                records=request.records, steps=request.steps, nan_steps=request.nan_steps
+            )
         self._job.members.reported(
             request.worker_id,
             now,

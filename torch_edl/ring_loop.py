@@ -189,6 +189,7 @@ class RingLoop:
         part = batches.data.part(start, engine.rank, engine.world)
         engine.expect(part.records)
         loss = float("nan")
+        alone, records = engine.world == 1, part.records
         for optimizer in engine.replica.optimizers:
             optimizer.zero_grad()  # also where feed left no record of a minibatch
         for span in part.spans:
@@ -206,6 +207,8 @@ class RingLoop:
             if self._scheduler is not None:
                 self._scheduler.step()
         if engine.finish():
+            if alone and not math.isfinite(loss):
+                engine.replica.position.left_out += records
             self._count(loss)
         engine.tend()
 
@@ -214,6 +217,7 @@ class RingLoop:
         progress.position = progress.records = position.records
         progress.steps = progress.version = position.step
         progress.pass_records = self._total
+        progress.left_out = position.left_out
         if math.isfinite(loss):
             progress.add_loss(loss)
         self._session.call_back("on_batch_end", position.step, loss)

@@ -310,6 +310,7 @@ class TrainingLoop:
                 outcome=pb.ReportTaskRequest.FAILED,
                 records=task.records,
                 steps=task.steps,
+                nan_steps=task.nan_steps,
                 error=text,
                 traceback=user_traceback(error, self._session.contract.path),
                 first=first,

@@ -126,6 +126,13 @@ def test_nan_minibatches_are_left_out_and_counted(place: Any) -> None:
     assert "steps left out: 5" in done.text
     summary = place.json("s.json")
     assert (summary["nan_steps"], summary["steps"], summary["records"]) == (5, 20, RECORDS)
+    assert "--on-nan skip left 5 of 20 minibatches out" in done.text
+
+
+def test_a_ring_whose_losses_are_all_nan_has_failed(place: Any) -> None:
+    options = "--strategy allreduce --workers 2 --on-nan skip --output never"
+    said = failed(place, f"{RUN} {options} --", "all nan")
+    assert "nothing was trained: none of the 20 minibatches had a finite loss" in said
 
 
 @SLOW

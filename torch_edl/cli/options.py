@@ -289,7 +289,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--on-nan",
         default=_TRAIN.on_nan,
         metavar="stop|skip",
-        help="at a loss that is not finite (default %(default)s)",
+        help="at a loss that is not finite: end the job, or leave the minibatch out; a job that "
+        "trained on none has failed (default %(default)s)",
     )
 
 

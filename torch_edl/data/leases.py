@@ -44,6 +44,8 @@ class Progress:
     pass_index: int = 0
     pass_records: int = 0
     """Of the whole pass, all epochs; 0: not known."""
+    left_out: int = 0
+    """Of the records up to ``position``: those that gave no gradient."""
     _losses: list[float] = field(default_factory=list)
 
     def add_loss(self, loss: float) -> None:
@@ -178,6 +180,7 @@ class Heartbeat:
             position=now.position,
             pass_records=now.pass_records,
             pass_index=now.pass_index,
+            left_out=now.left_out,
         )
         sent = time.monotonic()
         try:

@@ -302,8 +302,6 @@ class AllReduce:
         gradients = self.gradients
         if not gradients.reduced and not gradients.broken and gradients.phase is Phase.REDUCE:
             self._make_up()
-        # A process that is alone, with one batch in an update, may do as in a plain loop.
-        elastic = self._meeting is not None or gradients.phase is Phase.REDUCE
         self._in_step = False
         gradients.phase = Phase.IDLE
         if gradients.broken:
@@ -314,10 +312,13 @@ class AllReduce:
             self.join()
             # Another member of that ring had the sum, with this one's part, and gave its state.
             return self.ring == ring + 1 and self.replica.position.step == step + 1
-        self.replica.position.step += 1
-        self.replica.position.records += self._records
+        position = self.replica.position
+        position.step += 1
+        position.records += self._records
+        if self._group is not None:
+            position.left_out += round((1 - min(1.0, gradients.shares)) * self._records)
         self._steps = 0
-        if elastic and not self._stepped:
+        if not self._stepped:
             gradients.expect_fresh()
         if 0 < self._skipping < self.world:
             self._even_out()

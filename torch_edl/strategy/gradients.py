@@ -75,7 +75,8 @@ class Gradients:
         ]
         self._norms_before = [buffer.clone() for buffer in self._norms]
         self._gathered = False
-        self._shares = 1.0  # of all members, in the collective before
+        self.shares = 1.0
+        """Of the records of the update before: those that gave a gradient, in any member."""
         self._touched: set[int] = set()  # in this backward
         self._used: set[int] = set()  # in those gathered before
         self._in_backward = False
@@ -113,7 +114,8 @@ class Gradients:
     def expect_fresh(self) -> None:
         """No optimizer took the gradients of this update: the next backward is not to add to them.
 
-        A ring that breaks in between would lose them, and who joins has none.
+        A ring that breaks in between would lose them, and who joins has none; where nothing else
+        is lost, a job counts an update for each batch.
         """
         self._old = {
             number: (p.grad, p.grad._version)
@@ -200,7 +202,7 @@ class Gradients:
         if self._phase is Phase.IDLE:
             return
         if not self._in_backward:
-            if self.reduced and self._shares < _WHOLE:
+            if self.reduced and self.shares < _WHOLE:
                 raise UsageError(
                     "backward() was called again after the last batch of an update that "
                     "gathers several; add the losses up and call it once for each batch (a layer "
@@ -224,8 +226,9 @@ class Gradients:
         if parameter.grad is old and old is not None and old._version == version + 1:
             raise UsageError(
                 "backward() was called again and no optimizer took the gradients of the batch "
-                "before: gradients gathered by hand are lost when a ring changes; use "
-                "job.loader(..., accumulate=N) (or global_batch_size=) and step after each batch"
+                "before: gradients gathered by hand are lost when a ring changes, and each batch "
+                "counts as an update; use job.loader(..., accumulate=N) or global_batch_size= (on "
+                "parameter servers a larger batch_size) and step after each batch"
             )
 
     def _put(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
@@ -304,7 +307,7 @@ class Gradients:
             if number in self._touched:
                 self._put(parameter, view)
             parameter.grad = view if number in used else None
-        self._shares = 0.0
+        self.shares = 0.0
         self._gathered = False
         self._used.clear()
 
@@ -354,7 +357,7 @@ class Gradients:
 
     def _take(self, last: Bucket, count: int, statistics: torch.Tensor) -> None:
         numbers = last.extra[: count + 1 + self._lanes].tolist()
-        self._shares = numbers[count]
+        self.shares = numbers[count]
         self.broken = self.refuse(numbers[count + 1 :])
         if self.broken:
             return

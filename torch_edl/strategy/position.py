@@ -27,6 +27,8 @@ class Position:
     """Of the newest pass over data."""
     ended: list[int] = field(default_factory=lambda: [-1, 0])
     """The newest pass that came to its end, and its records."""
+    left_out: int = 0
+    """Records of all passes that gave no gradient: no member called backward for them."""
 
     def go_through(self, data: dict[str, Any], epochs: int) -> None:
         """A pass over these data begins, or goes on.

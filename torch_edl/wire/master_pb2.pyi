@@ -314,7 +314,7 @@ class ReportTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records", "left_out")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +327,7 @@ class HeartbeatRequest(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PASS_INDEX_FIELD_NUMBER: _ClassVar[int]
     PASS_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -339,7 +340,8 @@ class HeartbeatRequest(_message.Message):
     position: int
     pass_index: int
     pass_records: int
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ...) -> None: ...
+    left_out: int
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring")

@@ -651,6 +651,53 @@ class TestGoingBack:
         assert "raise --epochs to go on" in text
 
 
+class TestLeftOut:
+    """Minibatches that ``--on-nan skip`` left out."""
+
+    def trained(self, nan: int) -> World:
+        """16 minibatches, of which so many had no finite loss."""
+        w = World()
+        w.all_up()
+        while (answer := w.lease()) is not None and answer.leases:
+            for lease in answer.leases:
+                steps = -(-(lease.end - lease.start) // 2)
+                w.report(0, lease, steps=steps, nan_steps=min(nan, steps))
+                nan -= min(nan, steps)
+        w.tick()
+        return w
+
+    def test_a_job_that_trained_on_nothing_has_failed(self):
+        w = self.trained(nan=100)
+        assert (w.job.outcome.state, w.job.outcome.exit_code) == ("failed", 1)
+        assert "nothing was trained: none of the 16 minibatches" in w.job.outcome.error
+
+    @pytest.mark.parametrize(("nan", "said"), [(1, 0), (2, 1), (11, 1)])
+    def test_many_are_worth_a_word_at_the_end(self, nan, said):
+        w = self.trained(nan)
+        assert w.job.outcome.state == "finished"
+        texts = [text for text in w.texts("warning") if "on-nan" in text]
+        assert (
+            texts
+            == [f"--on-nan skip left {nan} of 16 minibatches out: their loss was not finite"] * said
+        )
+
+    def test_what_a_lost_worker_did_may_have_been_trained(self):
+        w = World()
+        w.all_up()
+        lease = w.lease(0).leases[0]
+        w.exit("worker", 0, signal=9)
+        w.all_up()
+        while (answer := w.lease(1)) is not None and answer.leases:
+            for again in answer.leases:
+                if again.task_id == lease.task_id:  # all of it is in the model
+                    w.report(1, again, records=0)
+                else:
+                    steps = -(-(again.end - again.start) // 2)
+                    w.report(1, again, steps=steps, nan_steps=steps)
+        w.tick()
+        assert w.job.outcome.state == "finished"
+
+
 class TestTheEnd:
     def test_a_last_checkpoint_that_fails_three_times_fails_the_job(self):
         w = World(dir="/ck")

@@ -121,6 +121,13 @@ class World:
         self.tick(0.1)
         return answer
 
+    def left_out(self, records: int, position: int) -> None:
+        """A member tells how many records gave no gradient."""
+        request = pb.HeartbeatRequest(
+            worker_id=0, position=position, left_out=records, ring=self.ring[0]
+        )
+        self.workers.heartbeat(request, self.now)
+
     def lease(self, id: int) -> pb.LeaseResponse | None:
         request = pb.LeaseRequest(
             worker_id=id, want=1, incarnation=self.job.fleet.incarnation, held=()
@@ -271,6 +278,18 @@ def test_a_worker_outside_the_ring_evaluates_nothing() -> None:
     w.up()
     assert w.lease(3) is None
     assert w.lease(2).leases[0].kind == pb.TASK_EVALUATE
+
+
+@pytest.mark.parametrize(("left_out", "text"), [(31, "nothing was trained"), (30, "15 of 16")])
+def test_a_ring_tells_what_it_left_out(left_out: int, text: str) -> None:
+    w = World()
+    w.up()
+    w.meet()
+    w.left_out(8, 8)
+    w.left_out(left_out, 31)
+    w.tick()
+    assert w.job.outcome.state == ("failed" if left_out == 31 else "finished")
+    assert text in w.job.events.after(0)[-2 if left_out < 31 else -1].text
 
 
 def test_a_resumed_job_begins_there() -> None:
