@@ -224,8 +224,9 @@ class FlatParameters:
             for each, _ in parts:
                 each.tensor.grad = None
 
-    def forget(self) -> None:
-        """Drops what was collected."""
+    def forget(self, *, gradients: bool = True) -> None:
+        """Drops what was collected, and the gradients of all parameters."""
         for reached in self._reached:
             reached.clear()
-        self.clear_gradients()
+        if gradients:
+            self.clear_gradients()

@@ -61,8 +61,11 @@ class OwnLoop(ParameterServerStrategy):
         self._batch = _Batch(Plan([[]]), [])
         bind_gradients(self._rows)
 
-    def begin(self) -> None:
+    def begin(self, *, keep_gradients: bool = False) -> None:
         """The parameters of now; rows are pulled when the model asks for them.
+
+        Args:
+            keep_gradients: leave those that the script left at its parameters.
 
         Until :meth:`commit` or :meth:`end` servers that are lost raise nothing in the model.
 
@@ -72,10 +75,15 @@ class OwnLoop(ParameterServerStrategy):
         self.lost = None
         result = self._servers.pull([], known=self._known).wait()
         self._load(result)
-        self._flat.forget()
+        self._flat.forget(gradients=not keep_gradients)
         self._batch = _Batch(Plan([[]]), result.versions)
         self._rows.use(self._batch.plan, 0)
         self._forgiving = True
+
+    @property
+    def collected(self) -> bool:
+        """Whether the script stepped its optimizer in this batch."""
+        return self._batch.collected
 
     def collect(self) -> None:
         """Takes the gradients that the model has now: of one backward, or of several."""

@@ -24,6 +24,7 @@ from torch_edl.data.loader import Window
 from torch_edl.data.order import Span
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.nn.swap import swap_large
+from torch_edl.strategy.gradients import Gradients
 from torch_edl.strategy.meeting import DismissedError
 from torch_edl.strategy.own_loop import OwnLoop
 from torch_edl.trainer.batches import Batches, open_batches
@@ -65,6 +66,8 @@ class Served:
             progress=link.progress,
         )
         optimizer.register_step_pre_hook(self._before_step)
+        self._gradients = Gradients(model)
+        self._left = False  # the script made no step of the batch before
         self._open = False
         self._connected = 0  # life of the servers that this process has met
         self._dataset: Any = None
@@ -224,12 +227,15 @@ class Served:
         self, lease: pb.LeaseMessage, life: int, span: Span, batch: Any, meter: Meter
     ) -> Iterator[Any]:
         records = span[1] - span[0]
-        self._loop.begin()
+        self._loop.begin(keep_gradients=self._left)
         meter.open(records)
         self._open = True
         yield batch
         self._open = False
         self._check_life(life)
+        self._left = not self._loop.collected
+        if self._left:
+            self._gradients.expect_fresh()
         self._loop.commit(Window(lease, *span, []), self._leases.retired_before)
         meter.settle(counted=True)
         self.step += 1

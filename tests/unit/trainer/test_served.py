@@ -223,6 +223,21 @@ def test_a_batch_without_a_step_counts_and_changes_nothing(start: Callable[..., 
     assert status.records_done == len(data())
 
 
+def test_gathering_by_hand_is_refused(start: Callable[..., Stub]) -> None:
+    start(servers=1)
+    job, model, optimizer = one_worker()
+
+    def train() -> None:
+        for number, (ids, labels) in enumerate(job.loader(data(), batch_size=BATCH)):
+            (model(ids) - labels).pow(2).mean().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(UsageError, match="gathered by hand"):
+        train()
+
+
 def test_a_gradient_that_is_dropped_is_not_pushed(start: Callable[..., Stub]) -> None:
     """A loop that leaves out a batch whose loss it does not like."""
     start()

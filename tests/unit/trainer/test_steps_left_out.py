@@ -115,15 +115,32 @@ def test_gathering_by_hand_beside_ours_is_refused(jobs: Any) -> None:
         loop()
 
 
-def test_gathering_by_hand_in_a_plain_process_is_as_in_a_plain_loop(jobs: Any) -> None:
+def test_gathering_by_hand_is_refused_in_a_plain_process_too(jobs: Any) -> None:
+    """Each batch would be a step: of the job, of its checkpoints, of ``global_batch_size``."""
+    job = jobs()
+    model, optimizer = counted(40, 4, job)
+
+    def loop() -> None:
+        for number, (batch,) in enumerate(job.loader(numbers(40), batch_size=4)):
+            model(batch).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(UsageError, match="accumulate=N"):
+        loop()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_plain_process_may_leave_steps_out(jobs: Any, keep: bool) -> None:
     job = jobs()
     model, optimizer = counted(40, 4, job)
     for number, (batch,) in enumerate(job.loader(numbers(40), batch_size=4)):
+        optimizer.zero_grad(set_to_none=not keep)
         model(batch).backward()
         if number % 2:
             optimizer.step()
-            optimizer.zero_grad()
-    assert model.w.tolist() == [1.0] * 40
+    assert sum(model.w.tolist()) == 20.0
 
 
 def test_unfreezing_is_refused_where_minibatches_are_gathered(jobs: Any) -> None:
