@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 from torch_edl.errors import UsageError
 
+_LEAST_RATE = torch.finfo(torch.float32).tiny
+"""Below it, a division by the rate is beyond float32."""
+
 
 class Ftrl(Optimizer):
     r"""Follow the regularised leader, per coordinate (McMahan et al. 2013), as TensorFlow has it.
@@ -22,8 +25,9 @@ class Ftrl(Optimizer):
         z' = z + g - (n'**p - n**p) / lr * w
         w' = 0 if |z'| <= l1 else (sign(z') * l1 - z') / ((n'**p + beta) / lr + 2 * l2)
 
-    so ``l1`` makes weights exactly 0. Gradients are dense or sparse (COO over the first
-    dimension); rows that a sparse gradient lacks keep weight and state.
+    so ``l1`` makes weights exactly 0. At a rate of 0 (a scheduler's warm-up) a step does nothing.
+    Gradients are dense or sparse (COO over the first dimension); rows that a sparse gradient lacks
+    keep weight and state.
 
     State of a parameter: ``step`` (float32 scalar), ``accumulator`` and ``linear`` (its shape).
     """
@@ -69,7 +73,8 @@ class Ftrl(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for param in group["params"]:
-                if param.grad is not None:
+                # A rate of 0, from which a warm-up begins, moves nothing; on servers neither.
+                if param.grad is not None and group["lr"] >= _LEAST_RATE:
                     self._update(param, param.grad, group)
         return loss
 

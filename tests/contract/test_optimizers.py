@@ -102,6 +102,7 @@ def test_a_dense_parameter_moves_as_in_torch(
     slots = [np.full(n, initial, np.float32) for initial in optimizer.slot_initial]
     for step, gradient in enumerate(gradients((n,)), 1):
         lr = hyper["lr"] / step if step > 6 and kind != "ftrl" else hyper["lr"]  # a scheduler's
+        lr = 0.0 if step <= 2 else lr  # a warm-up
         reference.param_groups[0]["lr"] = lr
         theirs.grad = torch.tensor(gradient, dtype=dtype(kind))
         reference.step()

@@ -73,6 +73,11 @@ Initializer::Initializer(const std::string& table, int64_t seed, const std::stri
                                   "' is not finite; give a finite number");
     }
   }
+  // Every row is within: the normal numbers that float32 bits make are below 6 deviations.
+  if (!std::isfinite(a_ + 6 * b_) || !std::isfinite(a_ - 6 * b_)) {
+    throw std::invalid_argument("initializer " + kind + ": its numbers are beyond float32; give "
+                                "smaller ones");
+  }
 }
 
 void Initializer::fill(int64_t id, float* out) const {

@@ -1,7 +1,9 @@
 #include "optimizer.h"
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "hash.h"
@@ -42,6 +44,25 @@ const std::map<std::string, Hyper>& defaults() {
   return all;
 }
 
+// What torch.optim takes, as [low, high]; others: any finite number.
+const std::map<std::string, std::pair<double, double>>& ranges() {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  static const double kBelowOne = std::nextafter(1.0, 0.0);
+  static const std::map<std::string, std::pair<double, double>> all = {
+      {"momentum", {0, kMost}}, {"weight_decay", {0, kMost}}, {"eps", {0, kMost}},
+      {"lr_decay", {0, kMost}}, {"initial_accumulator_value", {0, kMost}},
+      {"beta1", {0, kBelowOne}}, {"beta2", {0, kBelowOne}}, {"alpha", {0, 1}},
+      {"l1", {0, kMost}}, {"l2", {0, kMost}}, {"beta", {0, kMost}}, {"lr_power", {-kMost, 0}},
+  };
+  return all;
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
+
 std::string names(const Hyper& hyper) {
   std::string out;
   for (const auto& entry : hyper) out += (out.empty() ? "" : ", ") + entry.first;
@@ -63,9 +84,15 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
       throw std::invalid_argument("optimizer " + kind + ": it has no hyperparameter '" +
                                   entry.first + "'; it knows " + names(found->second));
     }
-    if (!std::isfinite(entry.second)) {
+    if (!std::isfinite(static_cast<float>(entry.second))) {
       throw std::invalid_argument("optimizer " + kind + ": hyperparameter '" + entry.first +
                                   "' is not finite; give a finite number");
+    }
+    auto range = ranges().find(entry.first);
+    if (range != ranges().end() && !(entry.second >= range->second.first &&
+                                     entry.second <= range->second.second)) {
+      throw std::invalid_argument("optimizer " + kind + ": hyperparameter '" + entry.first + "' is " +
+                                  number(entry.second) + "; give one that torch.optim takes");
     }
     known->second = entry.second;
   }
@@ -345,6 +372,8 @@ void Optimizer::apply(const Scalars& s, const Span* spans, size_t n, size_t dim)
     case Kernel::kRmspropCentered: return rmsprop_centered(s, spans, n, dim);
     case Kernel::kRmspropCenteredMomentum: return rmsprop_centered_momentum(s, spans, n, dim);
     case Kernel::kFtrl:
+      // A rate of 0, from which a warm-up begins: nothing moves, and nothing can be divided by it.
+      if (!std::isfinite(s.inv_lr) || s.inv_lr <= 0) return;
       return s.power == 0.5f ? ftrl(s, spans, n, dim) : ftrl_power(s, spans, n, dim);
   }
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.wire import pserver_pb2 as pb
@@ -12,6 +14,8 @@ FROZEN = -1
 """The group of what is never updated."""
 BUFFER = -2
 """The group of what is assigned rather than trained."""
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,19 @@ class Optimizers:
             divisor: what the rates are divided by (the staleness of the push).
 
         Raises:
-            UsageError: another number of rates than there are groups.
+            UsageError: another number of rates than there are groups, or one that is not finite.
         """
         if pushed and len(pushed) != len(self.groups):
             raise UsageError(
                 f"{len(pushed)} learning rates: the optimizer has {len(self.groups)} groups"
             )
         rates = pushed or [g.lr for g in self.groups]
+        for group, rate in enumerate(rates):
+            if not abs(rate) <= _LARGEST:  # NaN is not, either
+                raise UsageError(
+                    f"learning rate {rate} of parameter group {group}: not finite in float32; "
+                    "look at the scheduler"
+                )
         return [r / divisor for r in rates]
 
     def same(self, other: Optimizers) -> bool:

@@ -23,6 +23,8 @@ from torch_edl.wire.server import Handler
 
 log = logging.getLogger(__name__)
 
+# All workers wait for the end of a hold.
+_LONGEST_HOLD_MS = 600_000
 
 Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64]]
 
@@ -141,8 +143,11 @@ class PserverService:
 
     def _hold(self, request: pb.HoldRequest, _: grpc.ServicerContext) -> pb.HoldResponse:
         self._check(request.fence)
-        if request.timeout_ms <= 0:
-            raise UsageError(f"timeout_ms {request.timeout_ms}: a hold needs an end; give some")
+        if not 0 < request.timeout_ms <= _LONGEST_HOLD_MS:
+            raise UsageError(
+                f"timeout_ms {request.timeout_ms}: a hold needs an end; give 1 to "
+                f"{_LONGEST_HOLD_MS}"
+            )
         if not self._shard.initialized:
             return pb.HoldResponse(initialized=False)
         self._gate.hold(request.timeout_ms / 1000)

@@ -187,6 +187,11 @@ class Shard:
         self._require_sound()
         if self.dense is None:
             raise UsageError("push: this server was not initialised; send its parameters first")
+        if request.range.task_id < 0 or request.retired_before < 0:
+            raise UsageError(
+                f"push of task {request.range.task_id}, retired_before {request.retired_before}: "
+                "tasks count from 0"
+            )
         if self._rules.sync:
             return self._push_sync(request)
         r = request.range
@@ -263,6 +268,11 @@ class Shard:
         rates = list(request.learning_rates)
         self.optimizers.rates(rates, 1.0)  # its number is checked here
         untouched = frozenset(request.without_gradient)
+        if untouched and not 0 <= min(untouched) <= max(untouched) < len(self.dense.parameters):
+            raise UsageError(
+                f"without_gradient {sorted(untouched)}: this shard has "
+                f"{len(self.dense.parameters)} dense parameters, counted from 0"
+            )
         exact = self.exact.decode(request.exact)
         return Gradients(flat, tables, rates, request.version, untouched, exact)
 

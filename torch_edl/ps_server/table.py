@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.ps_server.optimizers import FROZEN, Optimizers
+from torch_edl.ps_server.optimizers import BUFFER, FROZEN, Optimizers
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 
@@ -62,6 +62,11 @@ class EmbeddingTable:
         self.seed = seed
         if not info.name or "/" in info.name or info.name.startswith("."):
             raise UsageError(f"table name {info.name!r}: use a module path such as deep.embedding")
+        if info.group == BUFFER:
+            raise UsageError(
+                f"table {info.name}: group {BUFFER} is of buffers; give the table one of the "
+                f"optimizer's groups, or {FROZEN} to freeze it"
+            )
         kernel = optimizers.kernel(info.group, f"table {info.name}")
         self.slot_names: list[str] = kernel.slots if kernel else []
         self.slot_initial: list[float] = kernel.slot_initial if kernel else []

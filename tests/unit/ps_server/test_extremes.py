@@ -1,0 +1,140 @@
+"""Each number of each request, at its extremes: refused by name, or taken; the server goes on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.wire.extremes import variants
+from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server.gate import HoldEndedError
+from torch_edl.ps_server.service import PserverService
+from torch_edl.ps_server.shard import Shard, UpdateRules
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
+
+FENCE = pb.Fence(job="j", incarnation=1)
+IDS = np.array([1, 5])
+HYPER: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1, "nesterov": 0},
+    "adagrad": {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-10},
+    "adamw": {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1},
+    "rmsprop": {"lr": 0.1, "alpha": 0.9, "eps": 1e-8, "momentum": 0.1, "centered": 1},
+    "ftrl": {
+        "lr": 0.1,
+        "lr_power": -0.5,
+        "initial_accumulator_value": 0.1,
+        "l1": 0.1,
+        "l2": 0.1,
+        "beta": 0.1,
+    },
+}
+
+
+class World:
+    """A server's service without its process, and what a worker says to it."""
+
+    def __init__(self, kind: str, directory: Path, *, sync: bool = False) -> None:
+        self.fatal = threading.Event()
+        rules = UpdateRules(sync=sync, learning_rate_by_staleness=not sync)
+        self.shard = Shard(rules, None, self.fatal.set)
+        service = PserverService(self.shard, job="j", incarnation=1, shard_index=0, shards=1)
+        self._handlers: dict[str, Any] = service.handlers()
+        group = pb.ParamGroup(hyper=HYPER[kind])
+        normal = pb.Initializer(kind="normal", args={"mean": 0.0, "std": 1.0})
+        self.requests: dict[str, Any] = {
+            "PushDenseParameters": pb.PushDenseParametersRequest(
+                optimizer=pb.OptimizerConfig(kind=kind, groups=[group]),
+                parameters=[
+                    pb.DenseParameter(name=name, value=codec.to_proto(value), group=group)
+                    for name, value, group in (
+                        ("buffer", np.zeros(2, np.float32), -2),
+                        ("frozen", np.zeros(1, np.float32), -1),
+                        ("weight", np.ones(3, np.float32), 0),
+                    )
+                ],
+                seed=1,
+            ),
+            "PushEmbeddingTableInfos": pb.PushEmbeddingTableInfosRequest(
+                infos=[pb.EmbeddingTableInfo(name="t", dim=2, initializer=normal)]
+            ),
+            "Pull": pb.PullRequest(
+                dense=True, tables=[pb.TableIds(name="t", ids=IDS.tobytes())], read_only=True
+            ),
+            "PushGradients": pb.PushGradientsRequest(
+                range=pb.RecordRange(task_id=3, last=4),
+                dense=codec.to_proto(np.ones(6, np.float32)),
+                tables=[
+                    pb.TableGradient(
+                        name="t", ids=IDS.tobytes(), values=codec.to_proto(np.ones((2, 2), "f4"))
+                    )
+                ],
+                learning_rates=[0.1],
+                without_gradient=[1],
+            ),
+            "GetMarks": pb.GetMarksRequest(task_ids=[3]),
+            "Hold": pb.HoldRequest(timeout_ms=20),
+            "Snapshot": pb.SnapshotRequest(
+                targets=pb.Marks(tasks=[pb.TaskMark(task_id=3)]), directory=str(directory)
+            ),
+            "Flush": pb.FlushRequest(),
+            "Release": pb.ReleaseRequest(),
+        }
+        for request in self.requests.values():
+            request.fence.CopyFrom(FENCE)
+
+    def say(self, method: str, request: Any = None) -> Any:
+        request = self.requests[method] if request is None else request
+        return self._handlers[method](request, None)
+
+    def goes_on(self) -> None:
+        """The next worker's push counts, and what it pulls is finite."""
+        self.say("Release")
+        push = self.requests["PushGradients"]
+        push.range.task_id, push.version = 77, self.shard.version
+        answer = self.say("PushGradients", push)
+        assert answer.accepted
+        assert not answer.duplicate
+        pulled = pb.PullResponse.FromString(self.say("Pull").SerializeToString())
+        assert np.isfinite(codec.from_proto(pulled.dense)).all()
+        assert np.isfinite(codec.from_proto(pulled.vectors[0])).all()
+        assert not self.fatal.is_set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "sync"), [*((kind, False) for kind in sorted(HYPER)), ("sgd", True)]
+)
+def test_no_number_ends_or_poisons_a_server(kind: str, sync: bool, tmp_path: Path) -> None:
+    setup = ("PushDenseParameters", "PushEmbeddingTableInfos")
+    methods = [m for m in World(kind, tmp_path).requests if m not in ("Flush", "Release")]
+    for method in methods:
+        for what, request in variants(World(kind, tmp_path).requests[method]):
+            if what.startswith("retired_before = ") and request.retired_before > 0:
+                continue  # the master's word: what it calls done counts as done
+            world = World(kind, tmp_path, sync=sync)
+            for step in setup[: setup.index(method) if method in setup else 2]:
+                world.say(step)
+            if method == "Snapshot":
+                world.say("Hold")
+            try:
+                world.say(method, request)
+            except (UsageError, StaleIncarnationError, HoldEndedError):
+                pass
+            except Exception as error:
+                pytest.fail(f"{method}, {what}: {error!r}")
+            try:
+                if not world.shard.initialized:
+                    world.say("PushDenseParameters")
+                if not world.shard.tables:
+                    world.say("PushEmbeddingTableInfos")
+                world.goes_on()
+            except UsageError as error:
+                # A model of another dimension, or frozen, does not fit the push.
+                if method not in setup:
+                    pytest.fail(f"after {method}, {what}: {error}")
+            except Exception as error:
+                pytest.fail(f"after {method}, {what}: {error!r}")
