@@ -39,6 +39,9 @@ EXAMPLES = {
     "optimizer": "def optimizer(params): return torch.optim.SGD(params, lr=0.1)",
     "feed": "def feed(records, mode, metadata): return features, labels",
     "eval_metrics_fn": "def eval_metrics_fn(): return {'accuracy': accuracy}",
+    "scheduler": "def scheduler(optimizer): return torch.optim.lr_scheduler.StepLR(optimizer, 100)",
+    "callbacks": "def callbacks(): return [MyCallback()]",
+    "data_source": "def data_source(paths): return MySource(paths)",
 }
 
 Metrics = Mapping[str, Any]
@@ -67,14 +70,16 @@ class Contract:
         Raises:
             ContractError: it raised, or returned no module.
         """
-        module = self._call("model", self.model)
+        module = self._call("model()", self.model)
         if not isinstance(module, nn.Module):
             raise self._wrong("model", module, "a torch.nn.Module")
         return module
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         """Calls the user's ``optimizer`` with the parameters of ``module``."""
-        made = self._call("optimizer", lambda: self.optimizer(module.parameters()))
+        made = self._call(
+            "optimizer(model.parameters())", lambda: self.optimizer(module.parameters())
+        )
         if not isinstance(made, torch.optim.Optimizer):
             raise self._wrong("optimizer", made, "a torch.optim.Optimizer")
         return made
@@ -83,7 +88,7 @@ class Contract:
         """Calls the user's ``scheduler``, if there is one."""
         if self.scheduler is None:
             return None
-        made = self._call("scheduler", lambda: self.scheduler(optimizer))  # type: ignore[misc]
+        made = self._call("scheduler(optimizer)", lambda: self.scheduler(optimizer))  # type: ignore[misc]
         if not hasattr(made, "step"):
             raise self._wrong("scheduler", made, "a scheduler of torch.optim.lr_scheduler")
         return made
@@ -93,7 +98,7 @@ class Contract:
         object that is updated, merged and computed."""
         if self.eval_metrics_fn is None:
             return {}
-        made = self._call("eval_metrics_fn", self.eval_metrics_fn)
+        made = self._call("eval_metrics_fn()", self.eval_metrics_fn)
         if not isinstance(made, Mapping) or not all(isinstance(k, str) for k in made):
             raise self._wrong("eval_metrics_fn", made, "a dict of name to metric")
         for name, metric in made.items():
@@ -106,7 +111,7 @@ class Contract:
         """Calls ``callbacks``, if there is one."""
         if self.callbacks is None:
             return []
-        made = self._call("callbacks", self.callbacks)
+        made = self._call("callbacks()", self.callbacks)
         if not isinstance(made, Sequence):
             raise self._wrong("callbacks", made, "a list of objects")
         return list(made)
@@ -115,7 +120,7 @@ class Contract:
         try:
             return function()
         except (Exception, SystemExit) as error:
-            raise ContractError(f"{self.path}: {name}() raised {describe_error(error)}") from error
+            raise ContractError(f"{self.path}: {name} raised {describe_error(error)}") from error
 
     def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
         example = EXAMPLES.get(name.split("(")[0], "")
@@ -139,8 +144,21 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
     def find(names: Sequence[str], *, required: bool = True) -> Any:
         for name in names:
             found = getattr(module, name, None)
+            if isinstance(found, nn.Module) and names is MODEL_NAMES:
+                raise ContractError(
+                    f"{path}: {name} is a module ({type(found).__name__}), not a function that "
+                    "makes one; every worker makes its own:\n"
+                    f"    def model(): return {type(found).__name__}(...)"
+                )
             if callable(found):
                 return found
+        for name in names:
+            found = getattr(module, name, None)
+            if found is not None and not isinstance(found, ModuleType):
+                raise ContractError(
+                    f"{path}: {name} is an object ({type(found).__name__}), not a function; "
+                    f"write for example:\n    {EXAMPLES[names[0]]}"
+                )
         if not required:
             return None
         also = f" (also accepted: {', '.join(names[1:])})" if len(names) > 1 else ""
@@ -153,16 +171,24 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
     loss = find(["loss"])
     refuse_class(f"{path}: loss", loss)
     _check_arity(path, "loss", loss, 2)
+    model = find(MODEL_NAMES)
+    _check_needs_nothing(path, model)
+    optimizer = find(["optimizer"])
+    _check_arity(path, "optimizer", optimizer, 1)
+    others = {
+        name: find([name], required=False)
+        for name in ("eval_metrics_fn", "scheduler", "callbacks", "data_source")
+    }
+    for name, function in others.items():
+        if function is not None:
+            _check_arity(path, name, function, 1 if name in ("scheduler", "data_source") else 0)
     return Contract(
         path=path,
-        model=find(MODEL_NAMES),
+        model=model,
         loss=labels_first(loss),
-        optimizer=find(["optimizer"]),
+        optimizer=optimizer,
         feed=feed,
-        eval_metrics_fn=find(["eval_metrics_fn"], required=False),
-        scheduler=find(["scheduler"], required=False),
-        callbacks=find(["callbacks"], required=False),
-        data_source=find(["data_source"], required=False),
+        **others,
         prediction_outputs_processor=_processor(module),
     )
 
@@ -186,11 +212,32 @@ def _execute(path: str, args: Sequence[str]) -> ModuleType:
     except SystemExit as error:
         raise ContractError(
             f"{path}: called sys.exit({error.code!r}) while it was loaded; its arguments, after "
-            f"--, were: {' '.join(args) or 'none'}"
+            f"--, were: {' '.join(args) or 'none'}" + (_behind(path) if error.code == 2 else "")
         ) from error
     except Exception as error:
-        raise ContractError(f"{path}: {describe_error(error)}") from error
+        reads = "sys.argv" in (traceback.extract_tb(error.__traceback__)[-1].line or "")
+        raise ContractError(
+            f"{path}: {describe_error(error)}" + (_behind(path) if reads else "")
+        ) from error
     return module
+
+
+def _behind(path: str) -> str:
+    return f"; pass its arguments behind --: torch-edl run {Path(path).name} ... -- ARGUMENTS"
+
+
+def _check_needs_nothing(path: str, model: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(model).bind()
+    except TypeError:
+        name = getattr(model, "__name__", "model")
+        raise ContractError(
+            f"{path}: {name}{inspect.signature(model)} is called without arguments; give them "
+            "defaults, or let the file read them from sys.argv (argparse) while it is loaded "
+            f"and pass them behind --: torch-edl run {Path(path).name} ... -- ARGUMENTS"
+        ) from None
+    except ValueError:
+        return  # a builtin: it has no signature to check
 
 
 def _check_arity(path: str, name: str, function: Callable[..., Any], count: int) -> None:
@@ -204,7 +251,7 @@ def _check_arity(path: str, name: str, function: Callable[..., Any], count: int)
         signature.bind(*range(count))
     except TypeError:
         raise ContractError(
-            f"{path}: {name}{signature} does not take {count} arguments; "
+            f"{path}: {name}{signature} does not take {count} argument{'s' * (count != 1)}; "
             f"write for example:\n    {EXAMPLES[name]}"
         ) from None
 
@@ -220,9 +267,10 @@ def _processor(module: ModuleType) -> Any | None:
 def user_traceback(error: BaseException, path: str) -> str:
     """The traceback of what the user's code raised, from the first frame of their file on.
 
-    Our own frames at its end are left out, since the message says what was wrong. An error of
-    ours that did not pass through the file has no traceback: an empty string; any other error
-    that did not has all of it.
+    Our own frames at its end are left out, since the message says what was wrong, and so are
+    those of libraries below a sys.exit(). An error of ours that did not pass through the file has
+    no traceback: an empty string; any other error that did not has all of it that follows our
+    frames.
     """
     cause = error.__cause__ if isinstance(error, EdlError) and error.__cause__ else error
     shown = traceback.TracebackException.from_exception(cause)
@@ -231,11 +279,15 @@ def user_traceback(error: BaseException, path: str) -> str:
     files = [Path(frame.filename).resolve() for frame in frames]
     if wanted in files:
         last = len(frames)
-        while files[last - 1] != wanted and _OURS in files[last - 1].parents:
+        exits = isinstance(cause, SystemExit)
+        while files[last - 1] != wanted and (exits or _OURS in files[last - 1].parents):
             last -= 1
         shown.stack = traceback.StackSummary.from_list(frames[files.index(wanted) : last])
     elif isinstance(cause, EdlError) or isinstance(error, DataError):
         return ""
+    elif _OURS not in (files or [_OURS])[-1].parents:
+        first = next(n for n, file in enumerate(files) if _OURS not in file.parents)
+        shown.stack = traceback.StackSummary.from_list(frames[first:])
     return "".join(shown.format())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from torch_edl.contract import load_contract, report_model, user_traceback
 from torch_edl.errors import ContractError, UsageError
+from torch_edl.strategy.base import Step, UserCodeError
 
 GOOD = """
 import torch
@@ -80,6 +82,7 @@ def test_a_missing_function_is_named_with_an_example(tmp_path: Path, name: str) 
         ("torch.nn.Linear(2, 1)", "3", "model returned int, expected a torch.nn.Module"),
         ("torch.optim.SGD(params, lr=0.1)", "None", "optimizer returned NoneType"),
         ("torch.nn.Linear(2, 1)", "1 / 0", "model.. raised ZeroDivisionError"),
+        ("params, lr", "params.parameters(), lr", r"optimizer\(model.parameters\(\)\) raised Attr"),
     ],
 )
 def test_wrong_returns(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -92,15 +95,37 @@ def test_wrong_returns(tmp_path: Path, old: str, new: str, message: str) -> None
     ("text", "message"),
     [
         (GOOD.replace("feed(records, mode, metadata)", "feed(records)"), "does not take 3"),
-        (GOOD.replace("loss(labels, predictions)", "loss(labels)"), "does not take 2"),
+        (GOOD.replace("loss(labels, predictions)", "loss(labels)"), "does not take 2 arguments"),
         (LOSS_OF_TORCH.replace("BCEWithLogitsLoss()", "CTCLoss()"), r"target_lengths.* not take 2"),
         (LOSS_OF_TORCH.replace("Loss()", "Loss"), r"loss is the class BCE.*write BCEWithLogitsL"),
         ("import nothing_like_this\n" + GOOD, "nothing_like_this"),
+        (
+            GOOD.replace("def model()", "def model(dim)"),
+            r"model\(dim\) is called without arguments; .* behind --: torch-edl run mymodel.py",
+        ),
+        (GOOD.replace("(2, 1)", "(DIM, 1)") + "import sys\nDIM = int(sys.argv[1])", r"behind --"),
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--dim', "
+            "required=True)\np.parse_args()\n" + GOOD,
+            r"sys.exit\(2\) .* after --, were: none; pass its arguments behind --",
+        ),
+        (
+            GOOD.replace("def model(): return", "model ="),
+            r"model is a module \(Linear\), not a function .*def model\(\): return Linear\(",
+        ),
+        (
+            GOOD.replace(
+                "def optimizer(params): return", "params = model().parameters()\noptimizer ="
+            ),
+            r"optimizer is an object .SGD., not a function; write .*def optimizer\(params\)",
+        ),
+        (GOOD + "def scheduler(): ...", "scheduler.. does not take 1 argument;"),
+        (GOOD + "callbacks = []", "callbacks is an object .list., not a function"),
         ("import sys; sys.exit(3)\n" + GOOD, r"called sys.exit\(3\)"),
     ],
 )
 def test_files_that_cannot_be_loaded(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=f"(?s){message}"):
         load_contract(write(tmp_path, text))
 
 
@@ -122,6 +147,23 @@ def test_a_traceback_begins_in_the_users_file(tmp_path: Path) -> None:
     text = user_traceback(caught.value, path)
     assert text.splitlines()[1].strip().startswith(f'File "{path}"')
     assert "NameError: name 'broken' is not defined" in text
+
+
+def test_a_traceback_has_no_frames_of_ours_nor_of_what_ends_the_process(tmp_path: Path) -> None:
+    path = write(tmp_path, "import argparse\nargparse.ArgumentParser().error('no')\n" + GOOD)
+    with pytest.raises(ContractError) as caught:
+        load_contract(path)
+    text = user_traceback(caught.value, path)
+    assert text.count('  File "') == 1
+    assert f'File "{path}", line 2' in text
+    # What does not pass through the file begins where our frames end.
+    step = Step(load_contract(write(tmp_path, GOOD)), torch.nn.Linear(3, 1), on_nan="stop",
+                log_layers="")  # fmt: skip
+    with pytest.raises(UserCodeError) as failed:
+        step.predict(torch.ones(4, 2))
+    frames = re.findall(r'  File "(.*)"', user_traceback(failed.value, path))
+    assert frames
+    assert not any("/torch_edl/" in frame for frame in frames)
 
 
 def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> None:
