@@ -166,21 +166,15 @@ class ScriptJob(ServedJob):
         if self.config.experiment is None or not request.HasField("experiment"):
             return
         told = request.experiment
-        difference = self.config.experiment.difference(
-            Experiment(
-                script=told.script,
-                args=tuple(told.args),
-                folder=told.folder,
-                machine=told.machine,
-                rdzv_id=told.rdzv_id,
-                digest=told.digest,
-            )
+        asked = Experiment(
+            script=told.script,
+            args=tuple(told.args),
+            folder=told.folder,
+            machine=told.machine,
+            rdzv_id=told.rdzv_id,
+            digest=told.digest,
         )
-        if difference:
-            raise UsageError(
-                f"job {self.config.name} is another experiment: {difference}; give this one an "
-                "--rdzv-endpoint and an --rdzv-id of its own, or neither to run it alone"
-            )
+        self.config.experiment.require(asked, self.config.name)
 
     def _told(self, agent: Agent, told: pb.AgentWorker, now: float) -> None:
         if told.exited:

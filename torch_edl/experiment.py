@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_edl.errors import UsageError
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SHOWN_CHARACTERS = 200
 
@@ -73,6 +75,19 @@ class Experiment:
         if self.digest != other.digest:
             return f"the text of {ours} is not the one that the job began with"
         return ""
+
+    def require(self, other: Experiment, job: str) -> None:
+        """Refuses an agent that was asked for ``other`` at the job, which runs ``self``.
+
+        Raises:
+            UsageError: they differ; names both.
+        """
+        difference = self.difference(other)
+        if difference:
+            raise UsageError(
+                f"job {job} is another experiment: {difference}; give this one an "
+                "--rdzv-endpoint and an --rdzv-id of its own, or neither to run it alone"
+            )
 
 
 def _shown(args: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import shutil
 import time
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ EVENTS = "events.jsonl"
 PREDICTIONS = "predictions"
 LOGS = "logs"
 LOCK = "client.lock"
+AGENT_LOCKS = "agent-*.lock"
 
 ENDED = ("finished", "failed", "stopped")
 # What stays when a new job starts: folders of so many jobs, for so long after their end.
@@ -85,7 +87,7 @@ class Job:
     def is_over(self) -> bool:
         """Whether nobody needs its folder any more: no process of it lives, and none is about to
         start."""
-        if self.is_watched() or self.is_alive():
+        if self.is_running():
             return False
         ended = self.last_status().get("state") in ENDED
         return ended or time.time() - self.touched() >= _STARTING_S
@@ -100,24 +102,31 @@ class Job:
 
     def is_watched(self) -> bool:
         """Whether the client that started it lives."""
-        try:
-            with open(self.dir / LOCK, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return _is_locked(self.dir / LOCK)
+
+    def has_agents(self) -> bool:
+        """Whether an agent of this machine takes part in it."""
+        return any(map(_is_locked, self.dir.glob(AGENT_LOCKS)))
+
+    def has_master(self) -> bool:
+        """Whether its master runs, or who started that may start it again."""
+        return self.is_watched() or self.is_alive()
 
     def is_running(self) -> bool:
-        """Whether its name is taken: its master runs, or who started that may start it again."""
-        return self.is_watched() or self.is_alive()
+        """Whether its name is taken: it has a master, or agents that wait for one."""
+        return self.has_master() or self.has_agents()
 
     def hold(self) -> BinaryIO:
         """Marks the job as watched until the file is closed, or this process is gone."""
-        file = open(self.dir / LOCK, "wb")  # noqa: SIM115 - the caller closes it
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return file
+        return _lock(self.dir / LOCK)
+
+    def take_part(self) -> BinaryIO:
+        """Says that an agent lives, until the file is closed, or this process is gone.
+
+        Raises:
+            OSError: the folder is gone or cannot be written.
+        """
+        return _lock(self.dir / AGENT_LOCKS.replace("*", secrets.token_hex(4)))
 
 
 def claim(job: Job, config: JobConfig) -> None:
@@ -287,6 +296,23 @@ def get_status(job: Job) -> pb.GetStatusResponse | None:
     except UsageError:
         return None
     return status
+
+
+def _lock(path: Path) -> BinaryIO:
+    file = open(path, "wb")  # noqa: SIM115 - the caller closes it
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _modified(path: Path) -> float:

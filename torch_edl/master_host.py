@@ -8,6 +8,7 @@ torch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
@@ -16,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from torch_edl import job_folder
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig, edl_home
@@ -51,6 +53,10 @@ class Master:
     address: str
     token: str
     hosted: HostedMaster | None = None
+    job: str = ""
+    """Its name; empty: the folder of the job is on another machine, or another user's."""
+    presence: BinaryIO | None = None
+    """Says on this machine that an agent of the job lives, until this is closed."""
 
     def environment(self, node: str) -> dict[str, str]:
         """What a worker needs to find it, with the name of the agent that started the worker."""
@@ -187,13 +193,17 @@ def host(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) -> 
     job = job_folder.Job(config.name)
     job_folder.claim(job, config)
     token = os.environ.get(ENV_TOKEN) or secrets.token_urlsafe(32)
+    return _start(job, token=token, listen=listen, follows=follows)
+
+
+def _start(job: job_folder.Job, *, token: str, listen: str, follows: bool) -> Master:
     hosted = HostedMaster(job, token=token, listen=listen, follows=follows)
     try:
         address = hosted.start()
     except BaseException:
         hosted.stop(grace_s=0)
         raise
-    return Master(address=address, token=token, hosted=hosted)
+    return Master(address=address, token=token, hosted=hosted, job=job.name)
 
 
 def host_or_find(
@@ -217,15 +227,44 @@ def host_or_find(
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
     with _one_at_a_time(place):
         found = _find(endpoint, names)
-        if found is not None:
-            return found
-        with _one_at_a_time("start"):
-            free = [name for name in names if not job_folder.Job(name).is_running()]
-            return host(config([*free, *names][0]), listen=endpoint, follows=follows)
+        if isinstance(found, job_folder.Job):
+            found = _succeed(found, config(found.name), endpoint, follows=follows)
+        if found is None:
+            with _one_at_a_time("start"):
+                free = [name for name in names if not job_folder.Job(name).is_running()]
+                found = host(config([*free, *names][0]), listen=endpoint, follows=follows)
+        presence = job_folder.Job(found.job).take_part() if found.job else None
+        return dataclasses.replace(found, presence=presence)
 
 
-def _find(endpoint: str, names: Sequence[str]) -> Master | None:
-    """The master of a job of this machine; None: the place is free."""
+def _succeed(job: job_folder.Job, config: JobConfig, endpoint: str, *, follows: bool) -> Master:
+    """Starts the master again of a job whose agents wait for it, since who hosted it is lost.
+
+    A new job beside them would be a second group that trains the same.
+
+    Raises:
+        UsageError: this agent is not one of that job.
+        JobFailedError: it does not come up.
+    """
+    address = job.master()
+    assert address is not None, f"agents of {job.name} found a master"
+    named = os.environ.get(ENV_TOKEN)
+    if named and named != address.token:
+        raise UsageError(
+            f"{ENV_TOKEN}: not the token of job {job.name}, whose agents wait for its master; "
+            f"end them first, or unset {ENV_TOKEN} to go on with them"
+        )
+    begun = JobConfig.from_json((job.dir / job_folder.CONFIG).read_text(encoding="utf-8"))
+    if begun.experiment is not None and config.experiment is not None:
+        begun.experiment.require(config.experiment, job.name)
+    log.warning("job %s lost its master, and agents wait for it: starting it again", job.name)
+    listen = address.address if endpoint == ANY_PORT else endpoint
+    return _start(job, token=address.token, listen=listen, follows=follows)
+
+
+def _find(endpoint: str, names: Sequence[str]) -> Master | job_folder.Job | None:
+    """The master of a job of this machine; a job that has agents and no master; None: the place
+    is free."""
     began = time.monotonic()
     told = ""
     while (job := _job_at(endpoint, names)) is not None or _is_listening(endpoint):
@@ -240,11 +279,12 @@ def _find(endpoint: str, names: Sequence[str]) -> Master | None:
             if job.name in names:
                 token = os.environ.get(ENV_TOKEN) or address.token
                 where = address.address if endpoint == ANY_PORT else endpoint
-                return Master(address=where, token=token)
-            raise UsageError(
-                f"{endpoint}: job {job.name} listens there, not job {names[0]}; choose another "
-                "port, or name the same --rdzv-id, script and arguments to join it"
-            )
+                return Master(address=where, token=token, job=job.name)
+            raise _not_ours(endpoint, f"job {job.name} listens there", names)
+        if not job.has_master() and job.last_status().get("state") not in _OVER:
+            if job.name in names:
+                return job
+            raise _not_ours(endpoint, f"agents of job {job.name} wait there for it", names)
         how = "does not answer" if status is None else "is over"
         if waited_s > _LEAVES_S:
             raise UsageError(
@@ -256,6 +296,13 @@ def _find(endpoint: str, names: Sequence[str]) -> Master | None:
             told = job.name
         time.sleep(_LOOK_S)
     return None
+
+
+def _not_ours(endpoint: str, who: str, names: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"{endpoint}: {who}, not job {names[0]}; choose another port, or name the same --rdzv-id, "
+        "script and arguments to join it"
+    )
 
 
 def _job_at(endpoint: str, names: Sequence[str]) -> job_folder.Job | None:

@@ -122,6 +122,8 @@ class Agent:
             self._reporter.close()
             if self._master.hosted is not None:
                 self._master.hosted.stop(grace_s=_MASTER_LEAVES_S)
+            if self._master.presence is not None:
+                self._master.presence.close()
             self._stub.close()
             self._signals.restore()
             os.close(self._wake_reader)

@@ -168,6 +168,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             )
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
+        self._presence = master.presence
         # torch's agent hands its environment on to its workers.
         os.environ.update(master.environment(self._node))
         service = pb.DESCRIPTOR.services_by_name["Master"]
@@ -177,6 +178,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         """The job that this agent came to ended before it took part: there may be another."""
         if self._token is None:  # that of the job which is over
             os.environ.pop(ENV_TOKEN, None)
+        self._leave_job()
         self._stub.close()
         self._hosted, self._stub = self._meet()
 
@@ -259,7 +261,12 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
         if self._hosted is not None:  # it leaves with the last agent; the port is free then
             self._hosted.wait(_FAREWELL_S)
+        self._leave_job()
         self._stub.close()
+
+    def _leave_job(self) -> None:
+        if self._presence is not None:
+            self._presence.close()
 
     def _say_last(self, request: pb.RendezvousRequest) -> None:
         try:

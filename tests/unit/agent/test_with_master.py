@@ -217,6 +217,42 @@ def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> No
         assert agent.finish()[0] == 0
 
 
+def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
+    place: Place, endpoint: str
+) -> None:
+    """Without a token that was set by hand, and never as a second job beside the first."""
+
+    def start(name: str, *words: str) -> RunningAgent:
+        return place.run(
+            *("--nnodes", "1:3", "--rdzv-endpoint", endpoint, "--rdzv-id", "left"),
+            *("--heartbeat-timeout", "3", *words),
+            name=name,
+        )
+
+    one = start("one")
+    one.workers(1)
+    two = start("two")
+    (pid, before), *_ = two.workers(1).items()
+    one.process.send_signal(signal.SIGSTOP)  # or it starts the master again
+    os.kill(place.master("left")["pid"], signal.SIGKILL)
+    one.process.kill()
+    # What else might take the place is refused.
+    code, _, err = place.run("--rdzv-endpoint", endpoint, name="stray").finish()
+    assert code == 2
+    assert f"{endpoint}: agents of job left wait there for it, not job worker-" in err
+    three = start("three")
+    (env,) = three.workers(1).values()
+    assert env["TORCH_EDL_TOKEN"] == before["TORCH_EDL_TOKEN"]
+    assert set(two.workers(1)) == {pid}
+    two.end(0)
+    three.end(0)
+    for agent in (two, three):
+        code, _, err = agent.finish()
+        assert code == 0, err
+    assert "job left lost its master, and agents wait for it: starting it again" in err
+    assert json.loads(place.ask("status", "left", "--json"))["state"] == "finished"
+
+
 def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint: str) -> None:
     words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "few"]
     agent = place.run(*words, "--rdzv-conf", "join_timeout=1.5")
