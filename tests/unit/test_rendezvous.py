@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch_edl.job_folder import all_jobs
 from torch_edl.rendezvous import handler_creator
 from torch_edl.rendezvous.handler import MasterRendezvousHandler
-from torch_edl.rendezvous.options import job_name
+from torch_edl.rendezvous.options import job_name, unquoted
 
 ROOT = Path(__file__).parents[2]
 
@@ -250,3 +250,8 @@ def test_a_stale_agent_is_out_until_it_asks_again(make: Make, endpoint: str) -> 
 @pytest.mark.parametrize(("run_id", "name"), [("a/b c", "a-b-c"), ("..", "job"), ("x.1", "x.1")])
 def test_a_run_id_names_a_job(run_id: str, name: str) -> None:
     assert job_name(run_id) == name
+
+
+def test_quotes_around_options_are_not_meant() -> None:
+    configs = unquoted({"'join_timeout": "60", "last_call_timeout": "5'", "rank": 0})
+    assert configs == {"join_timeout": "60", "last_call_timeout": "5", "rank": 0}

@@ -6,6 +6,8 @@ A model file defines what the contract names, and torch-edl trains it. A script 
 from __future__ import annotations
 
 import ast
+import contextlib
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch_edl.cli.static_check import TRAIN_NEEDS, bound_names, is_dynamic, par
 # Who names one of these trains by itself, whatever else the file defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL_FILE_FUNCTIONS = 2
+_MAIN = "__main__.py"
 
 
 @dataclass(frozen=True)
@@ -25,26 +28,36 @@ class FileKind:
     reason: str
 
 
-def kind_of(path: str, *, shown: str, has_data: bool) -> FileKind:
+def kind_of(path: str, *, shown: str, has_data: bool, launched: bool = False) -> FileKind:
     """Tells a model file from a training script.
 
     Args:
         shown: the path as the user wrote it, for messages.
         has_data: ``--data`` is among the words that follow; it decides where the file does not.
+        launched: options of torchrun are given, which a model file does not have.
 
     Raises:
         UsageError: the file is missing or is not Python.
     """
+    packed = _packed(Path(path))
+    if packed:
+        return FileKind(True, packed)
     tree = parse(Path(path), shown)
     used = _own_loop(tree)
     if used:
         return FileKind(True, f"it uses torch_edl.{used}")
-    bound = set(bound_names(tree.body))
-    if all(not bound.isdisjoint(need.names) for need in TRAIN_NEEDS):
+    has_data = has_data and "--data" not in named_options(path)
+    trees = [tree, *_starred(tree, Path(path).absolute().parent)]
+    bound = {name for each in trees for name in bound_names(each.body)}
+    trains = _has_own_backward(tree)
+    is_complete = all(not bound.isdisjoint(need.names) for need in TRAIN_NEEDS)
+    if is_complete and (has_data or not trains):
         return FileKind(False, "it defines a model, loss, optimizer and feed")
-    functions = _functions(tree)
+    if launched:
+        return FileKind(True, "options of torchrun launch it")
+    functions = {name for each in trees for name in _functions(each)}
     defined = [n for need in TRAIN_NEEDS for n in need.names if n in functions]
-    runs = _runs(tree)
+    runs = trains or _runs(tree)
     if len(defined) >= _MODEL_FILE_FUNCTIONS and (has_data or not runs):
         return FileKind(False, f"it defines {' and '.join(defined[:2])}")
     is_unclear = bool(defined) or "*" in bound or is_dynamic(tree)
@@ -55,13 +68,14 @@ def kind_of(path: str, *, shown: str, has_data: bool) -> FileKind:
 
 def uses_torch_edl(script: str) -> bool:
     """Whether the script, or a module below its folder that it imports, imports torch_edl."""
-    path = Path(script).absolute()
-    return _imports_torch_edl(path, path.parent)
+    if script.endswith(".pyc"):
+        return b"torch_edl" in Path(script).read_bytes()
+    return any(_imports_torch_edl(tree) for tree in _trees(script))
 
 
 def module_uses_torch_edl(file: Path, root: Path) -> bool:
     """As :func:`uses_torch_edl`, of a module that ``-m`` names; its own are below ``root``."""
-    return _imports_torch_edl(file, root)
+    return any(_imports_torch_edl(tree) for tree in _local_trees(file, root))
 
 
 def find_module(name: str, places: list[str]) -> Path | None:
@@ -77,15 +91,27 @@ def find_module(name: str, places: list[str]) -> Path | None:
 
 def named_options(script: str) -> frozenset[str]:
     """Texts in the script and its local modules that look like options, such as ``--lr``."""
-    path = Path(script).absolute()
     return frozenset(
         node.value
-        for _, tree in _local_trees(path, path.parent)
+        for tree in _trees(script)
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and node.value.startswith("--")
     )
+
+
+def _packed(path: Path) -> str:
+    """What Python runs and is not a source file; empty: something else."""
+    if path.is_dir():
+        return "a folder with __main__.py" if (path / _MAIN).is_file() else ""
+    if path.suffix == ".pyc":
+        return "compiled Python"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+        return "an archive with __main__.py" if {_MAIN, f"{_MAIN}c"} & set(names) else ""
+    return ""
 
 
 def _own_loop(tree: ast.Module) -> str:
@@ -128,29 +154,83 @@ def _functions(tree: ast.Module) -> set[str]:
 
 
 def _runs(tree: ast.Module) -> bool:
-    """Whether the file does something when it is run: a main block, or a loop."""
+    """Whether the file does something when it is run: a main block, a call of main, or a loop."""
     return any(
         isinstance(statement, (ast.For, ast.While))
-        or (
-            isinstance(statement, ast.If)
-            and any(
-                isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
-            )
-        )
+        or _is_guard(statement)
+        or _calls_main(statement)
         for statement in tree.body
     )
 
 
-def _imports_torch_edl(path: Path, root: Path) -> bool:
-    return any(
-        name.split(".")[0] == "torch_edl"
-        for _, tree in _local_trees(path, root)
-        for name, level in _imported(tree)
-        if not level
+def _is_guard(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and any(
+        isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
     )
 
 
-def _local_trees(path: Path, root: Path) -> Iterator[tuple[Path, ast.Module]]:
+def _calls_main(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Call)
+        and isinstance(statement.value.func, ast.Name)
+        and statement.value.func.id == "main"
+    )
+
+
+def _has_own_backward(tree: ast.Module) -> bool:
+    """Whether backward() is called, as only a loop of its own does; a main block may be a trial."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+        for statement in tree.body
+        if not _is_guard(statement)
+        for node in ast.walk(statement)
+    )
+
+
+def _starred(tree: ast.Module, base: Path) -> Iterator[ast.Module]:
+    """The local modules all of whose names the file takes, directly or not."""
+    seen: set[Path] = set()
+    waiting = [(tree, base)]
+    while waiting:
+        tree, place = waiting.pop()
+        for node in tree.body:
+            if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+                continue
+            start = place.parents[node.level - 2] if node.level > 1 else place
+            found = list(_files_of(node.module or "", start if node.level else base))[-1:]
+            for file in found:
+                if file in seen:
+                    continue
+                seen.add(file)
+                with contextlib.suppress(OSError, SyntaxError, ValueError):  # who runs it says so
+                    module = ast.parse(file.read_bytes())
+                    yield module
+                    waiting.append((module, file.parent))
+
+
+def _imports_torch_edl(tree: ast.Module) -> bool:
+    return any(name.split(".")[0] == "torch_edl" for name, level in _imported(tree) if not level)
+
+
+def _trees(script: str) -> Iterator[ast.Module]:
+    """What a program consists of, as far as it is Python that can be read."""
+    path = Path(script).absolute()
+    if path.is_dir():
+        yield from _local_trees(path / _MAIN, path)
+    elif path.is_file() and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".py"):
+                    with contextlib.suppress(SyntaxError, ValueError):
+                        yield ast.parse(archive.read(name))
+    else:
+        yield from _local_trees(path, path.parent)
+
+
+def _local_trees(path: Path, root: Path) -> Iterator[ast.Module]:
     """The file, and the modules below ``root`` that it imports, directly or not."""
     seen, waiting = {path}, [path]
     while waiting:
@@ -159,7 +239,7 @@ def _local_trees(path: Path, root: Path) -> Iterator[tuple[Path, ast.Module]]:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue  # who runs it will say so
-        yield file, tree
+        yield tree
         for name, level in _imported(tree):
             base = file.parents[level - 1] if level else root
             for found in _files_of(name, base):

@@ -129,7 +129,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _check(args: argparse.Namespace) -> None:
     script = args.training_script
     if not (args.module or args.no_python):
-        kind = file_kind.kind_of(script, shown=script, has_data=False)
+        kind = file_kind.kind_of(script, shown=script, has_data=False, launched=True)
         if not kind.is_script:
             raise UsageError(
                 f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
@@ -234,6 +234,7 @@ def _launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
         raise UsageError(f"torchrun's options: {error}") from error
     if config.nproc_per_node < 1:
         raise UsageError(f"--nproc-per-node {args.nproc_per_node}: at least one is needed")
+    config.rdzv_configs = rendezvous.unquoted(config.rdzv_configs)
     if not isinstance(entrypoint, str):  # --run-path
         return config, [sys.executable, "-u", "-c", _RUN_PATH, *words]
     return config, [entrypoint, *words]

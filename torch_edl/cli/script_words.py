@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from torch_edl.cli import file_kind
 from torch_edl.errors import UsageError
 
+# torchrun's variables for --no-python and --module.
+_NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
+
 HELP_TORCHRUN = "--help-torchrun"
 
 # Options that may stand behind a script, as they may behind a model file. Flag to whether it has a
@@ -50,9 +53,9 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     place = 0
     while place < len(words):
         word = words[place]
-        if word in ("-h", "--help", "--"):
+        if word in ("-h", "--help"):
             return None
-        if not word.startswith("-"):
+        if word == "--" or not word.startswith("-"):
             break
         flag, equals, _ = word.partition("=")
         if flag not in known:
@@ -66,12 +69,17 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             continue
         while place < len(words) and not words[place].startswith("-"):
             place += 1
+    is_cut = words[place : place + 1] == ["--"]
+    place += is_cut
+    if place < len(words) and any(os.environ.get(name, "0") != "0" for name in _NO_FILE):
+        return list(words)  # what is run need not be a file of Python
     if place >= len(words) or not os.path.exists(words[place]):
         return None  # whose parser says what is missing
     file, rest = words[place], list(words[place + 1 :])
-    ours = rest[: rest.index("--")] if "--" in rest else rest
+    ours = [] if is_cut else rest[: rest.index("--")] if "--" in rest else rest
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
-    kind = file_kind.kind_of(file, shown=file, has_data=has_data)
+    launched = any(name.startswith("PET_") for name in os.environ)
+    kind = file_kind.kind_of(file, shown=file, has_data=has_data, launched=launched)
     if not kind.is_script:
         return None
     for flag in before:
@@ -79,6 +87,8 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             raise UsageError(
                 f"{flag}: {file} is a training script ({kind.reason}): {why_not(flag)}"
             )
+    if is_cut:
+        return [*words[: place - 1], file, *rest]
     if before or not file_kind.uses_torch_edl(file):
         return list(words)
     return _own_first(file, rest)

@@ -61,7 +61,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._parameters = parameters
         self._run_id = parameters.run_id
-        configs = parameters.config
+        configs = options.unquoted(parameters.config)
         self._join_timeout_s = options.seconds(configs, "join_timeout", options.JOIN_TIMEOUT_S)
         self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
         self._endpoint = options.endpoint(parameters.endpoint)

@@ -44,6 +44,14 @@ def job_names(run_id: str, port: int) -> list[str]:
     return [name, f"{name}-{port}"]
 
 
+def unquoted(configs: Mapping[str, Any]) -> dict[str, Any]:
+    """``--rdzv-conf`` as it was meant where quotes reached us, as from a YAML file or a script."""
+    return {
+        key.strip("'\""): value.strip("'\"") if isinstance(value, str) else value
+        for key, value in configs.items()
+    }
+
+
 def seconds(configs: Mapping[str, Any], key: str, default: float) -> float:
     """A duration of ``--rdzv-conf``.
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import py_compile
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,17 @@ def main(): ...
 if __name__ == "__main__":
     main()
 """
+# Without a main block, as many that were notebooks once.
+DDP_SCRIPT = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+def model(): ...
+def loss(outputs, labels): ...
+def fit():
+    for x, y in data:
+        loss(net(x), y).backward()
+fit()
+"""
 
 
 @pytest.mark.parametrize(
@@ -50,12 +63,50 @@ if __name__ == "__main__":
         (CONTRACT + "import torch_edl as edl\ndef main(): edl.ElasticTrainer\n", True, True),
         (CONTRACT + "from torch_edl import ElasticTrainer\n", False, True),
         (CONTRACT + "import torch_edl\ntorch_edl.nn.Embedding\n", False, False),
+        (DDP_SCRIPT, False, True),
+        (CONTRACT + "def fit(): loss(1, 2).backward()\nfit()\n", False, True),
+        (CONTRACT + "def fit(): loss(1, 2).backward()\n", True, False),
+        (CONTRACT + "if __name__ == '__main__':\n    loss(1, 2).backward()\n", False, False),
+        # Its own --data, in a module beside it.
+        ("from helpers import *\nargs = parse()\n", True, True),
+        ("from helpers import *\nmodel()\n", True, True),
+        ("from contract import *\n", False, False),
     ],
 )
 def test_a_model_file_or_a_script(tmp_path: Path, text: str, data: bool, is_script: bool) -> None:
+    (tmp_path / "helpers.py").write_text("NAMES = ['--data']\ndef model(): ...\n")
+    (tmp_path / "contract.py").write_text(CONTRACT)
     path = tmp_path / "it.py"
     path.write_text(text)
     assert file_kind.kind_of(str(path), shown="it.py", has_data=data).is_script is is_script
+
+
+def test_options_of_torchrun_say_that_it_is_a_script(tmp_path: Path) -> None:
+    path = tmp_path / "it.py"
+    for text, is_script in (
+        ("def model(): ...\ndef loss(a, b): ...\nfit()\n", True),
+        (CONTRACT, False),  # nothing would come of it
+    ):
+        path.write_text(text)
+        kind = file_kind.kind_of(str(path), shown="it.py", has_data=False, launched=True)
+        assert kind.is_script is is_script
+
+
+@pytest.mark.parametrize("form", ["folder", "app.pyz", "it.pyc"])
+def test_what_python_runs_and_is_no_source_file(tmp_path: Path, form: str) -> None:
+    source = tmp_path / "folder" / "__main__.py"
+    source.parent.mkdir()
+    for text, uses in (("import torch_edl; print('--lr')\n", True), ("import torch\n", False)):
+        source.write_text(text)
+        if form == "app.pyz":
+            zipapp.create_archive(source.parent, tmp_path / form)
+        elif form == "it.pyc":
+            py_compile.compile(str(source), str(tmp_path / form))
+        path = str(tmp_path / form)
+        assert file_kind.kind_of(path, shown=form, has_data=True).is_script
+        assert file_kind.uses_torch_edl(path) is uses
+        if uses and form != "it.pyc":
+            assert file_kind.named_options(path) == {"--lr"}
 
 
 def test_examples_are_what_they_are() -> None:

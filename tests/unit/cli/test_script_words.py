@@ -44,11 +44,30 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-m plain --lr 1", "-m plain --lr 1"),
         ("--standalone elastic.py", "--standalone elastic.py"),
         ("--help-torchrun", "--help"),
+        # All behind the cut is the script's.
+        ("-- plain.py --x", "plain.py --x"),
+        ("-- elastic.py --workers 2", "elastic.py --workers 2"),
+        ("--workers 2 -- elastic.py --x", "--workers 2 elastic.py --x"),
     ],
 )
 def test_words_of_a_script(place: Path, line: str, words: str) -> None:
     args = parse(["run", *line.split()])
     assert (args.verb, args.words) == ("script", words.split())
+
+
+@pytest.mark.parametrize("line", ["train.sh --lr 1", "some.module --lr 1", "-- train.sh"])
+def test_variables_of_torchrun_say_that_it_is_no_file_of_python(
+    place: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    (place / "train.sh").write_text("echo $RANK (\n")
+    with pytest.raises(UsageError):
+        parse(["run", *line.split()])
+    for name in ("PET_NO_PYTHON", "PET_MODULE"):
+        with monkeypatch.context() as set_in:
+            set_in.setenv(name, "1")
+            args = parse(["run", *line.split()])
+            assert (args.verb, args.words) == ("script", line.split())
+            assert script.parse(args.words).training_script in ("train.sh", "some.module")
 
 
 @pytest.mark.parametrize(
