@@ -86,6 +86,9 @@ class CrashLoop:
 Outcome = WorkerGone | ServersGone | CrashLoop
 
 
+_MOST_WORKERS = 10_000
+
+
 def check_scale(min_workers: int, max_workers: int, *, strategy: str) -> None:
     """Raises UsageError if a running job cannot be scaled so."""
     wanted = f"--workers {min_workers}:{max_workers}"
@@ -95,6 +98,8 @@ def check_scale(min_workers: int, max_workers: int, *, strategy: str) -> None:
         raise UsageError(
             f"{wanted}: the minimum is above the maximum; write {max_workers}:{min_workers}"
         )
+    if max_workers > _MOST_WORKERS:
+        raise UsageError(f"{wanted}: a job has {_MOST_WORKERS:,} workers at most")
     if strategy == "local" and max_workers > 1:
         raise UsageError(
             f"{wanted}: the strategy local runs one worker; start the job with --strategy allreduce"

@@ -11,6 +11,8 @@ from torch_edl.wire import master_pb2 as pb
 
 _PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
 
+_MOST_RECORDS = 1 << 53
+
 
 def with_data(config: JobConfig, told: pb.ScriptData) -> JobConfig:
     """The configuration of the job, with the data of its loader.
@@ -20,6 +22,11 @@ def with_data(config: JobConfig, told: pb.ScriptData) -> JobConfig:
     """
     if min(told.records, told.records_per_task) < 1:
         raise UsageError(f"job.loader: {told.records:,} records; at least one is needed")
+    if told.records * max(told.epochs, 1) > _MOST_RECORDS:
+        raise UsageError(
+            f"job.loader: {told.records:,} records in {told.epochs:,} epochs; at most "
+            f"{_MOST_RECORDS:,} are counted"
+        )
     data = dataclasses.replace(
         config.data,
         batch_size=told.batch_size,

@@ -11,12 +11,13 @@ from typing import Any
 import grpc
 
 from master.job import Job
+from master.requests import check
 from master.scripts import ScriptJob
 from master.status import LogPath, describe
 from master.workers import Workers
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.server import serve
+from torch_edl.wire.server import Handler, serve
 
 log = logging.getLogger(__name__)
 
@@ -64,21 +65,7 @@ class Service:
         threads = max(64, 4 * self.job.config.cluster.max_workers)
         self._server, port = serve(
             pb.DESCRIPTOR.services_by_name["Master"],
-            {
-                "Register": self._changing(self._workers.register),
-                "RegisterServer": self._register_server,
-                "ReportModel": self._report_model,
-                "Lease": self._lease,
-                "ReportTask": self._changing(self._workers.report_task),
-                "Heartbeat": self._heartbeat,
-                "JoinRing": self._join_ring,
-                "CommitCheckpoint": self._changing(self._workers.commit_checkpoint),
-                "AgentReport": self._changing(self._of_script("agent_report")),
-                "Rendezvous": self._rendezvous,
-                "GetStatus": self._status,
-                "Scale": self._scale,
-                "Stop": self._stop,
-            },
+            self.handlers(),
             address=address,
             token=token,
             threads=threads,
@@ -87,6 +74,25 @@ class Service:
         self.listens = f"{host}:{port}"
         self.address = f"{'127.0.0.1' if host in _ANY else host}:{port}"
         return self.address
+
+    def handlers(self) -> dict[str, Handler]:
+        """Method name to handler."""
+        handlers: dict[str, Handler] = {
+            "Register": self._changing(self._workers.register),
+            "RegisterServer": self._register_server,
+            "ReportModel": self._report_model,
+            "Lease": self._lease,
+            "ReportTask": self._changing(self._workers.report_task),
+            "Heartbeat": self._heartbeat,
+            "JoinRing": self._join_ring,
+            "CommitCheckpoint": self._changing(self._workers.commit_checkpoint),
+            "AgentReport": self._changing(self._of_script("agent_report")),
+            "Rendezvous": self._rendezvous,
+            "GetStatus": self._status,
+            "Scale": self._scale,
+            "Stop": self._stop,
+        }
+        return {name: _checked(handler) for name, handler in handlers.items()}
 
     def close(self) -> None:
         """Lets calls in flight end, and stops."""
@@ -216,3 +222,11 @@ class Service:
             self.job.stop(request.reason or "asked to stop", self._clock())
             self.changed.notify_all()
         return pb.StopResponse()
+
+
+def _checked(handler: Handler) -> Handler:
+    def handle(request: Any, context: grpc.ServicerContext) -> Any:
+        check(request)
+        return handler(request, context)
+
+    return handle

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as F
 
-_INT64 = (-(2**63), -(2**62), -2, -1, 0, 1, 2**31, 2**53 + 1, 2**62, 2**63 - 1)
+_INT64 = (-(2**63), -2, -1, 0, 1, 2**31, 2**62, 2**63 - 1)
 _INT32 = (-(2**31), -3, -2, -1, 0, 1, 2**31 - 1)
 _FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-320, 1e-40, 1e308)
 

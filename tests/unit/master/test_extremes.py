@@ -1,0 +1,196 @@
+"""Each number of each request, at its extremes: refused by name, or taken; the job goes on."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from master.fleet import Fleet
+from master.job import Job
+from master.scripts import ScriptJob
+from master.service import Service
+from tests.unit.wire.extremes import variants
+from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.data.task_space import Shard
+from torch_edl.errors import UsageError
+from torch_edl.wire import codec, pserver_pb2
+from torch_edl.wire import master_pb2 as pb
+
+# A call that waits sees its deadline pass at once.
+CONTEXT = SimpleNamespace(is_active=lambda: True)
+METRIC = pb.MetricState(name="m", sum=1, records=4)
+OBJECT = pb.MetricState(
+    name="o",
+    object=True,
+    records=4,
+    tensors=[pb.StateTensor(name="s", value=codec.to_proto(np.ones(2)), reduction="mean")],
+)
+DATA = pb.ScriptData(records=100, epochs=2, batch_size=10, records_per_task=50, seed=1)
+
+
+class World:
+    """A master's service without its processes."""
+
+    def __init__(self, kind: str, strategy: str) -> None:
+        config = JobConfig(
+            name="j",
+            kind=kind,
+            model_file="/m.py",
+            data=DataConfig(batch_size=2, records_per_task=4),
+            train=TrainConfig(strategy=strategy, eval_every=2),
+            cluster=ClusterConfig(max_workers=2, servers=1),
+            checkpoint=CheckpointConfig(dir="/ck"),
+        )
+        script = kind == "script"
+        fleet = Fleet("j", workers=2, servers=1, external=script)
+        self.job = (ScriptJob if script else Job)(config, fleet, folder=Path("/job"), cores=4)
+        ticks = itertools.count(1)
+        self.service = Service(
+            self.job, clock=lambda: next(ticks) * 3.0, log_path=lambda role, id: ""
+        )
+        self.handlers = self.service.handlers()
+        self.job.start(0.0)
+        self.tick()
+        if not script:
+            self.job.scanned({"train": [Shard("a", 40)], "eval": [Shard("e", 4)]}, 0.0)
+        self.script = script
+        self.worker = self.say("Register", self.requests()["Register"]).worker_id
+        self.say("ReportModel", pb.ReportModelRequest(worker_id=self.worker))
+        self.tick()
+        for process in self.job.fleet.alive("ps"):
+            request = pb.RegisterServerRequest(incarnation=process.incarnation, address="s:1")
+            self.say("RegisterServer", request)
+        if script and strategy == "ps":
+            self.say("ReportModel", pb.ReportModelRequest(worker_id=self.worker, data=DATA))
+        if strategy == "allreduce":
+            self.form_ring()
+        self.tick()
+        leased = self.say("Lease", self.requests()["Lease"]).leases
+        self.lease = leased[0].lease_id if leased else 0
+
+    def tick(self) -> None:
+        for action in self.job.tick(0.0):
+            if hasattr(action, "spec"):
+                self.job.fleet.started(action.spec.role, action.spec.id, 1)
+
+    def form_ring(self) -> None:
+        """Of two workers, which go through the data."""
+        id = -1 if self.script else 1
+        request = pb.RegisterRequest(worker_id=id, pid=8, host="h", node="n", local_rank=1)
+        other = self.say("Register", request).worker_id
+        self.say("ReportModel", pb.ReportModelRequest(worker_id=other))
+        for worker in (self.worker, other, self.worker):
+            answer = self.say("JoinRing", pb.JoinRingRequest(worker_id=worker, store="s", step=-1))
+        assert answer.ready
+        self.ring = answer.ring
+        for worker in (self.worker, other):
+            beat = pb.HeartbeatRequest(worker_id=worker, ring=self.ring, position=8, steps=1)
+            self.say("Heartbeat", beat)
+
+    def say(self, method: str, request: Any) -> Any:
+        return self.handlers[method](request, CONTEXT)
+
+    def requests(self) -> dict[str, Any]:
+        worker = getattr(self, "worker", -1 if self.script else 0)
+        life, ring = self.job.fleet.incarnation, getattr(self, "ring", 0)
+        report = pb.ReportTaskRequest(
+            worker_id=worker,
+            lease_id=getattr(self, "lease", 0),
+            records=4,
+            steps=2,
+            damaged=1,
+            nan_steps=1,
+            metrics=[METRIC, OBJECT],
+            values={"m": 1.0},
+            files=["f"],
+            sizes=[1],
+            marks=pserver_pb2.Marks(retired_before=0),
+            version=1,
+        )
+        failed, released = pb.ReportTaskRequest(), pb.ReportTaskRequest()
+        for other, outcome in ((released, 1), (failed, 2)):
+            other.CopyFrom(report)
+            other.outcome = outcome  # type: ignore[assignment]
+        embedding = pb.EmbeddingReport(name="e", num_embeddings=10, dim=4, dynamic=False)
+        agent = pb.AgentReportRequest(
+            node="n", pid=5, host="h", workers=[pb.AgentWorker(pid=7, exited=True, code=1)]
+        )
+        requests: dict[str, Any] = {
+            "Register": pb.RegisterRequest(worker_id=worker, pid=7, host="h", node="n"),
+            "RegisterServer": pb.RegisterServerRequest(incarnation=life, address="s:1", pid=3),
+            "ReportModel": pb.ReportModelRequest(
+                worker_id=worker, embeddings=[embedding], shards=[pb.SourceShard(records=4)]
+            ),
+            "Lease": pb.LeaseRequest(worker_id=worker, want=1, incarnation=life, held=[]),
+            "ReportTask": report,
+            "ReportTask released": released,
+            "ReportTask failed": failed,
+            "Heartbeat": pb.HeartbeatRequest(
+                worker_id=worker,
+                steps=2,
+                records=4,
+                loss=0.5,
+                position=40,
+                pass_records=80,
+                ring=ring,
+            ),
+            "JoinRing": pb.JoinRingRequest(worker_id=worker, ring=ring, store="s:1"),
+            "CommitCheckpoint": pb.CommitCheckpointRequest(
+                worker_id=worker, ring=ring, directory="/ck/1"
+            ),
+            "GetStatus": pb.GetStatusRequest(),
+            "Scale": pb.ScaleRequest(min_workers=1, max_workers=2),
+        }
+        if self.script:
+            requests["ReportModel data"] = pb.ReportModelRequest(worker_id=worker, data=DATA)
+            requests["AgentReport"] = agent
+            requests["Rendezvous"] = pb.RendezvousRequest(
+                node="n", min_nodes=1, max_nodes=2, last_call_s=1, store="s"
+            )
+        return requests
+
+    def goes_on(self) -> None:
+        """Its state can be told, kept and continued; workers come and are answered."""
+        self.tick()
+        self.say("GetStatus", pb.GetStatusRequest())
+        for process in self.job.fleet.alive("worker"):
+            assert process.id < 100, "a flood of workers"
+        worker = self.worker
+        self.say(
+            "Heartbeat",
+            pb.HeartbeatRequest(worker_id=worker, steps=3, ring=getattr(self, "ring", 0)),
+        )
+        lease = pb.LeaseRequest(worker_id=worker, want=1, incarnation=self.job.fleet.incarnation)
+        answer = self.say("Lease", lease)
+        answer.SerializeToString()
+        if isinstance(self.job, ScriptJob):
+            self.job.durable()
+        self.tick()
+        assert self.say("GetStatus", pb.GetStatusRequest()).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [("train", "ps"), ("script", "ps"), ("script", "allreduce")],
+)
+def test_no_number_ends_or_poisons_a_job(kind: str, strategy: str) -> None:
+    bad = []
+    for name in World(kind, strategy).requests():
+        for what, request in variants(World(kind, strategy).requests()[name]):
+            world = World(kind, strategy)
+            try:
+                world.say(name.split()[0], request)
+            except UsageError:
+                pass
+            except Exception as error:
+                bad.append(f"{name}, {what}: {error!r}")
+            try:
+                world.goes_on()
+            except Exception as error:
+                bad.append(f"after {name}, {what}: {error!r}")
+    assert not bad, "\n".join(bad)
