@@ -41,12 +41,13 @@ def split(value: Any) -> tuple[Any, Any]:
         for key in LABEL_KEYS:
             if key in rest:
                 return rest, rest.pop(key)
-        raise BatchError(f"a dict with {sorted(rest)}; the labels belong under 'labels'")
+        raise BatchError(f"a dict of {sorted(rest)} without labels, which belong under 'labels'")
     if isinstance(value, tuple | list) and len(value) >= 2:
         *features, labels = value
         return (features[0] if len(features) == 1 else tuple(features)), labels
+    lacks = " without labels" if isinstance(value, torch.Tensor | np.ndarray | tuple | list) else ""
     raise BatchError(
-        f"{type(value).__name__}; expected a tuple (features, labels), a dict with 'labels'"
+        f"{type(value).__name__}{lacks}; expected a tuple (features, labels), a dict with 'labels'"
     )
 
 
@@ -75,7 +76,9 @@ def length(value: Any) -> int:
 def slice_tensors(value: Any, start: int, end: int) -> Any:
     """Samples ``start .. end - 1`` of every tensor in a tuple, list or dict: views, no copies."""
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value[start:end])
+        part = value[start:end]
+        # Columns of a table may not be written to, and torch has no such tensors.
+        return torch.from_numpy(part if part.flags.writeable else part.copy())
     if isinstance(value, Mapping):
         return {k: slice_tensors(v, start, end) for k, v in value.items()}
     if isinstance(value, tuple | list):

@@ -26,6 +26,8 @@ from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+_SHOWN = 20  # columns in a message
+
 MODES = {
     pb.TASK_TRAIN: "training",
     pb.TASK_EVALUATE: "evaluation",
@@ -93,7 +95,8 @@ class Feeder:
         try:
             fed = self._feed(records, mode, self.source(lease.shard).metadata)
         except (Exception, SystemExit) as error:
-            raise FeedError(f"feed raised {describe_error(error)}", lease) from error
+            said = describe_error(error) + _what_records_are(records, error)
+            raise FeedError(f"feed raised {said}", lease) from error
 
         def windows(offset: int) -> Iterator[Window]:
             return self._group(self._batches(fed, lease, mode, offset), lease, offset)
@@ -116,7 +119,8 @@ class Feeder:
                 samples = list(fed) if stream else [fed[i] for i in range(len(fed))]  # type: ignore
                 fed = collate(samples)
         except (Exception, SystemExit) as error:
-            raise FeedError(f"feed raised {describe_error(error)}", lease) from error
+            said = describe_error(error) + _what_records_are(records, error)
+            raise FeedError(f"feed raised {said}", lease) from error
         features, labels = _split(fed, mode, lease)
         return Batch(features, labels, _length(features, lease))
 
@@ -197,6 +201,18 @@ class Feeder:
             raise
         except (Exception, SystemExit) as error:
             raise FeedError(f"the dataset of feed raised {describe_error(error)}", lease) from error
+
+
+def _what_records_are(records: Any, error: BaseException) -> str:
+    """For who takes them for something else, or asks for a column that is not there."""
+    if not isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError):
+        return ""
+    if isinstance(records, list):
+        wrong = isinstance(error, TypeError | AttributeError)
+        return " (records is a list of bytes)" if wrong else ""
+    names = [repr(name) for name in records.column_names]
+    shown = ", ".join(names[:_SHOWN]) + f", and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
+    return f" (records is a pyarrow.Table with the columns {shown})"
 
 
 def _split(fed: Any, mode: str, lease: pb.LeaseMessage) -> tuple[Any, Any]:

@@ -135,7 +135,24 @@ class Step:
         except EdlError:
             raise
         except (Exception, SystemExit) as error:
-            raise UserCodeError(f"the model raised {describe_error(error)}") from error
+            raise UserCodeError(
+                f"the model raised {describe_error(error)} (features {describe(features)})"
+                + self._dtypes(error, features=features)
+            ) from error
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """The gradient of what :meth:`loss` gave for a minibatch.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserCodeError(
+                f"backward raised {describe_error(error)}"
+                + self._dtypes(error, features=batch.features, labels=batch.labels)
+            ) from error
 
     def loss(self, batch: Batch) -> torch.Tensor | None:
         """The loss of a minibatch, a finite scalar; None if it is to be left out.
@@ -152,6 +169,7 @@ class Step:
             raise UserCodeError(
                 f"loss raised {describe_error(error)} "
                 f"(labels {describe(batch.labels)}, predictions {describe(predictions)})"
+                + self._dtypes(error, labels=batch.labels)
             ) from error
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UserCodeError(f"loss returned {describe(loss)}; expected a scalar tensor")
@@ -164,6 +182,21 @@ class Step:
                 )
             return None
         return loss
+
+    def _dtypes(self, error: BaseException, **fed: Any) -> str:
+        """What to do about numbers of float64, the type of numpy and of tables, where torch raised
+        over types."""
+        said = str(error).lower()
+        known = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
+        if not ("dtype" in said or "double" in said) or torch.float64 in known:
+            return ""
+        wide = [name for name, value in fed.items() if "float64" in describe(value)]
+        if not wide:
+            return ""
+        return (
+            f"; feed returned {' and '.join(wide)} of float64, and the model computes in float32: "
+            "convert them with .float()"
+        )
 
     def _watch(self, pattern: str) -> None:
         found = [
@@ -201,6 +234,8 @@ def describe(value: Any) -> str:
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, tuple | list):
         return f"({', '.join(describe(v) for v in value)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {describe(v)}' for name, v in value.items())}}}"
     return type(value).__name__
 
 

@@ -23,12 +23,12 @@ from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
-from torch_edl.errors import CheckpointError, describe_error
+from torch_edl.errors import CheckpointError
 from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.ps_server.snapshot import Source, write_tables
-from torch_edl.strategy.base import Committed, Step, UserCodeError
+from torch_edl.strategy.base import Committed, Step
 from torch_edl.strategy.replica import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -98,10 +98,7 @@ class LocalStrategy:
             if loss is None:
                 nan_steps += 1
                 continue
-            try:
-                loss.backward()  # type: ignore[no-untyped-call]
-            except Exception as error:
-                raise UserCodeError(f"backward raised {describe_error(error)}") from error
+            self._step.backward(loss, batch)
             self._optimizer.step()
             if self._scheduler is not None:
                 self._scheduler.step()

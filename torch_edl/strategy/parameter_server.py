@@ -241,12 +241,7 @@ class ParameterServerStrategy:
                 if loss is None:
                     nan_steps += 1
                     continue
-                try:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                except Exception as error:
-                    raise UserCodeError(
-                        f"backward raised {type(error).__name__}: {error}"
-                    ) from error
+                self._step.backward(loss, batch)
                 self._flat.collect()
                 if index + 1 < len(planned.window.batches):
                     self._step_locally()

@@ -13,11 +13,11 @@ from torch import nn
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.errors import ContractError, describe_error
+from torch_edl.errors import ContractError
 from torch_edl.nn.embedding import Table
 from torch_edl.strategy import replica
 from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.strategy.base import Step, UserCodeError
+from torch_edl.strategy.base import Step
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2
 
@@ -55,10 +55,7 @@ class ReplicatedModel:
         loss = self._step.loss(batch)
         if loss is None:
             return float("nan")
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except Exception as error:
-            raise UserCodeError(f"backward raised {describe_error(error)}") from error
+        self._step.backward(loss, batch)
         return self._step.last_loss
 
     @contextmanager

@@ -160,6 +160,34 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
         records.__getitems__([(0, 0, 5)])
 
 
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        (lambda r, *_: r["label"], "Table with the columns 'n', 'odd'[)]"),
+        (lambda r, *_: [row["n"] for row in r], "TypeError: .*Table with the columns"),
+        (lambda r, *_: r.iterrows(), "AttributeError: .*Table with the columns"),
+        (lambda r, *_: 1 / 0, "ZeroDivisionError: division by zero$"),
+        (lambda r, *_: torch.ones(3), "feed returned Tensor without labels; expected a tuple"),
+        (
+            lambda r, *_: {"x": torch.ones(3)},
+            "dict of .'x'. without labels, which belong under 'labels'",
+        ),
+        (lambda r, *_: None, "feed returned NoneType; expected a tuple"),
+    ],
+)
+def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message: str) -> None:
+    (tmp_path / "n.csv").write_text("n,odd\n1,2\n")
+    made = Feeder(config(), feed, lambda _: open_source(str(tmp_path / "n.csv")))
+    records = made.source("s").read(0, 1)
+    with pytest.raises(FeedError, match=message):
+        made.batch(records, "s")
+
+
+def test_records_of_bytes_are_called_so() -> None:
+    with pytest.raises(FeedError, match=r"TypeError: .* \(records is a list of bytes\)"):
+        feeder(config(), lambda r, *_: r["x"]).batch(RECORDS, "s")
+
+
 def test_a_feed_may_leave_records_out() -> None:
     def odd(records: list[bytes], mode: str, metadata: Any) -> Any:
         kept = numbers(records)
