@@ -186,9 +186,14 @@ class Agent:
             return
         # First of all: others may be waiting for somebody who is not there any more.
         self._reporter.tell(self._workers.running(), ends)
+        steps = self.status.steps if self.status else 0
         for ended in ends:
             verdict = self._ledger.judge(
-                ended.code, stopping=ended.stopping, steps=self.status.steps if self.status else 0
+                ended.code,
+                stopping=ended.stopping,
+                steps=steps,
+                started_at=ended.started_at,
+                now=now,
             )
             if verdict is Verdict.DONE:
                 self._done.add(ended.local_rank)

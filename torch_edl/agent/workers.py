@@ -44,6 +44,7 @@ class _Worker:
     error_file: str
     log: str
     pidfd: int
+    started_at: float
     stopping: bool = False
     kill_at: float | None = None
 
@@ -57,6 +58,8 @@ class Ended:
     pid: int
     code: int
     """Exit code; -N: signal N ended it."""
+    started_at: float
+    """By the monotonic clock."""
     stopping: bool
     log: str
     error_file: str
@@ -188,6 +191,7 @@ class Workers:
                     rank=worker.rank,
                     pid=worker.process.pid,
                     code=code,
+                    started_at=worker.started_at,
                     stopping=worker.stopping,
                     log=worker.log,
                     error_file=worker.error_file,
@@ -262,6 +266,7 @@ class Workers:
             error_file=dest.error_files[local_rank],
             log=dest.stderrs[local_rank] or dest.stdouts[local_rank],
             pidfd=os.pidfd_open(process.pid) if _HAS_PIDFD else -1,
+            started_at=time.monotonic(),
         )
 
 

@@ -97,11 +97,12 @@ def test_a_failing_worker_ends_the_job_with_the_report_of_torch(
 def test_failures_are_made_good_as_often_as_max_restarts_says(
     start: Start, master: ScriptedMaster
 ) -> None:
-    agent = start("--nproc_per_node=1", "--max_restarts=1")
-    (first,) = agent.workers(1)
-    agent.end(5, 0)
-    wait_for(lambda: not is_running(first))
-    agent.workers(1)
+    agent = start("--nproc_per_node=2", "--max_restarts=1")
+    first = agent.workers(2)
+    for rank in (0, 1):  # of one moment: they count once
+        agent.end(5, rank)
+    wait_for(lambda: not any(map(is_running, first)))
+    agent.workers(2)
     agent.end(6, 0)
     code, _, err = agent.finish()
     assert code == 1
