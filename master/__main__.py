@@ -157,7 +157,7 @@ def _run(
         with service.changed:
             now = time.monotonic()
             if stop.reason:
-                job.stop(stop.reason, now)
+                job.stop(stop.reason, now, at_once=stop.count > 1)
             for exit in exits:
                 job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
             actions = job.tick(now)
@@ -324,10 +324,12 @@ class _StopSignals:
     def __init__(self) -> None:
         self.reason = ""
         self.exit_code = 0
+        self.count = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
         self.reason = signal.Signals(number).name
         self.exit_code = 128 + number
 

@@ -92,6 +92,7 @@ class Fleet:
         self._start_after = 0.0
         self._ending: float | None = None
         self._hurry = False
+        self._retired = False
 
     # ---- what it says ----
 
@@ -216,6 +217,25 @@ class Fleet:
             process.trained = True
         self._worker_crashes = self._worker_kills = self._server_crashes = 0
 
+    def retire(self, now: float, *, by: float) -> None:
+        """All workers are to leave, and none is started any more.
+
+        Args:
+            by: when those that have not left are stopped; one that only starts is stopped now.
+        """
+        self._retired = True
+        for process in self.alive("worker"):
+            if process.state in (STARTING, RUNNING, DRAINING):
+                process.stop_by = now if process.state == STARTING else by
+                process.state = DRAINING
+
+    def hurry(self) -> None:
+        """Nobody waits for a process that is to end: it is ended by force."""
+        for process in self.alive(None):
+            process.lost = True
+            if process.state == STOPPING:
+                process.state = RUNNING
+
     def lost(self, worker: int) -> None:
         """A worker hangs or does not answer: it is ended by force, and replaced."""
         process = self._processes.get(("worker", worker))
@@ -306,7 +326,7 @@ class Fleet:
                 actions.append(self._stop(process, 0.0))
         if self.strategy == "ps" and not self._servers.ids:
             actions += self._start_servers(now)
-        if not self.external:
+        if not self.external and not self._retired:
             actions += self._fit_workers(now)
         return actions
 

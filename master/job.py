@@ -22,6 +22,7 @@ from master.membership import Member, Membership
 from master.outcome import WHO_STARTS_AGAIN, Outcome, Restoring, choose_strategy
 from master.processes import CrashLoop, ServersGone, check_scale
 from master.saves import Contents, Saved, check_prefix, identity, nothing_left
+from master.stopping import Stopping
 from master.work import Work
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
@@ -246,6 +247,8 @@ class Job(Lifecycle):
             self.fail(result.text, now)
         elif isinstance(result, ServersGone):
             self._renew(result.text, now)
+        elif self.stopping is not None:
+            return
         elif result.expected:
             self.tell("info", f"{result.text}, as asked", now)
         elif self.fleet.strategy == "local" and self.config.kind == "train":
@@ -277,6 +280,9 @@ class Job(Lifecycle):
 
     def _renew(self, text: str, now: float) -> None:
         """The model is lost: begin again from the newest checkpoint."""
+        if self.stopping is not None:
+            self._stopped(now, text)
+            return
         restore = self._restoring()["restore"]
         what = WHO_STARTS_AGAIN[self.fleet.strategy]
         point = restore or "the beginning, there is no checkpoint"
@@ -300,7 +306,7 @@ class Job(Lifecycle):
         Raises:
             UsageError: that cannot be.
         """
-        if self.outcome is not None:
+        if self.outcome is not None or self.stopping is not None:
             raise UsageError("the job is over: there is nothing to scale")
         check_scale(request.min_workers, request.max_workers, strategy=self.fleet.strategy)
         before = self.fleet.workers_wanted
@@ -308,6 +314,42 @@ class Job(Lifecycle):
         text = f"workers: {before} before, {request.max_workers} from now on"
         self.tell("info", text, now)
         return text
+
+    def _begin_to_stop(self, now: float) -> bool:
+        """See :meth:`Lifecycle._begin_to_stop`."""
+        if not self._has_more_than_is_kept():
+            return False
+        assert self.stopping is not None
+        self.fleet.retire(now, by=self.stopping.leave_by)
+        for member in self.members:
+            member.draining = True
+        self.keeper.stop()
+        return True
+
+    def _has_more_than_is_kept(self) -> bool:
+        """Whether a checkpoint of now would hold more than the one that the job began with."""
+        keeps = self.config.checkpoint.dir and self.config.trains and not self.keeper.complete
+        return bool(keeps) and self.work.ready and self.done()[0] > self.records_before
+
+    def _heed_stopping(self, stopping: Stopping, now: float) -> None:
+        """Who should keep the model and does not holds nobody up for long."""
+        awaits = self._awaits_model
+        problem = stopping.problem(now, workers=len(self.members), awaits_model=awaits)
+        if problem:
+            self._stopped(now, problem)
+
+    @property
+    def _awaits_model(self) -> bool:
+        """Whether a worker is to write the model that only workers have, and none does."""
+        return self.work.awaits_snapshot
+
+    def _settles(self, now: float) -> bool:
+        """Whether nothing is trained any more: all is done, or all who did have left."""
+        if self.stopping is None:
+            return self._trained()
+        # Who has the model in its own process writes it while it leaves.
+        left = self.fleet.strategy != "ps" or not len(self.members)
+        return left or now >= self.stopping.leave_by
 
     # ---- time ----
 
@@ -317,6 +359,8 @@ class Job(Lifecycle):
             self._give_up_silent(now)
             self.lockstep.form(now)
             self._advance(now)
+        if self.outcome is None and self.stopping is not None:
+            self._heed_stopping(self.stopping, now)
         actions: list[Action] = list(self.fleet.plan(now))
         for id in self.fleet.draining():
             if self.lockstep.may_drain(id):
@@ -345,7 +389,7 @@ class Job(Lifecycle):
         records, steps = self.done()
         self.rates.sample(now, records, steps)
         self._note_epoch(now)
-        trained = self._trained()
+        trained = self._settles(now)
         if trained and self.work.main is not None:
             if self.left_out.is_all:
                 self.fail(self.left_out.text, now)
@@ -356,7 +400,8 @@ class Job(Lifecycle):
             return
         settled, effects = self.keeper.settle(cluster, trained=trained)
         evaluations = self.work.evaluations
-        if evaluations is not None and settled == trained:
+        stopping = self.stopping is not None
+        if evaluations is not None and settled == trained and not stopping:
             result = evaluations.tick(steps, trained=settled)
             if result is not None:
                 self.evaluated(result, now)
@@ -371,13 +416,22 @@ class Job(Lifecycle):
             )
         self._effects += effects
         evaluated = evaluations is None or evaluations.complete
-        if settled and evaluated and self.keeper.complete:
+        if stopping and settled and self.keeper.complete:
+            self._kept(now)
+        elif settled and evaluated and self.keeper.complete:
             self._course.trained(now)
             self._work_over(now)
 
     def _trained(self) -> bool:
         """Nothing is left to be trained on."""
         return self.work.trained
+
+    def _kept(self, now: float) -> None:
+        """The last checkpoint is written; what it holds is what the job has done."""
+        newest = self.keeper.newest
+        if newest is not None and self.work.main is not None:
+            self.work.main.queue.restore(newest.progress)
+        self._stopped(now)
 
     def _work_over(self, now: float) -> None:
         """Everything is trained, evaluated, saved and written."""

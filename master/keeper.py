@@ -56,6 +56,10 @@ class Keeper:
         """Nothing is left to be saved or written."""
         return not self._trains or (self.saves.complete and self._written)
 
+    def stop(self) -> None:
+        """The job is to end before all is trained: there is a last checkpoint, but no output."""
+        self._written = True
+
     @property
     def newest(self) -> Saved | None:
         """The checkpoint that the job goes back to."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 from master.events import Course, Events, Rates
 from master.fleet import Fleet
 from master.outcome import Outcome
+from master.stopping import Stopping
 
 
 class Lifecycle:
-    """Goes from starting over running and finishing to finished, failed or stopped, never back.
+    """Goes from starting over running, stopping and finishing to finished, failed or stopped, and
+    never back.
 
     Args:
         fleet: ends with the job.
@@ -25,6 +27,7 @@ class Lifecycle:
         self.outcome: Outcome | None = None
         self.ended_at = 0.0
         """When the outcome was known."""
+        self.stopping: Stopping | None = None
         self.over = False
         """Every process has ended too."""
         self._course = Course()
@@ -32,9 +35,11 @@ class Lifecycle:
 
     @property
     def state(self) -> str:
-        """starting, running, finishing, finished, failed or stopped."""
+        """starting, running, stopping, finishing, finished, failed or stopped."""
         if self.outcome is not None:
             return self.outcome.state if self.over else "finishing"
+        if self.stopping is not None:
+            return "stopping"
         return self._course.state
 
     @property
@@ -50,15 +55,43 @@ class Lifecycle:
         """Somebody has something to do: the job runs."""
         self._course.began(now)
 
-    def stop(self, reason: str, now: float, *, exit_code: int = 143) -> None:
-        """Somebody wants it to end."""
-        if self.outcome is None:
+    def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
+        """Somebody wants it to end; may be repeated.
+
+        Args:
+            at_once: without a last checkpoint, and no process is waited for.
+        """
+        if at_once:
+            self.fleet.hurry()
+        if self.outcome is not None:
+            return
+        first = self.stopping is None
+        if first:
             self.tell("warning", f"stopping: {reason}", now)
-            self._end(Outcome("stopped", exit_code, error=reason), now, leave_s=0.0)
+            self.stopping = Stopping(reason=reason, began=now)
+        if at_once or (first and not self._begin_to_stop(now)):
+            self._stopped(now)
+
+    def _begin_to_stop(self, now: float) -> bool:
+        """Has workers leave, if there is something to be kept; False: the job may end at once."""
+        return False
+
+    def _stopped(self, now: float, problem: str = "") -> None:
+        """The job that was to stop ends.
+
+        Args:
+            problem: why what it has trained could not be kept.
+        """
+        assert self.stopping is not None
+        if problem:
+            self.tell("warning", f"no last checkpoint: {problem}", now)
+        self._end(Outcome("stopped", 143, error=self.stopping.reason), now, leave_s=0.0)
 
     def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
         """It cannot go on; the first cause counts."""
-        if self.outcome is None:
+        if self.outcome is None and self.stopping is not None:
+            self._stopped(now, error)
+        elif self.outcome is None:
             self.tell("error", error, now, traceback)
             outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
             self._end(outcome, now, leave_s=0.0)

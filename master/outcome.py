@@ -23,6 +23,11 @@ class Outcome:
     traceback: str = ""
     usage_error: bool = False
 
+    @property
+    def told(self) -> str:
+        """What agents hear of it; empty if it ended well."""
+        return f"the job was stopped: {self.error}" if self.state == "stopped" else self.error
+
 
 class Restoring(TypedDict):
     """What a life of the model begins with."""

@@ -16,6 +16,7 @@ from master.outcome import Outcome, Restoring
 from master.ring import Ring
 from master.rounds import Place, Rounds
 from master.served import ServedJob
+from master.stopping import Stopping
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
@@ -50,7 +51,8 @@ class ScriptJob(ServedJob):
     @property
     def state(self) -> str:
         """As of any job; finishing also once no agent of torchrun may join any more."""
-        return "finishing" if self.outcome is None and self._rounds.closed else super().state
+        going_on = self.outcome is None and self.stopping is None
+        return "finishing" if going_on and self._rounds.closed else super().state
 
     @property
     def end_is_awaited(self) -> bool:
@@ -79,7 +81,7 @@ class ScriptJob(ServedJob):
         Raises:
             UsageError: the job is over.
         """
-        if self.outcome is not None:
+        if self.outcome is not None or self.stopping is not None:
             raise UsageError(f"job {self.config.name} is over: no worker is wanted any more")
         place = (request.node or request.host, request.local_rank)
         before = self._places.get(place)
@@ -204,7 +206,8 @@ class ScriptJob(ServedJob):
             nodes=self._agents.machines,
             workers_wanted=self.fleet.workers_wanted if self._scaled else 0,
             over=over,
-            error=outcome.error if outcome is not None else "",
+            error="" if outcome is None else outcome.told,
+            stopping=self.stopping.reason if self.stopping is not None else "",
         )
 
     def _lose_silent_agents(self, now: float) -> None:
@@ -296,7 +299,7 @@ class ScriptJob(ServedJob):
             self._lose_silent_agents(now)
             self._fail_if_abandoned(now)
             self._fail_if_nothing_begins(now)
-        if self.outcome is not None:
+        if self.outcome is not None or self.stopping is not None:
             self._rounds.close()
         elif self._rounds.form(now):
             self._new_round(now)
@@ -377,8 +380,26 @@ class ScriptJob(ServedJob):
         elif data_pass == number and position > done:
             self._position = (number, position, of)
 
+    def _has_more_than_is_kept(self) -> bool:
+        """In a ring rank 0 knows whether there are checkpoints: the script may have asked."""
+        if self._served:
+            return super()._has_more_than_is_kept()
+        return bool(self.lockstep.ring.living())
+
+    def _heed_stopping(self, stopping: Stopping, now: float) -> None:
+        """Members of a ring leave it after an update; the last of them keeps the model."""
+        if not self._served and not len(self.members):
+            self._stopped(now)
+        else:
+            super()._heed_stopping(stopping, now)
+
+    @property
+    def _awaits_model(self) -> bool:
+        """See :class:`Job`; rank 0 of a ring tells when it has written."""
+        return not self._served
+
     def _end_if_done(self, now: float) -> None:
-        if self.outcome is not None:
+        if self.outcome is not None or self.stopping is not None:
             return
         done = self._are_scripts_over(now)
         if done and self._served and self.work.ready and not self.settled:

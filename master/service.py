@@ -219,7 +219,8 @@ class Service:
 
     def _stop(self, request: pb.StopRequest, _: grpc.ServicerContext) -> pb.StopResponse:
         with self.changed:
-            self.job.stop(request.reason or "asked to stop", self._clock())
+            reason = request.reason or "asked to stop"
+            self.job.stop(reason, self._clock(), at_once=request.at_once)
             self.changed.notify_all()
         return pb.StopResponse()
 

@@ -198,6 +198,17 @@ class Work:
 
     # ---- leases ----
 
+    def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
+        """The errand of writing a snapshot, if it is due, for a worker that leaves."""
+        if self._snapshot is None:
+            return []
+        lease = self._snapshot.queue.lease(worker, now)
+        if lease is None:
+            return []
+        if self.main is not None and not self.lockstep:
+            self._snapshot_base = self.main.queue.progress()
+        return [self._snapshot.message(lease)]
+
     def lease(
         self,
         worker: int,
@@ -260,6 +271,11 @@ class Work:
             timeout_s=self._config.cluster.task_timeout_s,
             directory=directory,
         )
+
+    @property
+    def awaits_snapshot(self) -> bool:
+        """There is a snapshot to be written that nobody writes."""
+        return self._snapshot is not None and not self._snapshot.queue.doing
 
     def end_snapshot(self) -> Progress:
         """The snapshot is written or not wanted any more; what was done before it began."""

@@ -64,6 +64,7 @@ class Workers:
         return pb.HeartbeatResponse(
             known=True,
             drain=member.draining or self._job.outcome is not None,
+            stopping=self._job.stopping is not None,
             incarnation=self._job.fleet.incarnation,
             broken_ring=self._job.lockstep.ring.broken(now),
             stale_ring=self._job.lockstep.ring.stale(),
@@ -128,6 +129,8 @@ class Workers:
             # A script that hears of the end goes on with what it has trained: is there such?
             over = pb.LeaseResponse.FINISHED if script is None else pb.LeaseResponse.DRAIN
             return self._answer(over)
+        if self._job.stopping is not None or request.leaving:
+            return self._leaving(request, now)
         cluster = self._job.cluster()
         if cluster is None or not self._job.work.ready:
             return None
@@ -150,6 +153,24 @@ class Workers:
         if not leases:
             return None
         self._job.leased(now)
+        answer = self._answer(pb.LeaseResponse.LEASED)
+        answer.leases.extend(leases)
+        return answer
+
+    def _leaving(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+        """A worker that goes writes the last checkpoint, if nobody else has the model."""
+        job = self._job
+        member = job.members.get(request.worker_id)
+        holds = job.fleet.strategy in ("local", "allreduce") and not job.keeper.complete
+        has_model = member is not None and job.lockstep.may_lease(member)
+        if job.stopping is None or not request.leaving or not holds or not has_model:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        # What it held it has given back.
+        job.work.drop_worker(request.worker_id)
+        leases = job.work.lease_snapshot(request.worker_id, now)
+        if not leases:
+            return None
+        job.keeper.saves.promote()
         answer = self._answer(pb.LeaseResponse.LEASED)
         answer.leases.extend(leases)
         return answer

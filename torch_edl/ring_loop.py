@@ -146,8 +146,15 @@ class RingLoop:
             self._engine.join()
             self._loader.start()
             self._session.call_back("on_train_begin", self._model.model)
-            while not heartbeat.lost.is_set() and self._advance():
-                pass
+            try:
+                while not heartbeat.lost.is_set() and self._advance():
+                    pass
+            except DismissedError as error:
+                if error.last:
+                    self._do_last_errands()
+                raise
+            if self._ended and self._engine.last:
+                self._do_last_errands()
             self._session.call_back("on_train_end", self._model.model)
         except DismissedError as error:
             log.info("leaving: %s", error)
@@ -179,6 +186,16 @@ class RingLoop:
         else:
             self._update()
         return True
+
+    def _do_last_errands(self) -> None:
+        """Writes the model, if the job is to end: all members leave, rank 0 keeps it."""
+        if self._engine.rank or self._heartbeat.lost.is_set():
+            return
+        self._loader.stop()
+        for lease in self._leases.last_errands():
+            self._snapshot(lease)
+            if self._writing is not None:
+                self._writing.join()
 
     # ---- training ----
 

@@ -116,6 +116,7 @@ class TrainingLoop:
                     self._fail(failure)
             else:
                 self._leave()
+            self._do_last_errands()
             self._session.call_back("on_train_end", self._strategy.model)
         finally:
             self._loader.stop()
@@ -321,6 +322,17 @@ class TrainingLoop:
         self._leases.release(others)
 
     # ---- leaving ----
+
+    def _do_last_errands(self) -> None:
+        """Writes the model, if the job is to end and nobody else has it."""
+        if self._heartbeat.lost.is_set():
+            return
+        self._loader.stop()
+        for lease in self._leases.last_errands():
+            try:
+                self._do(Bare(lease))
+            except _TaskError as failure:
+                self._fail(failure)
 
     def _leaving(self) -> bool:
         return self._heartbeat.draining.is_set() or self._heartbeat.lost.is_set()

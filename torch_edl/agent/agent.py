@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
@@ -41,6 +42,8 @@ _OVER_GRACE_S = 30.0
 _STOP_CALL_S = 2.0
 # After the last worker; so long the master is given to say that the job is over.
 _FAREWELL_S = 3.0
+# The same where it may write a last checkpoint of its servers before.
+_FAREWELL_STOPPING_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ class Agent:
         """Machines that were there when the master answered last."""
         self._stopping = ""
         """Why all workers are to end; empty: they are not."""
+        self._is_stopped = False  # the whole job
+        self._hurried = False
         self._over: pb.AgentReportResponse | None = None
         self._stop_at: float | None = None
         self._ended_at: float | None = None
@@ -174,12 +179,24 @@ class Agent:
         if not self._stopping:
             count = len(self._workers.local_ranks)
             log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
-            if self._is_alone or self._master.hosted is not None:
+            if self._stops_all:
+                # Before the workers hear it: who has the model asks whether all others go, too.
                 request = pb.StopRequest(reason=name)
-                self._stub.start("Stop", request, timeout_s=_STOP_CALL_S)
+                with contextlib.suppress(grpc.RpcError):
+                    self._stub.call("Stop", request, timeout_s=_STOP_CALL_S)
+                self._is_stopped = True
             else:  # the others go on without this machine
                 self._reporter.tell(self._workers.running(), done=True)
+        if self._signals.count > 1 and self._stops_all and not self._hurried:
+            self._hurried = True
+            request = pb.StopRequest(reason=name, at_once=True)
+            self._stub.start("Stop", request, timeout_s=_STOP_CALL_S)
         self._stop(name, now, grace_s=0 if self._signals.count > 1 else None)
+
+    @property
+    def _stops_all(self) -> bool:
+        """Whether the job ends with this agent."""
+        return self._is_alone or self._master.hosted is not None
 
     def _take_ends(self, ends: Sequence[Ended], now: float) -> None:
         if not ends:
@@ -247,6 +264,10 @@ class Agent:
             self._wanted = response.workers_wanted
         if response.over:
             self._leave(response, now)
+        elif response.stopping and not self._stopping:
+            log.warning("%s: stopping %d workers", response.stopping, len(self._workers.running()))
+            self._is_stopped = True
+            self._stop(response.stopping, now)
 
     def _heed_silence(self, now: float) -> None:
         silent_s = now - self._reporter.heard
@@ -350,7 +371,8 @@ class Agent:
         now = time.monotonic()
         if self._ended_at is None:
             self._ended_at = now
-        return now - self._ended_at > _FAREWELL_S
+        waits = self._is_stopped and not self._hurried
+        return now - self._ended_at > (_FAREWELL_STOPPING_S if waits else _FAREWELL_S)
 
     def _conclude(self) -> int:
         hosted = self._master.hosted

@@ -237,8 +237,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="so many workers, or as many as fit in between",
     )
 
-    stop = verb("stop", "end a running job; what is checkpointed stays")
+    stop = verb("stop", "end a running job, with a last checkpoint if it keeps any")
     stop.add_argument("job", metavar="JOB", help="name of the job")
+    stop.add_argument(
+        "--now", action="store_true", help="end all processes at once, without a last checkpoint"
+    )
     return parser
 
 

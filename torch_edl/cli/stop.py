@@ -10,7 +10,10 @@ from torch_edl.cli.terminal import stdout
 from torch_edl.errors import EdlError
 
 _POLL_S = 0.1
-_PATIENCE_S = 15.0
+# A last checkpoint may be written; the master gives it up earlier by itself.
+_PATIENCE_S = 100.0
+# What takes longer is worth a line.
+_SAY_S = 2.0
 
 
 def main(args: argparse.Namespace) -> int:
@@ -18,15 +21,21 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: no such job, or it is over.
-        EdlError: it is still there after 15 seconds.
+        EdlError: it is still there after 100 seconds.
     """
     from torch_edl.wire import master_pb2 as pb
 
     job = job_folder.find(args.job)
-    job_folder.ask(job, "Stop", pb.StopRequest(reason="torch-edl stop"))
-    deadline = time.monotonic() + _PATIENCE_S
+    request = pb.StopRequest(reason="torch-edl stop", at_once=args.now)
+    job_folder.ask(job, "Stop", request)
+    began, told = time.monotonic(), False
     while job.is_alive():
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > _SAY_S and not told:
+            told = True
+            text = f"{job.name}: its workers leave, and what they trained is kept; --now ends it"
+            stdout().print(text, style="yellow", soft_wrap=True)
+        if waited_s > _PATIENCE_S:
             raise EdlError(f"{job.name}: asked to stop, but still there after {_PATIENCE_S:.0f} s")
         time.sleep(_POLL_S)
     stdout().print(f"{job.name}: stopped", soft_wrap=True)

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
-# After the first Ctrl-C: ask, then SIGTERM, then SIGKILL.
+# After the first Ctrl-C: ask, then SIGTERM, then SIGKILL, if the master does not say that it stops.
 _TERM_AFTER_S = 4.0
 _KILL_AFTER_S = 8.0
+# It stops, and writes a last checkpoint before; it gives up earlier by itself.
+_STOP_WITHIN_S = 100.0
+# After the second Ctrl-C.
+_AT_ONCE_S = 2.0
 _LEAVE_GRACE_S = 10.0
 _SILENT_S = 30.0
 _TAIL_LINES = 15
@@ -147,6 +151,7 @@ class _Watch:
         self._heard = clock()
         self._silence_told = False
         self._stopping_since: float | None = None
+        self._hurried_at: float | None = None
         self._terminated = False
         # By whomever: then nobody need be told that its processes lose each other.
         self._is_stopped = False
@@ -258,13 +263,25 @@ class _Watch:
             self._display.note(f"{name}: stopping the job{again}")
             self._stop_reason = name
             self._ask_to_stop()
-        elif self._signals.count > 1 or now - self._stopping_since > _KILL_AFTER_S:
+        elif self._signals.count > 1 and self._hurried_at is None:
+            self._hurried_at = now
+            self._ask_to_stop(at_once=True)
+        elif self._hurried_at is not None:
+            if self._signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
+                self._launcher.stop("master", 0, grace_s=0)
+        elif now - self._stopping_since > self._patience_s + _KILL_AFTER_S:
             self._launcher.stop("master", 0, grace_s=0)
-        elif now - self._stopping_since > _TERM_AFTER_S and not self._terminated:
+        elif now - self._stopping_since > self._patience_s and not self._terminated:
             self._terminated = True
             self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
 
-    def _ask_to_stop(self) -> None:
+    @property
+    def _patience_s(self) -> float:
+        """How long a master that was asked to stop may take."""
+        stops = self._status is not None and self._status.state == "stopping"
+        return _STOP_WITHIN_S if stops else _TERM_AFTER_S
+
+    def _ask_to_stop(self, *, at_once: bool = False) -> None:
         from torch_edl.wire import master_pb2 as pb
 
         if self._stub is None:  # it does not listen yet
@@ -272,7 +289,7 @@ class _Watch:
             self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
             return
         # Not waited for: the next status tells whether it was heard.
-        request = pb.StopRequest(reason=self._stop_reason)
+        request = pb.StopRequest(reason=self._stop_reason, at_once=at_once)
         self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: Outcome) -> None:

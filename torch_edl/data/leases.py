@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +73,11 @@ class LeaseClient:
         self.incarnation = 0
         self.retired_before = 0
 
-    def lease(self, want: int) -> pb.LeaseResponse:
+    def lease(self, want: int, *, leaving: bool = False) -> pb.LeaseResponse:
         """Asks for up to ``want`` tasks; waits a while if there are none now.
+
+        Args:
+            leaving: only for what this worker alone can do before it goes.
 
         Raises:
             MasterLostError: no answer within the deadline.
@@ -86,7 +89,11 @@ class LeaseClient:
         answer: pb.LeaseResponse = self._call(
             "Lease",
             pb.LeaseRequest(
-                worker_id=self.worker_id, want=want, incarnation=self.incarnation, held=held
+                worker_id=self.worker_id,
+                want=want,
+                incarnation=self.incarnation,
+                held=held,
+                leaving=leaving,
             ),
         )
         with self._lock:
@@ -114,6 +121,14 @@ class LeaseClient:
                 pb.ReportTaskRequest(lease_id=lease.lease_id, outcome=pb.ReportTaskRequest.RELEASED)
             )
 
+    def last_errands(self) -> Iterator[pb.LeaseMessage]:
+        """What this worker alone can do before it goes: write the model that only it has."""
+        while True:
+            answer = self.lease(want=1, leaving=True)
+            if not answer.leases and answer.next != pb.LeaseResponse.WAIT:
+                return
+            yield from answer.leases
+
     def _call(self, method: str, request: object) -> Any:
         try:
             return self._master.insist(method, request, timeout_s=_CALL_TIMEOUT_S)
@@ -127,6 +142,8 @@ class Heartbeat:
     ``draining`` is set when the worker is to finish what it does and leave; ``lost`` when the
     master gave it up, or is itself gone.
 
+    ``stopping`` is set when the user stops the job, so that all workers leave.
+
     ``on_broken_ring`` is called (in this thread) with the number up to which rings have lost a
     member; ``stale_ring`` is the newest ring that is to be left after a step.
     """
@@ -138,6 +155,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self.draining = threading.Event()
         self.lost = threading.Event()
+        self.stopping = threading.Event()
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
         self.stale_ring = 0
         self._contact = time.monotonic()
@@ -193,6 +211,8 @@ class Heartbeat:
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring:
             self.on_broken_ring(answer.broken_ring)
+        if answer.stopping:
+            self.stopping.set()
         if answer.drain:
             self.draining.set()
         if not answer.known:

@@ -358,7 +358,7 @@ class AllReduce:
         """There is nothing to train: forms another ring if a member is gone, or somebody waits."""
         if self._meeting is not None and self._meeting.is_stale(self.ring):
             if self._meeting.leaving:
-                raise DismissedError("asked to leave")
+                raise DismissedError("asked to leave", last=self.last or self._meeting.stopping)
             self.join()
 
     def complete(self) -> None:

@@ -129,6 +129,11 @@ class Meeting(Protocol):
         """Whether this process was asked to leave."""
         ...
 
+    @property
+    def stopping(self) -> bool:
+        """Whether all processes were, since the user stops the job."""
+        ...
+
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
         """Whether a checkpoint that was taken in that ring may be committed (or, once written, is
         the one to go back to)."""
@@ -195,7 +200,7 @@ class MasterMeeting:
                 )
             if self._heartbeat.lost.is_set():
                 raise GivenUpError("the master gave this worker up")
-            if self.leaving and not handing_over:
+            if self.leaving and not handing_over and not self._must_stay(step):
                 raise DismissedError("asked to leave")
             try:
                 answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
@@ -231,6 +236,12 @@ class MasterMeeting:
                     values_only=answer.values_only,
                 )
 
+    def _must_stay(self, step: int) -> bool:
+        """Whether all leave, and this one may be the last that has the model: the next ring, if
+        only of itself, shows it."""
+        self._heartbeat.beat()
+        return step >= 0 and self.stopping
+
     def joined(self, ring: int, records: int) -> None:
         """Heartbeats name the ring from now on, and the position that goes with it."""
         self._progress.position = records
@@ -254,6 +265,11 @@ class MasterMeeting:
     def leaving(self) -> bool:
         """The master, or a signal, asked for it."""
         return self._heartbeat.draining.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """A heartbeat said so."""
+        return self._heartbeat.stopping.is_set()
 
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
         """The master knows which ring is the newest; no answer is no."""
@@ -355,6 +371,11 @@ class TorchrunMeeting:
     @property
     def leaving(self) -> bool:
         """Never: torchrun's signals end the process."""
+        return False
+
+    @property
+    def stopping(self) -> bool:
+        """Never, as :attr:`leaving`."""
         return False
 
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:

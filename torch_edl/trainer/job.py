@@ -321,7 +321,10 @@ class Job:
                 if ending.finished and self.restored and self._skipped:
                     self._note_if_over()
                 if ending.finished or ending.last:
-                    self._saver.save_last(self._engine, last=ending.last)
+                    if ending.last and self._link is not None:
+                        self._link.heartbeat.beat()  # does the user stop the whole job?
+                    asked = self._meeting is not None and self._meeting.stopping
+                    self._saver.save_last(self._engine, last=ending.last, asked=asked)
                 with ending.dismissal():
                     self._engine.leave(finished=ending.finished)
         finally:

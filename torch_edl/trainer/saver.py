@@ -124,15 +124,16 @@ class Saver:
         )
         self._writing.start()
 
-    def save_last(self, engine: AllReduce, *, last: bool = False) -> None:
+    def save_last(self, engine: AllReduce, *, last: bool = False, asked: bool = False) -> None:
         """The model as it is at the end, written now.
 
         Args:
             last: the job is not over, but this process goes, and nobody else has the model.
+            asked: the user stops the job, and knows that there is no checkpoint.
         """
         self.close()
         step = engine.replica.position.step
-        if last and self._root is None and step:
+        if last and not asked and self._root is None and step:
             log.warning(
                 "no other process has the model: what came of %d updates is lost; with "
                 "checkpoint_dir= it would be kept",

@@ -133,8 +133,7 @@ def test_a_job_that_is_stopped(place: Place) -> None:
     place.ask("stop", "halt")
     code, _, err = agent.finish()
     assert code == 1
-    assert "error: " in err
-    assert "stop" in err
+    assert "error: the job was stopped: torch-edl stop" in err
     assert not any(map(is_running, workers))
     assert json.loads(place.ask("status", "halt", "--json"))["state"] == "stopped"
 

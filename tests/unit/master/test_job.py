@@ -744,6 +744,88 @@ class TestTheEnd:
         assert w.job.fleet.alive() == []
         assert w.actions == []
 
+    def test_a_stop_keeps_what_servers_hold(self):
+        w = World(workers=2, mode="sync", eval_records=4, dir="/ck", output="/out")
+        w.all_up()
+        w.work(tasks=3)
+        w.job.stop("SIGINT", w.now)
+        w.tick()
+        assert w.job.state == "stopping"
+        assert w.lease(0).next == pb.LeaseResponse.DRAIN
+        assert (w.actions, w.job.fleet.workers_wanted) == ([], 2)
+        for worker in (0, 1):
+            w.exit("worker", worker, code=0)
+        w.tick()
+        w.settle(Flush)
+        w.job.keeper.flushed(1, success=True)
+        w.tick()
+        saved = w.save()
+        for _ in range(3):
+            w.tick()
+        assert (w.job.state, w.job.outcome.error) == ("stopped", "SIGINT")
+        assert w.job.done() == (12, saved.manifest.steps) == (12, 6)
+        assert (w.actions, w.texts("warning")) == ([], ["stopping: SIGINT"])
+
+    @pytest.mark.parametrize("strategy", ["local", "allreduce"])
+    def test_a_worker_that_leaves_writes_the_model_that_only_it_has(self, strategy):
+        w = World(strategy=strategy, dir="/ck")
+        w.all_up()
+        if strategy == "local":
+            w.work(tasks=2)
+        else:
+            join = pb.JoinRingRequest(worker_id=0, store="s", step=-1)
+            w.workers.join_ring(join, w.now)
+            w.tick(1)
+            beat = pb.HeartbeatRequest(worker_id=0, ring=1, position=8, steps=4)
+            w.workers.heartbeat(beat, w.now)
+        w.job.stop("SIGINT", w.now)
+        w.tick()
+        folder = w.settle(MakeFolder)
+        ask = pb.LeaseRequest(worker_id=0, leaving=True)
+        assert w.workers.lease(ask, w.now) is None, "it waits for the folder"
+        w.job.folder_made(folder.directory, folder.incarnation)
+        assert w.lease(0).next == pb.LeaseResponse.DRAIN, "it does not train on"
+        (lease,) = w.workers.lease(ask, w.now).leases
+        assert w.report(0, lease, files=["f"], sizes=[3], version=9)
+        w.exit("worker", 0, code=0)
+        w.tick()
+        commit = w.settle(CommitLocal)
+        if strategy == "local":
+            assert commit.progress.retired_before == 2
+        w.saved(commit.progress, commit.incarnation)
+        for _ in range(3):
+            w.tick()
+        assert w.job.state == "stopped"
+        assert w.texts("warning") == ["stopping: SIGINT"]
+
+    @pytest.mark.parametrize("how", ["hangs", "dies", "again"])
+    def test_a_stop_does_not_wait_for_ever(self, how):
+        w = World(strategy="local", dir="/ck")
+        w.all_up()
+        w.work(tasks=2)
+        w.job.stop("SIGINT", w.now)
+        w.tick()
+        folder = w.settle(MakeFolder)
+        w.job.folder_made(folder.directory, folder.incarnation)
+        if how == "dies":
+            w.exit("worker", 0, signal=9)
+        elif how == "again":
+            w.job.stop("SIGINT", w.now, at_once=True)
+            assert [a.grace_s for a in w.tick()] == [0.0]
+        else:
+            for _ in range(20):
+                w.workers.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
+                w.tick(1)
+        for _ in range(3):
+            w.tick()
+        assert (w.job.state, w.job.fleet.alive()) == ("stopped", [])
+        last = {
+            "hangs": "no last checkpoint: no worker came to the end of its step within 20 s",
+            "dies": "no last checkpoint: no worker is left that has the model",
+            "again": "stopping: SIGINT",
+        }
+        assert w.texts("warning")[-1] == last[how]
+
     def test_the_first_cause_counts(self):
         w = World()
         w.all_up()

@@ -500,13 +500,63 @@ def test_stop_ends_agents_and_workers() -> None:
     w.agent()
     w.register(11)
     w.ring(0)
-    w.job.stop("asked to stop", w.now)
+    w.job.stop("asked to stop", w.now, at_once=True)
     assert w.agent().over
-    assert w.agent().error == "asked to stop"
+    assert w.agent().error == "the job was stopped: asked to stop"
     assert w.beat(0).drain
     assert w.join(0, ring=1, step=3).leave
     with pytest.raises(UsageError, match="is over"):
         w.register(12, local_rank=1)
+
+
+def test_the_last_member_of_a_ring_that_stops_keeps_its_model() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    w.job.stop("SIGTERM", w.now)
+    w.tick()
+    answer = w.agent()
+    assert (answer.over, answer.stopping) == (False, "SIGTERM")
+    assert w.status().state == "stopping"
+    with pytest.raises(UsageError, match="is over"):
+        w.register(13, local_rank=2)
+    for worker in (0, 1):
+        heard = w.beat(worker, ring=1, steps=3)
+        assert (heard.drain, heard.stopping) == (True, True)
+    # One left a step before the other, which finds itself alone, and writes.
+    w.join(1, ring=1, leaving=True)
+    assert w.join(0, ring=1, step=3).workers == [0]
+    assert w.commit(0, 2)
+    assert w.commit(0, 2, written=True)
+    w.tick()
+    assert w.job.outcome is None
+    w.join(0, ring=2, leaving=True)
+    w.tick()
+    answer = w.agent(done=True)
+    assert (answer.over, answer.error) == (True, "the job was stopped: SIGTERM")
+    assert w.job.outcome.state == "stopped"
+    assert w.status().checkpoint == "/c/1"
+
+
+def test_a_ring_that_hangs_stops_all_the_same() -> None:
+    w = World()
+    w.agent()
+    w.register(11)
+    w.ring(0)
+    w.job.stop("SIGTERM", w.now)
+    for _ in range(19):
+        w.beat(0, ring=1)
+        w.agent()
+        w.tick(1)
+    assert w.job.outcome is None
+    w.beat(0, ring=1)
+    w.agent()
+    w.tick(1)
+    assert w.agent().over
+    last = "no last checkpoint: no worker came to the end of its step within 20 s"
+    assert w.job.events.after(0)[-1].text == last
 
 
 def test_records_of_all_passes_count_once() -> None:
