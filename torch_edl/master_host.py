@@ -28,7 +28,8 @@ from torch_edl.log_tail import last_error, last_lines
 
 log = logging.getLogger(__name__)
 
-ANY_PORT = "127.0.0.1:0"
+LOOPBACK = "127.0.0.1"
+ANY_PORT = f"{LOOPBACK}:0"
 """An endpoint for agents of this machine, who find the master by the name of the job."""
 
 _LISTEN_TIMEOUT_S = 60.0

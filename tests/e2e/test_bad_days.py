@@ -133,6 +133,10 @@ def test_a_ring_whose_losses_are_all_nan_has_failed(place: Any) -> None:
     options = "--strategy allreduce --workers 2 --on-nan skip --output never"
     said = failed(place, f"{RUN} {options} --", "all nan")
     assert "nothing was trained: none of the 20 minibatches had a finite loss" in said
+    # Its workers told where they listen: a store, and Gloo once the ring is formed.
+    listens = [file.read_text().split() for file in (place / "home").glob("listens-*")]
+    assert max(map(len, listens)) >= 2
+    assert {host for hosts in listens for host in hosts} == {"127.0.0.1"}
 
 
 @SLOW

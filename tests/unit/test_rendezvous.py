@@ -97,12 +97,13 @@ def make(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         last_call: float = 1,
         at: str = endpoint,
         run_id: str = "rounds",
+        local_addr: str = "127.0.0.1",
         **config: object,
     ) -> MasterRendezvousHandler:
         # Each agent starts without the token in its environment.
         monkeypatch.delenv("TORCH_EDL_TOKEN", raising=False)
         parameters = RendezvousParameters(
-            "edl", at, run_id, least, most, "127.0.0.1", last_call_timeout=last_call, **config
+            "edl", at, run_id, least, most, local_addr, last_call_timeout=last_call, **config
         )  # type: ignore[arg-type]
         made.append(handler_creator()(parameters))
         return made[-1]
@@ -184,6 +185,29 @@ def test_jobs_of_one_id_at_two_ports_are_two(make: Make) -> None:
         assert make(1, 1, run_id=run_id, at=second._endpoint)._stub.address == second._endpoint
     names = {job.name for job in all_jobs() if job.is_alive()}
     assert {re.sub(r"\d+$", "N", name) for name in names} == {"torchrun-N", "rounds", "rounds-N"}
+
+
+def test_the_job_of_one_machine_listens_on_loopback(make: Make, endpoint: str) -> None:
+    """Whatever address of the machine is named; agents of several machines need that one."""
+
+    def listening(process: psutil.Process) -> set[str]:
+        found = process.net_connections(kind="inet")
+        return {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}
+
+    port = endpoint.rpartition(":")[2]
+    handler = make(1, 1, at=f"127.0.0.2:{port}", local_addr="127.0.0.2")
+    (info,) = meet(handler)
+    assert info.bootstrap_store_info is not None
+    assert info.bootstrap_store_info.master_addr == "127.0.0.1"
+    assert handler._hosted is not None
+    assert listening(psutil.Process(handler._hosted.pid)) == {"127.0.0.1"}
+    assert listening(psutil.Process()) == {"127.0.0.1"}
+    handler.shutdown()
+    several = make(1, 2, at=f"127.0.0.2:{port}", local_addr="127.0.0.2", run_id="several")
+    meet(several)
+    assert several._hosted is not None
+    assert listening(psutil.Process(several._hosted.pid)) == {"127.0.0.2"}
+    assert "127.0.0.2" in listening(psutil.Process())
 
 
 def test_another_job_at_the_port_is_named(make: Make) -> None:

@@ -259,13 +259,13 @@ def _endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
     if args.standalone:
         return ""
     if named:
-        return rendezvous.endpoint(named)
+        return rendezvous.endpoint(named, machines=config.max_nodes)
     if config.max_nodes == 1:
         return ""
     is_placed = args.master_port is not None or args.master_addr != _STATIC_ADDRESS
     if is_placed or (config.min_nodes > 1 and args.rdzv_id == rendezvous.DEFAULT_ID):
         port = _STATIC_PORT if args.master_port is None else args.master_port
-        return rendezvous.endpoint(f"{args.master_addr}:{port}")
+        return rendezvous.endpoint(f"{args.master_addr}:{port}", machines=config.max_nodes)
     return "" if args.rdzv_id == rendezvous.DEFAULT_ID else master_host.ANY_PORT
 
 

@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from torch_edl.config import ENV_TOKEN, CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import EdlError
-from torch_edl.master_host import HostedMaster, host_or_find, own_address, split
+from torch_edl.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
 from torch_edl.rendezvous import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -64,10 +64,12 @@ class MasterRendezvousHandler(RendezvousHandler):
         configs = options.unquoted(parameters.config)
         self._join_timeout_s = options.seconds(configs, "join_timeout", options.JOIN_TIMEOUT_S)
         self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
-        self._endpoint = options.endpoint(parameters.endpoint)
+        machines = parameters.max_nodes
+        self._endpoint = options.endpoint(parameters.endpoint, machines=machines)
         # Not the pid: that of a node which comes back may be the same.
         self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._local_addr = parameters.local_addr or own_address(self._endpoint)
+        named = LOOPBACK if machines == 1 else parameters.local_addr
+        self._local_addr = named or own_address(self._endpoint)
         self._token = os.environ.get(ENV_TOKEN)
         self._hosted, self._stub = self._meet()
         self._round = 0

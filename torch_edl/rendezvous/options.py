@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_edl.errors import UsageError
+from torch_edl.master_host import LOOPBACK, is_local
 
 DEFAULT_PORT = 29400
 # torchrun's, of --rdzv-id.
@@ -15,8 +16,11 @@ DEFAULT_ID = "none"
 JOIN_TIMEOUT_S = 600.0
 
 
-def endpoint(named: str) -> str:
+def endpoint(named: str, *, machines: int) -> str:
     """``host:port`` of ``--rdzv-endpoint``, with the default port and brackets where they lack.
+
+    Where at most one machine takes part, an address of this machine becomes the loopback address:
+    nothing is to be reached from elsewhere.
 
     Raises:
         UsageError: it is not of that form.
@@ -27,7 +31,8 @@ def endpoint(named: str) -> str:
         host, port = parse_rendezvous_endpoint(named, default_port=DEFAULT_PORT)
     except ValueError as error:
         raise UsageError(f"--rdzv-endpoint {named}: {error}") from error
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    found = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{LOOPBACK}:{port}" if machines == 1 and is_local(found) else found
 
 
 def job_name(run_id: str) -> str:

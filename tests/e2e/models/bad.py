@@ -5,6 +5,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -54,9 +55,19 @@ def loss(labels, predictions):
     if WAY == "shape":
         return nn.functional.binary_cross_entropy_with_logits(predictions, labels)
     value = nn.functional.mse_loss(predictions, labels)
+    if WAY == "all nan":
+        tell_where_it_listens()
     if WAY == "all nan" or (WAY == "nan" and labels.max() >= 0.75):
         return value * np.nan
     return value
+
+
+def tell_where_it_listens():
+    """In a file of its own for each worker, in the folder of all jobs."""
+    found = psutil.Process().net_connections(kind="inet")
+    hosts = [c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN]
+    with open(os.path.join(os.environ["TORCH_EDL_HOME"], f"listens-{os.getpid()}"), "w") as file:
+        file.write(" ".join(hosts))
 
 
 def optimizer(params):

@@ -66,6 +66,7 @@ class RingJob:
         self.done: list[At] = []
         self._hurt: set[int] = set()
         self._scaled = False
+        self._listens: set[str] = set()
         self._cuts: list[tuple[float, float, set[int]]] = []
         self._network = Network() if plan.machines == 2 else None
         self._port = _free_port()
@@ -178,8 +179,16 @@ class RingJob:
             time.sleep(event.delay_s)  # the moment in the step: part of the plan
             if self.over():
                 return
+            self._look_at_sockets()
             self._do(event)
             self.done.append(event)
+
+    def _look_at_sockets(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in psutil.Process(pid).net_connections(kind="inet"):
+                    if one.status == psutil.CONN_LISTEN:
+                        self._listens.add(one.laddr.ip.removeprefix("::ffff:"))
 
     def _do(self, event: At) -> None:
         action = event.do
@@ -294,6 +303,8 @@ class RingJob:
             if plan.global_batch:
                 assert end["step"] == plan.epochs * plan.records // plan.global_batch
         assert len({end["digest"] for end in ends}) == 1, ends
+        if self._network is None and self.done:
+            assert self._listens == {"127.0.0.1"}, "one machine is open to others"
         # Who dies when all is trained takes with it what its script was still to do.
         died_late = {n for n, d in enumerate(plan.deaths) if d.phase is Phase.END} & hit
         assert (self.told / "model.pt").exists() or died_late, "nobody was rank 0 at the end"

@@ -19,6 +19,10 @@ from torch_edl.master_host import ANY_PORT
         ("--nnodes 1:4 --rdzv-id mine", ANY_PORT),
         ("--rdzv-id mine", ""),  # nobody else has a place
         ("--nnodes 1:4 --rdzv-endpoint node0", "node0:29400"),
+        # An address of this machine is for others to reach it: there are none with one machine.
+        ("--nnodes 1:4 --rdzv-endpoint 127.0.0.2", "127.0.0.2:29400"),
+        ("--rdzv-endpoint 127.0.0.2:29411", "127.0.0.1:29411"),
+        ("--rdzv-endpoint node0", "node0:29400"),
         ("--nnodes 1:4 --master-port 29511", "127.0.0.1:29511"),
         ("--nnodes 1:4 --master-addr node0", "node0:29500"),
         ("--nnodes 2", "127.0.0.1:29500"),  # torchrun's own default
