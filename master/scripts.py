@@ -120,7 +120,7 @@ class ScriptJob(ServedJob):
     def _gone(self, worker: int, why: str, now: float) -> None:
         """A worker does not live any more, or is counted on no longer."""
         self.fleet.abandon(worker, why)
-        if worker in self.members:
+        if worker in self.members and self.outcome is None:
             self.tell("warning", f"worker-{worker} is gone: {why}; the others go on", now)
         self._drop(worker)
 
@@ -153,14 +153,14 @@ class ScriptJob(ServedJob):
         if replaced:
             for worker in self._workers_of(request.node):
                 self._gone(worker, "its agent started again", now)
+        if request.error:  # before the ends of workers: nobody goes on
+            self.fail(request.error, now, traceback=request.traceback)
         agent.logs = {told.pid: told.log for told in request.workers}
         for told in request.workers:
             self._told(agent, told, now)
         agent.done = request.done
         agent.address, agent.port = request.address, request.port
         agent.begun = agent.begun or bool(request.workers)
-        if request.error:
-            self.fail(request.error, now, traceback=request.traceback)
         self._end_if_done(now)
         return self._answer(agent)
 

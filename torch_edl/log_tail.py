@@ -16,6 +16,11 @@ _TOLD_BY_MASTER = ("torch_edl.training_loop", "ERROR")
 _CHUNK_BYTES = 256 * 1024
 
 
+def is_chatter(line: str) -> bool:
+    """Whether gRPC's core says something that nobody asked for."""
+    return _CORE.match(line) is not None
+
+
 def shown(line: str, *, own: bool = True) -> str | None:
     """The line as the terminal shows it; None if it stays in the file.
 
@@ -24,7 +29,7 @@ def shown(line: str, *, own: bool = True) -> str | None:
     """
     ours = _OURS.match(line)
     if ours is None:
-        return None if _CORE.match(line) or not line.strip() else line
+        return None if is_chatter(line) or not line.strip() else line
     level, logger, text = ours["level"], ours["logger"], ours["text"]
     is_own = logger.split(".")[0] in ("torch_edl", "master", "__main__", "root")
     if (is_own and not own) or (logger, level) == _TOLD_BY_MASTER:
@@ -34,45 +39,54 @@ def shown(line: str, *, own: bool = True) -> str | None:
     return f"{level.lower()}: {text}"
 
 
-class LogTail:
-    """The growing log of one process."""
+class WholeLines:
+    """The lines of a file that grows, each when it is whole."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._position = 0
         self._rest = b""
 
-    def read(self, *, final: bool = False, own: bool = True) -> list[str]:
-        """New whole lines that are to be shown; with ``final`` all that is left, unfinished too.
-
-        Without ``own``, only what the user's code printed or logged. A log that is not there yet,
-        or no more, has no lines.
-        """
-        lines: list[str] = []
+    def read(self, *, final: bool = False) -> list[bytes]:
+        """New lines, without their ends; with ``final`` all that is left, unfinished too. A file
+        that is not there yet, or no more, has no lines."""
+        lines: list[bytes] = []
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._position)
                 while chunk := file.read(_CHUNK_BYTES):
                     self._position += len(chunk)
-                    lines += self._take(chunk, own)
+                    *whole, self._rest = (self._rest + chunk).split(b"\n")
+                    lines += whole
                     if not final:
                         break
         except OSError:
             pass
         if final and self._rest:
-            lines += self._take(b"\n", own)
+            lines.append(self._rest)
+            self._rest = b""
         return lines
 
-    def _take(self, chunk: bytes, own: bool) -> list[str]:
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        lines = []
-        for raw in whole:
-            # A bar that redraws itself ends each state with a return; the last state counts.
-            text = raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
-            visible = shown(text, own=own)
-            if visible is not None:
-                lines.append(visible)
-        return lines
+
+class LogTail:
+    """The growing log of one process."""
+
+    def __init__(self, path: str) -> None:
+        self._lines = WholeLines(path)
+
+    def read(self, *, final: bool = False, own: bool = True) -> list[str]:
+        """New whole lines that are to be shown; with ``final`` all that is left, unfinished too.
+
+        Without ``own``, only what the user's code printed or logged.
+        """
+        texts = (text_of(raw) for raw in self._lines.read(final=final))
+        return [line for text in texts if (line := shown(text, own=own)) is not None]
+
+
+def text_of(raw: bytes) -> str:
+    """A line as a terminal would leave it."""
+    # A bar that redraws itself ends each state with a return; the last state counts.
+    return raw.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
 
 
 def last_error(path: str | Path) -> str:

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -19,7 +18,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.agent.environment import Placement
+from torch_edl.agent.failures import failure_of
 from torch_edl.agent.ledger import Ledger, Verdict
+from torch_edl.agent.outputs import Outputs, Watch
 from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
@@ -32,6 +33,8 @@ from torch_edl.wire.channel import Stub
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
+# How soon what a worker prints is seen.
+_LOOK_S = 0.1
 # Without pidfds, how soon an end is seen.
 _POLL_FAST_S = 0.05
 _MASTER_LEAVES_S = 10.0
@@ -56,6 +59,10 @@ class AgentSpec:
     """What a worker runs."""
     name: str
     """Of the script, for the report of a failure."""
+    watch: Watch
+    """Shows the job: its status and events, if its master is started here, and what is captured."""
+    captured: bool
+    """What workers print goes to files only: nobody else shows it."""
     experiment: Experiment
     """What the master compares with that of the other agents."""
     master: Master
@@ -76,6 +83,7 @@ class Agent:
         self._node = f"{socket.gethostname()}-{os.getpid()}"
         self._is_alone = spec.config.max_nodes == 1
         self._workers = Workers(spec.config, spec.command, spec.master.environment(self._node))
+        self._outputs = Outputs(spec.watch)
         self._ledger = Ledger(max_restarts=spec.config.max_restarts)
         self._wanted = spec.config.nproc_per_node
         self._done: set[int] = set()
@@ -105,6 +113,7 @@ class Agent:
             address=spec.config.local_addr or own_address(spec.master.address),
             port=_free_port(),
             wake=self._wake,
+            wants_events=spec.master.hosted is not None,
         )
 
     def run(self) -> int:
@@ -129,6 +138,7 @@ class Agent:
                 self._master.hosted.stop(grace_s=_MASTER_LEAVES_S)
             if self._master.presence is not None:
                 self._master.presence.close()
+            self._show(final=True)
             self._stub.close()
             self._signals.restore()
             os.close(self._wake_reader)
@@ -139,6 +149,11 @@ class Agent:
         """Of the job, as the master told it last."""
         return self._reporter.status
 
+    def _show(self, *, final: bool = False) -> None:
+        for status in self._reporter.statuses():
+            self._spec.watch.status(status)
+        self._outputs.look(final=final)
+
     # ---- one turn ----
 
     def _turn(self, now: float) -> None:
@@ -148,6 +163,7 @@ class Agent:
             self._heed_master(self._master.hosted, now)
         for response in self._reporter.answers():
             self._obey(response, now)
+        self._show()
         self._heed_silence(now)
         self._heed_absence(now)
         self._workers.kill_overdue(now)
@@ -159,6 +175,8 @@ class Agent:
     def _wait(self) -> None:
         pidfds = self._workers.pidfds()
         timeout_s = _POLL_S if len(pidfds) == len(self._workers.local_ranks) else _POLL_FAST_S
+        if self._outputs:
+            timeout_s = min(timeout_s, _LOOK_S)
         if self._start_at:
             timeout_s = min(timeout_s, _POLL_FAST_S)
         poll = select.poll()
@@ -201,8 +219,6 @@ class Agent:
     def _take_ends(self, ends: Sequence[Ended], now: float) -> None:
         if not ends:
             return
-        # First of all: others may be waiting for somebody who is not there any more.
-        self._reporter.tell(self._workers.running(), ends)
         steps = self.status.steps if self.status else 0
         for ended in ends:
             verdict = self._ledger.judge(
@@ -220,23 +236,17 @@ class Agent:
                 self._start_at[ended.local_rank] = now + self._ledger.pause_s
             elif verdict is Verdict.FAIL or (self._failures and verdict is Verdict.STOPPED):
                 self._failures[ended.rank] = ended.failure()
+        error = trace = ""
         if self._failures and not self._stopping:
-            self._fail(now)
+            error, trace = failure_of(self._spec.name, self._failures)
+        # At once: others may be waiting for somebody who is not there any more.
+        self._reporter.tell(self._workers.running(), ends, error=error, traceback=trace)
+        if error:
+            self._stop("failure", now)
         elif self._done.issuperset(range(self._wanted)) and not self._workers.local_ranks:
             self._reporter.tell([], done=True)
         for ended in ends:
             ended.close.close()
-
-    def _fail(self, now: float) -> None:
-        rank, failure = min(self._failures.items(), key=lambda item: item[1].timestamp)
-        error = f"{self._spec.name}: rank {rank} ended ({describe(failure.exitcode)})"
-        message: Any = failure.message
-        trace = ""
-        if isinstance(message, dict):
-            trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
-            error += f": {message.get('message', '')}"
-        self._reporter.tell(self._workers.running(), error=error, traceback=trace)
-        self._stop("failure", now)
 
     def _heed_master(self, hosted: HostedMaster, now: float) -> None:
         ended = hosted.revive()
@@ -317,6 +327,8 @@ class Agent:
             self._start_at.pop(rank, None)
         try:
             self._workers.start(due, placement)
+            if self._spec.captured:
+                self._outputs.follow(self._workers.running())
         except SignalException as caught:
             self._signals.note(caught.sigval)
         finally:

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 PERIOD_S = 0.5
 _CALL_TIMEOUT_S = 5.0
 _FINAL_TIMEOUT_S = 3.0
-# How often the steps of the job are asked for.
-_STEPS_EVERY = 4
+# Each so many reports the job's status is asked for.
+_STATUS_EVERY = 2
 _NO_EVENTS = (1 << 62) - 1
 # Answers that no repetition mends.
 _FATAL = (
@@ -42,6 +42,7 @@ class Reporter:
         address: of this machine for the others.
         port: free here.
         wake: called in the reporter's thread when there is an answer, or the lack of one.
+        wants_events: :meth:`statuses` are to have the events of the job.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Reporter:
         address: str,
         port: int,
         wake: Callable[[], None],
+        wants_events: bool,
     ) -> None:
         self._stub = stub
         self._node = node
@@ -73,6 +75,8 @@ class Reporter:
         self._closed = False
         self._is_full = False
         self._answers: list[pb.AgentReportResponse] = []
+        self._statuses: list[pb.GetStatusResponse] = []
+        self._events_after = 0 if wants_events else _NO_EVENTS
         self.status: pb.GetStatusResponse | None = None
         """Of the job, as the master told it last."""
         self.heard = time.monotonic()
@@ -113,6 +117,12 @@ class Reporter:
         with self._changed:
             answers, self._answers = self._answers, []
         return answers
+
+    def statuses(self) -> list[pb.GetStatusResponse]:
+        """Of the job since the last call, each with its new events."""
+        with self._changed:
+            statuses, self._statuses = self._statuses, []
+        return statuses
 
     def close(self) -> None:
         """Ends the thread; the last news is told once more if nobody has heard it yet."""
@@ -162,7 +172,7 @@ class Reporter:
             except ValueError:  # the stub was closed under us
                 return
             self._is_full = False
-            if response.over or count % _STEPS_EVERY == 0:
+            if response.over or count % _STATUS_EVERY == 0:
                 self._look()
             with self._changed:
                 self.heard = time.monotonic()
@@ -179,6 +189,11 @@ class Reporter:
 
     def _look(self) -> None:
         """Asks how the job is; not to know it does no harm."""
-        request = pb.GetStatusRequest(events_after=_NO_EVENTS)
+        request = pb.GetStatusRequest(events_after=self._events_after)
         with contextlib.suppress(grpc.RpcError, ValueError):
-            self.status = self._stub.call("GetStatus", request, timeout_s=_FINAL_TIMEOUT_S)
+            status = self._stub.call("GetStatus", request, timeout_s=_FINAL_TIMEOUT_S)
+            for event in status.events:
+                self._events_after = event.sequence
+            with self._changed:
+                self.status = status
+                self._statuses.append(status)

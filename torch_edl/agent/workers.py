@@ -42,7 +42,8 @@ class _Worker:
     process: subprocess.Popen[bytes]
     close: contextlib.ExitStack
     error_file: str
-    log: str
+    stdout: str
+    stderr: str
     pidfd: int
     started_at: float
     stopping: bool = False
@@ -81,8 +82,12 @@ class Running:
     """A worker that runs."""
 
     local_rank: int
+    rank: int
     pid: int
     log: str
+    stdout: str
+    """File of its stdout; empty: it is the agent's."""
+    stderr: str
 
 
 class _LogsOfOne(LogsSpecs):
@@ -159,7 +164,14 @@ class Workers:
     def running(self) -> list[Running]:
         """Those that have not been seen to end."""
         return [
-            Running(local_rank=w.local_rank, pid=w.process.pid, log=w.log)
+            Running(
+                local_rank=w.local_rank,
+                rank=w.rank,
+                pid=w.process.pid,
+                log=w.stderr or w.stdout,
+                stdout=w.stdout,
+                stderr=w.stderr,
+            )
             for w in self._running.values()
         ]
 
@@ -193,7 +205,7 @@ class Workers:
                     code=code,
                     started_at=worker.started_at,
                     stopping=worker.stopping,
-                    log=worker.log,
+                    log=worker.stderr or worker.stdout,
                     error_file=worker.error_file,
                     close=worker.close,
                 )
@@ -264,7 +276,8 @@ class Workers:
             process=process,
             close=close,
             error_file=dest.error_files[local_rank],
-            log=dest.stderrs[local_rank] or dest.stdouts[local_rank],
+            stdout=dest.stdouts[local_rank],
+            stderr=dest.stderrs[local_rank],
             pidfd=os.pidfd_open(process.pid) if _HAS_PIDFD else -1,
             started_at=time.monotonic(),
         )

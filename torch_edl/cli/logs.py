@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(_no_such_log(job, found, args))
     # Events come last: they say how it ended, and the end is what a terminal shows.
     several = args.id is None and args.role != _EVENTS
-    for log in logs.values():
+    for log in logs:
         _write(log, log.read(tail=args.tail, final=not args.follow), several)
     if args.follow:
         _follow(job, logs, args, several)
@@ -85,8 +85,8 @@ def _event_lines(line: str) -> list[str]:
         return [line]  # cut by a full disk
 
 
-def _logs(job: job_folder.Job, found: dict[str, Any], role: str, id: int | None) -> dict[str, _Log]:
-    """The logs that were asked for and exist, by name."""
+def _logs(job: job_folder.Job, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
+    """The logs that were asked for and exist; two of a process whose streams lie apart."""
     paths = {}
     for process in found["processes"]:
         if process.get("log"):
@@ -95,14 +95,22 @@ def _logs(job: job_folder.Job, found: dict[str, Any], role: str, id: int | None)
         name, _, number = file.stem.rpartition("-")
         if number.isdecimal():
             paths.setdefault((name, int(number)), file)
-    chosen = {
-        f"{name}-{number}": path
+    logs = [
+        _Log(f"{name}-{number}", file)
         for (name, number), path in sorted(paths.items(), key=lambda item: _order(item[0]))
-        if role in ("", name) and id in (None, number) and path.exists()
-    }
-    if role in ("", _EVENTS) and (job.dir / job_folder.EVENTS).exists():
-        chosen[_EVENTS] = job.dir / job_folder.EVENTS
-    return {name: _Log(name, path) for name, path in chosen.items()}
+        if role in ("", name) and id in (None, number)
+        for file in _streams(path)
+        if file.exists()
+    ]
+    events = job.dir / job_folder.EVENTS
+    if role in ("", _EVENTS) and events.exists():
+        logs.append(_Log(_EVENTS, events))
+    return logs
+
+
+def _streams(path: Path) -> list[Path]:
+    """Where the output of a process lies; torchrun's launchers keep stdout and stderr apart."""
+    return [path] if path.name != "stderr.log" else [path.with_name("stdout.log"), path]
 
 
 def _order(key: tuple[str, int]) -> tuple[int, str, int]:
@@ -112,23 +120,22 @@ def _order(key: tuple[str, int]) -> tuple[int, str, int]:
 
 def _no_such_log(job: job_folder.Job, found: dict[str, Any], args: argparse.Namespace) -> str:
     asked = f"{args.role}-{args.id}" if args.id is not None else args.role
-    there = ", ".join(_logs(job, found, "", None)) or "none"
+    names = dict.fromkeys(log.name for log in _logs(job, found, "", None))
+    there = ", ".join(names) or "none"
     return f"{job.name}: no log of {asked or 'any process'} on this machine; there is {there}"
 
 
-def _follow(
-    job: job_folder.Job, logs: dict[str, _Log], args: argparse.Namespace, several: bool
-) -> None:
+def _follow(job: job_folder.Job, logs: list[_Log], args: argparse.Namespace, several: bool) -> None:
     over = False
     while not over:
         found = report(job)
         # What is written before the state is looked at is read once more after it.
         over = found["state"] in (*job_folder.ENDED, "dead")
-        for name, log in _logs(job, found, args.role, args.id).items():
-            logs.setdefault(name, log)
+        known = {log.path for log in logs}
+        logs += [log for log in _logs(job, found, args.role, args.id) if log.path not in known]
         until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
         while True:
-            for log in logs.values():
+            for log in logs:
                 _write(log, log.read(final=over), several)
             if time.monotonic() >= until:
                 break

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb
 
 _ALIVE = ("starting", "running", "draining", "stopping")
-_VERBS = {"train": "training", "evaluate": "evaluating", "predict": "predicting"}
+_VERBS = {
+    "train": "training",
+    "script": "training",
+    "evaluate": "evaluating",
+    "predict": "predicting",
+}
+TRAINS = ("train", "script")
+"""Kinds of jobs that have steps and a loss."""
 _PLAIN_EVERY_S = 5.0
 _PLAIN_LATER_S = 30.0
 _PLAIN_SETTLED_S = 120.0
@@ -32,7 +39,7 @@ class Display(Protocol):
         """Shows an event of the job, above the numbers."""
 
     def output(self, process: str, line: str) -> None:
-        """Shows a line that a process printed."""
+        """Shows a line that a process printed, with its name in front unless that is empty."""
 
     def note(self, text: str) -> None:
         """Shows a remark of the client's own."""
@@ -94,7 +101,7 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     left = eta_s(status)
     if left is not None:
         found.append(f"{duration(left)} left")
-    if status.kind == "train" and status.steps and math.isfinite(status.loss):
+    if status.kind in TRAINS and status.steps and math.isfinite(status.loss):
         found.append(f"loss {number(status.loss)}")
     workers = alive(status, "worker")
     short = status.workers_wanted > workers and status.state in ("starting", "running")
@@ -204,14 +211,14 @@ def _event_text(event: pb.Event) -> Text:
 
 def colour_of(process: str) -> str:
     """The colour of a process's name in front of its lines, by its number."""
-    number = process.rpartition("-")[2]
+    number = process.replace(" ", "-").rpartition("-")[2]
     return _COLOURS[int(number) % len(_COLOURS)] if number.isdecimal() else "bold"
 
 
 def _output_text(process: str, line: str) -> Text:
     from rich.text import Text
 
-    text = Text(f"{process} | ", style=colour_of(process))
+    text = Text(f"{process} | " if process else "", style=colour_of(process))
     # What the user's code printed may carry colours of its own.
     text.append_text(Text.from_ansi(line, style="default"))
     return text

@@ -12,16 +12,18 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from torch_edl import master_host
+from torch_edl import job_folder, master_host
 from torch_edl.cli import file_kind, preflight, script_options
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
+from torch_edl.job_folder import LOGS
 from torch_edl.rendezvous import options as rendezvous
 
 if TYPE_CHECKING:
@@ -299,6 +301,10 @@ def _run_ours(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     from torch_edl.agent.agent import Agent, AgentSpec
+    from torch_edl.agent.failures import failure_of
+    from torch_edl.cli import summary
+    from torch_edl.cli.script_display import ScriptDisplay
+    from torch_edl.cli.submit import Outcome
 
     assert job.experiment is not None
     configs = config.rdzv_configs
@@ -313,24 +319,53 @@ def _run_ours(
     else:
         master = master_host.host(job)
     log.info("%s", _announcement(args, config, job, master))
+    captured = _capture(args, config, job_folder.Job(job.name))
+    display = ScriptDisplay(captured=captured, several=job.cluster.max_workers > 1)
     agent = Agent(
         AgentSpec(
             config=config,
             command=command,
             name=args.training_script,
             experiment=job.experiment,
+            watch=display,
+            captured=captured,
             master=master,
             silence_s=silence_s,
             join_timeout_s=_join_timeout_s(config),
         )
     )
+    assert config.logs_specs is not None
+    outcome = Outcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
+    # An agent that is a worker of another launcher tells it of the failure.
+    run = record(agent.run) if "TORCHELASTIC_ERROR_FILE" in os.environ else agent.run
     try:
-        code = record(agent.run)()
+        code = run()
     except ChildFailedError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    assert code is not None
-    return code
+        text, _ = failure_of(args.training_script, error.failures)
+        outcome = replace(outcome, state="failed", error=text)
+    else:
+        if code:
+            outcome = replace(outcome, state="stopped", signal=code - 128)
+    finally:
+        display.close()
+    if master.hosted is None and outcome.state != "failed":
+        return outcome.exit_code  # whoever hosts the master tells how the job ended
+    return summary.conclude(job, replace(outcome, status=display.last), display.console)
+
+
+def _capture(args: argparse.Namespace, config: LaunchConfig, job: job_folder.Job) -> bool:
+    """Lets what the workers print be kept in the job's folder, and shown from there; not if
+    torchrun's options say where it goes. Whether it is so."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+    named = (args.log_dir, args.local_ranks_filter, args.logs_specs)
+    filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
+    if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
+        return False
+    # A machine without the master has no folder of the job: a temporary one is made there.
+    logs = str(job.dir / LOGS) if job.dir.exists() else None
+    config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
+    return True
 
 
 def _announcement(

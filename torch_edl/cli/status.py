@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_edl import job_folder
-from torch_edl.cli.progress import duration, number
+from torch_edl.cli.progress import TRAINS, duration, number
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.terminal import stdout
 
@@ -88,6 +88,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(
         ("tasks", f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done")
     )
+    if found.get("steps"):
+        rows.append(("steps", f"{found['steps']:,}"))
     rates = found["rates"]
     if rates.get("records_per_s"):
         mean = rates.get("mean_records_per_s")
@@ -95,7 +97,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         now += f" ({number(mean)} on average)" if mean else ""
         steps = f", {number(rates['steps_per_s'])} steps/s" if rates.get("steps_per_s") else ""
         rows.append(("rates", now + steps))
-    if found.get("loss") is not None and found.get("kind") == "train":
+    if found.get("loss") is not None and found.get("kind") in TRAINS:
         rows.append(("loss", number(found["loss"])))
     if found.get("evaluations"):
         last = found["evaluations"][-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_edl import job_folder
-from torch_edl.cli.progress import counted, duration, number
+from torch_edl.cli.progress import TRAINS, counted, duration, number
 from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.submit import Outcome
 from torch_edl.cli.terminal import complain
@@ -17,7 +17,12 @@ from torch_edl.config import JobConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-_DONE = {"train": "trained on", "evaluate": "evaluated on", "predict": "predicted for"}
+_DONE = {
+    "train": "trained on",
+    "script": "trained on",
+    "evaluate": "evaluated on",
+    "predict": "predicted for",
+}
 
 
 def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
@@ -107,14 +112,17 @@ def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The closing words of a job that finished."""
-    steps = f" in {counted(summary['steps'], 'step')}" if summary["kind"] == "train" else ""
+    trains = summary["kind"] in TRAINS
+    if summary["kind"] == "script" and not summary["steps"]:
+        return [f"{summary['job']}: finished"]
+    steps = f" in {counted(summary['steps'], 'step')}" if trains else ""
     records = counted(summary["records"], "record")
     first = (
         f"{summary['job']}: {_DONE[summary['kind']]} {records}{steps}, "
         f"{duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
     )
     lines = [first]
-    if summary["metrics"] and summary["kind"] == "train":
+    if summary["metrics"] and trains:
         values = (f"{k} {_shown(v)}" for k, v in summary["metrics"].items())
         lines.append("metrics: " + ", ".join(values))
     for key, label in (("damaged", "damaged records left out"), ("nan_steps", "steps left out")):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -79,8 +82,28 @@ class Ending:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return  # a child that was forked ends
-        if getattr(sys, "last_value", None) is not self._error_before:
+        error = getattr(sys, "last_value", None)
+        if error is not self._error_before:
             self.finished = False  # the script raised
+            _tell_launcher(error)
         # A dismissal has ended what there is to end.
         with contextlib.suppress(SystemExit):
             self._close()
+
+
+def _tell_launcher(error: BaseException | None) -> None:
+    """Leaves an exception where agents of torch.distributed.elastic, ours too, look for it, in the
+    form of torch's ``record``; a main function that is wrapped by that has done so itself."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not file or os.path.exists(file) or not isinstance(error, Exception):
+        return
+    told = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(error)),
+            "timestamp": str(int(time.time())),
+        },
+    }
+    # A full disk: the exit code says enough.
+    with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as out:
+        json.dump({"message": told}, out)

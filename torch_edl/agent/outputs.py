@@ -1,0 +1,50 @@
+"""What the workers of one machine print, brought from the files that hold it to who shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch_edl.agent.workers import Running
+from torch_edl.log_tail import WholeLines
+from torch_edl.wire import master_pb2 as pb
+
+STDOUT, STDERR = "stdout", "stderr"
+
+
+class Watch(Protocol):
+    """Whoever shows a job to the user; called by the thread of the agent."""
+
+    def status(self, status: pb.GetStatusResponse) -> None:
+        """How the job is now, with the events since the last call."""
+
+    def output(self, rank: int, stream: str, line: bytes) -> None:
+        """A line that a worker printed, as it printed it.
+
+        Args:
+            stream: ``stdout`` or ``stderr``.
+        """
+
+
+class Outputs:
+    """Follows the files of redirected streams; those that go elsewhere have none."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._followed: dict[str, tuple[int, str, WholeLines]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._followed)
+
+    def follow(self, workers: Sequence[Running]) -> None:
+        """Workers that run; those that are known already are followed only once."""
+        for worker in workers:
+            for stream, path in ((STDOUT, worker.stdout), (STDERR, worker.stderr)):
+                if path and path not in self._followed:
+                    self._followed[path] = (worker.rank, stream, WholeLines(path))
+
+    def look(self, *, final: bool = False) -> None:
+        """Shows new lines; with ``final`` what is left, unfinished lines too."""
+        for rank, stream, lines in self._followed.values():
+            for line in lines.read(final=final):
+                self._watch.output(rank, stream, line)
