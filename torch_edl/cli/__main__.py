@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch_edl.cli.parser import parse
 from torch_edl.cli.terminal import complain
 from torch_edl.errors import EdlError, UsageError
+from torch_edl.launch.child import outlive_terminal
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 done; 1 the job failed; 2 something that the user mends; 130 Ctrl-C; 143 SIGTERM.
     """
+    outlive_terminal()
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except UsageError as error:

@@ -218,6 +218,16 @@ def add_job_name(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_detach(group: argparse._ArgumentGroup) -> None:
+    """Whether the client stays."""
+    group.add_argument(
+        "--detach",
+        action="store_true",
+        help="go on without this terminal as soon as the job has started; status, logs and stop "
+        "take its name",
+    )
+
+
 def _add_model(group: argparse._ArgumentGroup) -> None:
     add_strategy(group, "auto|ps|allreduce|local")
     group.add_argument(
@@ -356,6 +366,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 def add_looking(parser: argparse.ArgumentParser) -> None:
     """What is shown while training."""
     group = parser.add_argument_group("looking inside")
+    add_detach(group)
     group.add_argument(
         "--dry-run",
         action="store_true",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from torch_edl.cli import preflight
+from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import train_job
 from torch_edl.cli.terminal import stdout
 
@@ -20,6 +21,9 @@ def main(args: argparse.Namespace) -> int:
         from torch_edl.cli import dry_run
 
         return dry_run.show(config, servers_named=args.servers is not None)
+
+    if args.detach and (code := detach(config.name)) is not None:
+        return code
 
     from torch_edl.cli import submit, summary
     from torch_edl.cli.progress import make_display

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torch_edl import job_folder, master_host
 from torch_edl.cli import file_kind, preflight, script_options
+from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
@@ -82,6 +83,8 @@ def main(args: argparse.Namespace) -> int:
         )
     )
     config.run_id = name
+    if parsed.detach and (code := detach(name)) is not None:
+        return code
     return _run_ours(parsed, config, command, job)
 
 
@@ -181,6 +184,7 @@ def _own_options(args: argparse.Namespace) -> list[tuple[str, object]]:
         ("--resume", args.resume),
         ("--job-name", args.job_name),
         ("--ps", args.servers is not None),
+        ("--detach", args.detach),
         ("--workers", args.workers is not None),
     ]
 

@@ -21,3 +21,4 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     options.add_heartbeat_timeout(group)
     options.add_checkpoints(group)
     options.add_job_name(group)
+    options.add_detach(group)

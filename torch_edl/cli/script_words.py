@@ -32,6 +32,7 @@ OWN_OPTIONS = {
     "--resume": False,
     "--load": True,
     "--job-name": True,
+    "--detach": False,
 }
 
 

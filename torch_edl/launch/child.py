@@ -15,7 +15,8 @@ from typing import Any
 
 ENV_PARENT_PID = "TORCH_EDL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# A full disk, and a terminal that was closed.
+_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _POLL_S = 0.2
 
 
@@ -74,13 +75,25 @@ def setup_logging(role: str, id: int) -> None:
     )
 
 
+def outlive_terminal() -> None:
+    """From now on a print to a terminal that was closed is lost, and fails nobody: the signal that
+    comes with the end of the terminal says what is to be done."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            stream.flush()
+            lossy = _Lossy(stream.fileno(), "wb", closefd=False)
+            wrapped = io.TextIOWrapper(lossy, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, wrapped)
+
+
 class _Lossy(io.FileIO):
-    """A file that takes what the disk has no room for, and forgets it."""
+    """A file that takes what can be written nowhere any more, and forgets it."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data) or len(data)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _LOST:
                 raise
             return len(data)

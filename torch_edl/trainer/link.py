@@ -14,6 +14,7 @@ import grpc
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
 from torch_edl.data.leases import Heartbeat, MasterLostError, Progress
 from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.launch.child import outlive_terminal
 from torch_edl.strategy.meeting import AWAY, DismissedError, MasterMeeting
 from torch_edl.strategy.position import Position
 from torch_edl.trainer.metrics import Meter
@@ -59,6 +60,7 @@ class Link:
         Raises:
             JobFailedError: it does not answer, or wants no worker any more.
         """
+        outlive_terminal()
         env = os.environ
         master = Stub(
             pb.DESCRIPTOR.services_by_name["Master"], env[ENV_MASTER], env.get(ENV_TOKEN, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from torch_edl import job_folder
 
 MODEL = """
 import sys, time, torch
@@ -29,7 +32,7 @@ def feed(records, mode, metadata):
         raise ValueError("no [red] column")
     if sys.argv[1:2] == ["slow"]:
         time.sleep(0.2)
-    x = torch.tensor(records["x"].to_numpy(), dtype=torch.float32)[:, None]
+    x = torch.tensor(records["x"].to_numpy(), dtype=torch.float32)[:, None] / 300
     return x, 2 * x
 """
 RECORDS = 300
@@ -85,7 +88,7 @@ def job_processes(place: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -187,3 +190,40 @@ def test_an_exception_of_the_users_reaches_the_terminal(torch_edl: Run, place: P
     assert kept["traceback"].splitlines() == trace
     events = (place / "home/jobs/j/events.jsonl").read_text().splitlines()
     assert [json.loads(e).get("traceback", "").splitlines() for e in events[-2:]] == [trace, trace]
+
+
+def test_a_closed_terminal_stops_the_job_as_sigterm_does(place: Path) -> None:
+    words = "run net.py --data x.csv --epochs 1000 --job-name tty --checkpoint-dir c -- slow"
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(place)
+        os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])
+        os.execv(sys.executable, [sys.executable, "-m", "torch_edl.cli", *words.split()])
+    log = place / "home/jobs/tty/logs/worker-0.log"
+    assert wait_until(lambda: log.exists() and log.read_text().count("feeding 300") > 2)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert not job_processes(place)
+    assert [folder.name[:5] for folder in (place / "c").iterdir()] == ["step-"]
+    assert job_folder.Job("tty").last_status()["state"] == "stopped"
+
+
+def test_a_job_that_is_detached_goes_on(torch_edl: Run, place: Path) -> None:
+    words = "run net.py --data x.csv --epochs 1000 --job-name off --detach --checkpoint-dir c"
+    out, err = torch_edl(*words.split(), "--", "slow").communicate(timeout=60)
+    assert "stop it: torch-edl stop off" in out, err
+    assert job_processes(place)
+    status = torch_edl("status", "off", "--json").communicate()[0]
+    assert json.loads(status)["state"] in ("starting", "running")
+    again = torch_edl(*words.split())
+    assert "a job of that name is running" in again.communicate(timeout=60)[1]
+    assert again.returncode == 2
+    log = place / "home/jobs/off/logs/worker-0.log"
+    assert wait_until(lambda: log.exists() and log.read_text().count("feeding 300") > 2)
+    assert "off: stopped" in torch_edl("stop", "off").communicate(timeout=60)[0]
+    assert wait_until(lambda: not job_folder.Job("off").is_watched())
+    said = (place / "home/jobs/off/logs/client-0.log").read_text()
+    assert "stopping: torch-edl stop" in said
+    assert "newest checkpoint: " in said
+    assert [p.name for p in (place / "home/jobs").iterdir() if p.is_file()] == []
