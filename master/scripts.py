@@ -35,6 +35,8 @@ class ScriptJob(ServedJob):
         self.reason = "a training script"
         self._agents = Agents(timeout_s=self.config.cluster.heartbeat_timeout_s)
         self._rounds = Rounds()
+        self._torchruns_error = ""
+        """Why the first of its agents gave up; others may have come to the end."""
         self._places: dict[tuple[str, int], int] = {}
         self._next_id = 0
         self._scaled = False
@@ -227,6 +229,7 @@ class ScriptJob(ServedJob):
         """An agent of torchrun asks for its place, or how its round stands; None: wait."""
         if request.closed:
             self._rounds.close()
+            self._torchruns_error = self._torchruns_error or request.error
         if request.leaving:
             self._rounds.leave(request.node)
             for worker in self._workers_of(request.node):  # it ended them before
@@ -404,7 +407,9 @@ class ScriptJob(ServedJob):
         done = self._are_scripts_over(now)
         if done and self._served and self.work.ready and not self.settled:
             return  # the last checkpoint is still being written
-        if done:
+        if done and self._torchruns_error and not self.lockstep.ring.finished:
+            self.fail(self._torchruns_error, now)
+        elif done:
             self.tell("info", "finished", now)
             self._end(Outcome("finished", 0), now, leave_s=0.0)
         elif self._rounds.left and not (len(self._agents) or len(self.members)):

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -228,6 +229,23 @@ def test_who_comes_while_a_job_ends_gets_into_the_next_one(make: Make) -> None:
     assert (info.rank, info.world_size) == (0, 1)
     assert late._hosted is not None
     timer.join()
+
+
+def test_an_agent_that_raises_says_why_the_job_failed(make: Make) -> None:
+    one = make(1)
+    meet(one)
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=3, error_file="none")
+
+    def launch() -> None:
+        try:
+            raise ChildFailedError("train.py", {1: failure})
+        finally:
+            one.shutdown()  # as torch's launcher
+
+    with pytest.raises(ChildFailedError):
+        launch()
+    (job,) = all_jobs()
+    assert "train.py: rank 1 ended with exit code 3" in str(job.last_status())
 
 
 def test_too_few_nodes(make: Make) -> None:

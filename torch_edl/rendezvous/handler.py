@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -28,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from torch_edl.config import ENV_TOKEN, CheckpointConfig, ClusterConfig, JobConfig
-from torch_edl.errors import EdlError
+from torch_edl.errors import EdlError, describe_error
 from torch_edl.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
 from torch_edl.rendezvous import options
 from torch_edl.wire import master_pb2 as pb
@@ -144,7 +145,8 @@ class MasterRendezvousHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """Nobody may join any more."""
         self._closed = True
-        self._say_last(pb.RendezvousRequest(node=self._node, closed=True))
+        request = pb.RendezvousRequest(node=self._node, closed=True, error=_failure())
+        self._say_last(request)
 
     def shutdown(self) -> bool:
         """The agent's work is over, well or not: closes the job, as torch's other backends do."""
@@ -292,6 +294,15 @@ def _job(parameters: RendezvousParameters, name: str) -> JobConfig:
         ),
         checkpoint=CheckpointConfig(),
     )
+
+
+def _failure() -> str:
+    """Why torch's agent ends: it closes the rendezvous while it raises."""
+    error = sys.exc_info()[1]
+    if not isinstance(error, ChildFailedError):
+        return describe_error(error) if error is not None else ""
+    rank, failure = error.get_first_failure()
+    return f"{error.name}: rank {rank} ended with exit code {failure.exitcode}"
 
 
 def _command_line() -> tuple[str, int]:

@@ -498,7 +498,7 @@ class AgentReportResponse(_message.Message):
     def __init__(self, kill: _Optional[_Iterable[int]] = ..., node_rank: _Optional[int] = ..., nodes: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., over: _Optional[bool] = ..., error: _Optional[str] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., stopping: _Optional[str] = ...) -> None: ...
 
 class RendezvousRequest(_message.Message):
-    __slots__ = ("node", "min_nodes", "max_nodes", "last_call_s", "store", "leaving", "closed", "round")
+    __slots__ = ("node", "min_nodes", "max_nodes", "last_call_s", "store", "leaving", "closed", "round", "error")
     NODE_FIELD_NUMBER: _ClassVar[int]
     MIN_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +507,7 @@ class RendezvousRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     node: str
     min_nodes: int
     max_nodes: int
@@ -515,7 +516,8 @@ class RendezvousRequest(_message.Message):
     leaving: bool
     closed: bool
     round: int
-    def __init__(self, node: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., last_call_s: _Optional[float] = ..., store: _Optional[str] = ..., leaving: _Optional[bool] = ..., closed: _Optional[bool] = ..., round: _Optional[int] = ...) -> None: ...
+    error: str
+    def __init__(self, node: _Optional[str] = ..., min_nodes: _Optional[int] = ..., max_nodes: _Optional[int] = ..., last_call_s: _Optional[float] = ..., store: _Optional[str] = ..., leaving: _Optional[bool] = ..., closed: _Optional[bool] = ..., round: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class RendezvousResponse(_message.Message):
     __slots__ = ("ready", "round", "rank", "nodes", "store", "waiting", "closed", "over")

@@ -456,6 +456,15 @@ def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
     assert not w.job.end_is_awaited, "torchrun does not ask: the port is free for the next job"
 
 
+def test_it_failed_when_an_agent_of_torchrun_closed_it_with_an_error() -> None:
+    w = World()
+    w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
+    w.job.rendezvous(pb.RendezvousRequest(node="a", closed=True, error="rank 1 ended"), w.now)
+    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.tick()
+    assert (w.job.state, w.job.outcome.error) == ("failed", "rank 1 ended")
+
+
 def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
     """Ctrl-C: nobody would come back to this master."""
     w = World()
