@@ -34,6 +34,8 @@ class Member:
     """Records of the pass that are in its model, if it is in a ring."""
     data_pass: int = 0
     pass_records: int = 0
+    damaged: int = 0
+    """Samples that it left out since it started."""
     draining: bool = False
     """It has been asked to finish what it does and leave."""
 

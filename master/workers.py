@@ -51,7 +51,8 @@ class Workers:
             records=request.records,
             loss=request.loss,
         )
-        member.version, member.ring = request.version, request.ring
+        self._job.damaged += request.damaged - member.damaged
+        member.version, member.ring, member.damaged = request.version, request.ring, request.damaged
         member.data_pass = request.pass_index
         member.position, member.pass_records = request.position, request.pass_records
         if self._job.lockstep.stepped(member):

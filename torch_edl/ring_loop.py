@@ -13,17 +13,20 @@ from functools import partial
 
 from torch_edl.config import JobConfig
 from torch_edl.contract import user_traceback
+from torch_edl.data.batch import Batch
 from torch_edl.data.leases import Heartbeat, LeaseClient, MasterLostError, Progress
 from torch_edl.data.loader import (
     MODES,
     Bare,
     Broken,
     Ended,
+    FeedError,
     Item,
     Loader,
     Prepared,
 )
-from torch_edl.data.order import Pass
+from torch_edl.data.order import Pass, Span
+from torch_edl.data.samples import SKIP, note
 from torch_edl.data.task_records import TaskOrder, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import EdlError, UsageError, describe_error
@@ -114,19 +117,18 @@ class RingLoop:
         self._heartbeat = heartbeat
         self._progress = progress
         self._scheduler = engine.replica.stateful[0] if engine.replica.stateful else None
+        seed = config.train.seed if config.data.shuffle else None
+        self._records = TaskRecords(space, session.feeder.source, seed)
+        self._order = TaskOrder(space)
         self._batches = Batches(
-            TaskRecords(
-                space,
-                session.feeder.source,
-                config.train.seed if config.data.shuffle else None,
-            ),
+            self._records,
             Pass(
                 records=space.records_before(space.tasks_per_epoch) if space.total else 1,
                 batch_size=config.data.batch_size,
                 epochs=config.data.epochs,
                 end=space.total_records,
             ),
-            TaskOrder(space),
+            self._order,
             {
                 "collate_fn": partial(session.feeder.batch, shard=space.task(0).shard),
                 "num_workers": config.data.loader_workers,
@@ -200,20 +202,21 @@ class RingLoop:
     # ---- training ----
 
     def _update(self) -> None:
-        engine, batches = self._engine, self._batches
+        engine = self._engine
         self._progress.phase = "training"
         start = engine.replica.position.records
-        part = batches.data.part(start, engine.rank, engine.world)
+        part = self._batches.data.part(start, engine.rank, engine.world)
         engine.expect(part.records)
         loss = float("nan")
-        alone, records = engine.world == 1, part.records
+        alone, records, tried, damaged = engine.world == 1, part.records, False, 0
         for optimizer in engine.replica.optimizers:
             optimizer.zero_grad()  # also where feed left no record of a minibatch
         for span in part.spans:
-            batch = batches.take(span, start, engine.rank, engine.world)
+            batch = self._take(span, start)
+            damaged += len(batch.damaged)
             engine.begin((span[1] - span[0]) / part.records, last=True, lead=engine.rank == 0)
             if batch.size:
-                loss = self._model.train(batch)
+                tried, loss = True, self._model.train(batch)
         if not part.spans:
             engine.begin(0.0, last=True, lead=False)
         # A member that has no gradient takes the others' all the same.
@@ -224,10 +227,36 @@ class RingLoop:
             if self._scheduler is not None:
                 self._scheduler.step()
         if engine.finish():
-            if alone and not math.isfinite(loss):
+            self._progress.damaged += damaged
+            if alone and tried and not math.isfinite(loss):
                 engine.replica.position.left_out += records
             self._count(loss)
         engine.tend()
+
+    def _take(self, span: Span, start: int) -> Batch:
+        """A minibatch; what is left out of it, or cannot be read, is named."""
+        engine = self._engine
+
+        def name(index: int) -> str:
+            return self._records.name(self._order.indices(span), index)
+
+        try:
+            batch: Batch = self._batches.take(span, start, engine.rank, engine.world)
+            note(batch.damaged, name)
+            return batch
+        except FeedError as error:
+            failed = error
+        # Read once more, in this process, where a DataLoader's left only a text of it.
+        found = self._reread(span) or failed
+        where = "" if found.index is None else f" for {name(found.index)}; {SKIP}"
+        raise FeedError(f"{found}{where}") from found.__cause__
+
+    def _reread(self, span: Span) -> FeedError | None:
+        try:
+            self._batches.sample(span)
+        except FeedError as error:
+            return error
+        return None
 
     def _count(self, loss: float) -> None:
         progress, position = self._progress, self._engine.replica.position

@@ -123,8 +123,10 @@ class Session:
 
     def _evaluate(self, task: Prepared) -> pb.ReportTaskRequest:
         metrics = TaskMetrics(self.contract.loss, self.contract.make_metrics())
+        damaged = 0
         with self.strategy.evaluating() as predict:
             for window in task.windows(0):
+                damaged += window.damaged
                 for batch in window.batches:
                     predictions = predict(batch.features)
                     try:
@@ -132,7 +134,7 @@ class Session:
                     except (Exception, SystemExit) as error:
                         raise UserCodeError(f"a metric raised {describe_error(error)}") from error
         records = task.lease.end - task.lease.start
-        return pb.ReportTaskRequest(records=records, metrics=metrics.states())
+        return pb.ReportTaskRequest(records=records, metrics=metrics.states(), damaged=damaged)
 
     def _predict(self, task: Prepared) -> pb.ReportTaskRequest:
         predictions = TaskPredictions(self.contract.prediction_outputs_processor, self._worker_id)

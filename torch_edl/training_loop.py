@@ -68,6 +68,7 @@ class _OpenTask:
     records: int = 0
     steps: int = 0
     nan_steps: int = 0
+    damaged: int = 0
 
 
 class TrainingLoop:
@@ -200,6 +201,7 @@ class TrainingLoop:
             task.records += records
             task.steps += committed.steps
             task.nan_steps += committed.nan_steps
+            task.damaged += window.damaged
             self._progress.records += records
             self._progress.steps += committed.steps
             self._session.call_back("on_batch_end", self._progress.steps, committed.loss)
@@ -215,6 +217,7 @@ class TrainingLoop:
                 records=task.records,
                 steps=task.steps,
                 nan_steps=task.nan_steps,
+                damaged=task.damaged,
             )
         )
 

@@ -105,7 +105,7 @@ def _add_cutting(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--skip-damaged",
         action="store_true",
-        help="count damaged records and go on (default stop)",
+        help="leave out and count records that cannot be read (default stop)",
     )
     group.add_argument(
         "--loader-workers",

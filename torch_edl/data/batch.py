@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from torch_edl.data.samples import Damaged
 from torch_edl.errors import UsageError
 
 LABEL_KEYS = ("labels", "label")
@@ -28,6 +29,8 @@ class Batch:
     """None in prediction."""
     size: int
     """Samples in it."""
+    damaged: Sequence[Damaged] = ()
+    """What was left out of it."""
 
 
 def split(value: Any) -> tuple[Any, Any]:

@@ -46,6 +46,8 @@ class Progress:
     """Of the whole pass, all epochs; 0: not known."""
     left_out: int = 0
     """Of the records up to ``position``: those that gave no gradient."""
+    damaged: int = 0
+    """Samples that cannot be read, left out in a ring; of leased tasks a report tells them."""
     _losses: list[float] = field(default_factory=list)
 
     def add_loss(self, loss: float) -> None:
@@ -199,6 +201,7 @@ class Heartbeat:
             pass_records=now.pass_records,
             pass_index=now.pass_index,
             left_out=now.left_out,
+            damaged=now.damaged,
         )
         sent = time.monotonic()
         try:

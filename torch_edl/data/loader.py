@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch, BatchError, length, slice_tensors, split
 from torch_edl.data.leases import LeaseClient
+from torch_edl.data.samples import SKIP, Damaged, SampleError, Sound, minibatches, note, read_all
 from torch_edl.data.sources import Source, open_source
-from torch_edl.data.task_records import check_unchanged, read_task
+from torch_edl.data.task_records import check_unchanged, read_task, record_of
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.wire import master_pb2 as pb
@@ -45,6 +46,10 @@ class Window:
     last: int
     """One after its last record."""
     batches: list[Batch]
+    damaged: int = 0
+    """Samples that were left out of it."""
+    starts: Sequence[int] = ()
+    """Offset in the task at which each minibatch begins: one that nothing is left of is none."""
 
     @property
     def ends_task(self) -> bool:
@@ -59,9 +64,14 @@ Windows = Callable[[int], Iterator[Window]]
 class FeedError(EdlError):
     """The user's ``feed`` raised, or what it returned cannot be cut into minibatches."""
 
-    def __init__(self, message: str, lease: pb.LeaseMessage) -> None:
+    def __init__(
+        self, message: str, lease: pb.LeaseMessage | None = None, index: int | None = None
+    ) -> None:
+        # A DataLoader makes it again in another process, with the message alone.
         super().__init__(message)
         self.lease = lease
+        self.index = index
+        """Of a minibatch: the record that cannot be read."""
 
 
 class Feeder:
@@ -111,18 +121,25 @@ class Feeder:
         """
         lease = pb.LeaseMessage(kind=pb.TASK_TRAIN, shard=shard)
         mode = MODES[pb.TASK_TRAIN]
+        damaged: Sequence[Damaged] = ()
+        known = False  # which record a sample is
         try:
             fed = self._feed(records, mode, self.source(shard).metadata)
             if isinstance(fed, Dataset):
                 collate = getattr(fed, "collate_fn", None) or default_collate
-                stream = isinstance(fed, IterableDataset)
-                samples = list(fed) if stream else [fed[i] for i in range(len(fed))]  # type: ignore
-                fed = collate(samples)
+                if isinstance(fed, IterableDataset):
+                    fed = collate(list(fed))
+                else:
+                    known = len(fed) == len(records)  # type: ignore[arg-type]
+                    read = read_all(fed, tolerant=self._config.data.skip_damaged)
+                    fed, damaged = Sound(collate)(read)
+        except SampleError as error:
+            index = error.index if known else None
+            raise FeedError(f"the dataset of feed {error}", index=index) from error.__cause__
         except (Exception, SystemExit) as error:
             said = describe_error(error) + _what_records_are(records, error)
             raise FeedError(f"feed raised {said}", lease) from error
-        features, labels = _split(fed, mode, lease)
-        return Batch(features, labels, _length(features, lease))
+        return _batch(fed, mode, lease, damaged)
 
     def _group(
         self, batches: Iterator[Batch], lease: pb.LeaseMessage, offset: int
@@ -131,28 +148,44 @@ class Feeder:
         each = self._config.train.local_steps if lease.kind == pb.TASK_TRAIN else 1
         span = each * self._config.data.batch_size
         ready: list[Batch] = []
+        taken = damaged = 0
+        starts: list[int] = []
         for batch in batches:
-            if len(ready) == each:
+            if taken == each:
                 if offset + span >= length:
                     raise FeedError(
                         f"feed made more samples than the {length} records it was given; "
                         "it may leave records out, not add any",
                         lease,
                     )
-                yield Window(lease, offset, offset + span, ready)
-                offset, ready = offset + span, []
-            ready.append(batch)
+                yield Window(lease, offset, offset + span, ready, damaged, starts)
+                offset, ready, taken, damaged, starts = offset + span, [], 0, 0, []
+            if batch.size or not batch.damaged:
+                ready.append(batch)
+                starts.append(offset + taken * self._config.data.batch_size)
+            taken += 1
+            damaged += len(batch.damaged)
         # The last window answers for the rest of the records, also those that feed left out.
-        yield Window(lease, offset, length, ready)
+        yield Window(lease, offset, length, ready, damaged, starts)
 
     def _records(self, lease: pb.LeaseMessage) -> Any:
-        task = Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
         source = self.source(lease.shard)
         counted = lease.shard_records, lease.shard_size, lease.shard_mtime_ns
         check_unchanged(source, Shard(lease.shard, *counted))
+        each, seed = self._config.records_per_task, self._seed(lease)
+        return read_task(source, _task(lease), each, seed)
+
+    def _seed(self, lease: pb.LeaseMessage) -> int | None:
         shuffle = lease.kind == pb.TASK_TRAIN and self._config.data.shuffle
-        seed = self._config.train.seed if shuffle else None
-        return read_task(source, task, self._config.records_per_task, seed)
+        return self._config.train.seed if shuffle else None
+
+    def _name(self, lease: pb.LeaseMessage, samples: int, index: int) -> str:
+        """What a person calls a sample of the dataset that ``feed`` made of a task."""
+        if samples != lease.end - lease.start:
+            return f"sample {index:,} of {samples:,} (records {lease.start:,} to {lease.end - 1:,})"
+        count, each = self.source(lease.shard).count, self._config.records_per_task
+        record = record_of(count, _task(lease), each, self._seed(lease), index)
+        return f"record {record:,} of {lease.shard}"
 
     def source(self, shard: str) -> Source:
         """The source of a shard, opened once."""
@@ -180,27 +213,40 @@ class Feeder:
         self, dataset: Dataset[Any], mode: str, skip: int, lease: pb.LeaseMessage
     ) -> Iterator[Batch]:
         data = self._config.data
-        collate = getattr(dataset, "collate_fn", None)
-        if skip and not isinstance(dataset, IterableDataset):
-            rest = range(skip * data.batch_size, len(dataset))  # type: ignore[arg-type]
-            dataset, skip = Subset(dataset, rest), 0
-        loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_size=data.batch_size,
-            num_workers=data.loader_workers,
-            pin_memory=data.pin_memory,
-            collate_fn=collate,
-            shuffle=False,
-        )
+
+        def name(index: int) -> str:
+            return self._name(lease, len(dataset), index)  # type: ignore[arg-type]
+
         try:
-            for index, item in enumerate(loader):
-                if index >= skip:
-                    features, labels = _split(item, mode, lease)
-                    yield Batch(features, labels, _length(features, lease))
-        except FeedError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise FeedError(f"the dataset of feed raised {describe_error(error)}", lease) from error
+            for item, damaged in minibatches(
+                dataset,
+                skip=skip,
+                # Predictions must stay in line with the records.
+                tolerant=data.skip_damaged and mode != "prediction",
+                batch_size=data.batch_size,
+                num_workers=data.loader_workers,
+                pin_memory=data.pin_memory,
+                collate_fn=getattr(dataset, "collate_fn", None),
+            ):
+                note(damaged, name)
+                yield _batch(item, mode, lease, damaged)
+        except SampleError as error:
+            where = "" if error.index is None else f" for {name(error.index)}"
+            if where and mode != "prediction":
+                where += f"; {SKIP}"
+            raise FeedError(f"the dataset of feed {error}{where}", lease) from error.__cause__
+
+
+def _batch(item: Any, mode: str, lease: pb.LeaseMessage, damaged: Sequence[Damaged]) -> Batch:
+    """A collated minibatch, of which the ``damaged`` samples were left out."""
+    if item is None and damaged:
+        return Batch(None, None, 0, damaged)
+    features, labels = _split(item, mode, lease)
+    return Batch(features, labels, _length(features, lease), damaged)
+
+
+def _task(lease: pb.LeaseMessage) -> Task:
+    return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
 
 
 def _what_records_are(records: Any, error: BaseException) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,25 @@ def read_task(source: Source, task: Task, records_per_task: int, seed: int | Non
     """
     if seed is None:
         return source.read(task.start, task.end)
+    end, order = _shuffled(source.count, task, records_per_task, seed)
+    return take(source.read(task.start, end), order)
+
+
+def record_of(count: int, task: Task, records_per_task: int, seed: int | None, index: int) -> int:
+    """Which record of its shard, of ``count``, is the one at ``index`` of :func:`read_task`."""
+    if seed is None:
+        return task.start + index
+    return task.start + int(_shuffled(count, task, records_per_task, seed)[1][index])
+
+
+def _shuffled(count: int, task: Task, records_per_task: int, seed: int) -> tuple[int, Any]:
+    """One after the last record that the order of a task is about, and its order."""
     # A task that was cut short begins as the whole of it would: a job that goes on from there
     # later finds the records that are left.
-    end = max(task.end, min(task.start + records_per_task, source.count))
+    end = max(task.end, min(task.start + records_per_task, count))
     digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
     random = np.random.default_rng(int.from_bytes(digest, "little"))
-    order = random.permutation(end - task.start)[: task.end - task.start]
-    return take(source.read(task.start, end), order)
+    return end, random.permutation(end - task.start)[: task.end - task.start]
 
 
 class TaskRecords:
@@ -81,6 +93,17 @@ class TaskRecords:
     def __getitems__(self, pieces: list[Piece]) -> Any:
         """The records of some pieces, one after the other: a list, or a ``pyarrow.Table``."""
         return concat([_slice(self._task(task), first, last) for task, first, last in pieces])
+
+    def name(self, pieces: Sequence[Piece], index: int) -> str:
+        """What a person calls the record at ``index`` of some pieces."""
+        for number, first, last in pieces:
+            if index < last - first:
+                task = self._space.task(number)
+                count, each = self._sources[task.shard].count, self._space.records_per_task
+                record = record_of(count, task, each, self._seed, first + index)
+                return f"record {record:,} of {task.shard}"
+            index -= last - first
+        raise IndexError(index)
 
     def _task(self, number: int) -> Any:
         records = self._kept.get(number)

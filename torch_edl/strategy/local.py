@@ -62,7 +62,6 @@ class LocalStrategy:
         self.model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._config = config
         self._progress = progress
         self._tables = bind_tables(model)
         if self._tables:
@@ -89,10 +88,10 @@ class LocalStrategy:
     def train(self, window: Window, retired_before: int) -> list[Committed]:
         """Steps the user's optimizer once for each minibatch."""
         nan_steps = 0
-        task, size = window.lease.task_id, self._config.data.batch_size
-        for done, batch in enumerate(window.batches):
+        task = window.lease.task_id
+        for batch, start in zip(window.batches, window.starts, strict=True):
             # Each minibatch is committed by itself: what comes after it may fail and be retried.
-            self._marks[task] = min(window.first + done * size, window.last)
+            self._marks[task] = min(start, window.last)
             self._optimizer.zero_grad()
             loss = self._step.loss(batch)
             if loss is None:

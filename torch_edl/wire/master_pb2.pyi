@@ -316,7 +316,7 @@ class ReportTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records", "left_out")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records", "left_out", "damaged")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +330,7 @@ class HeartbeatRequest(_message.Message):
     PASS_INDEX_FIELD_NUMBER: _ClassVar[int]
     PASS_RECORDS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -343,7 +344,8 @@ class HeartbeatRequest(_message.Message):
     pass_index: int
     pass_records: int
     left_out: int
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
+    damaged: int
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring", "stopping")

@@ -188,6 +188,78 @@ def test_records_of_bytes_are_called_so() -> None:
         feeder(config(), lambda r, *_: r["x"]).batch(RECORDS, "s")
 
 
+class Torn(Items):
+    """Of which these numbers cannot be read."""
+
+    def __init__(self, records: list[bytes], torn: set[int]) -> None:
+        super().__init__(records)
+        self.torn = torn
+
+    def __getitem__(self, index: int) -> Any:
+        if int(self.values[index]) in self.torn:
+            raise OSError("no image")
+        return super().__getitem__(index)
+
+
+def torn(*numbers: int) -> Callable[..., Any]:
+    return lambda records, *_: Torn(records, set(numbers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_record_that_cannot_be_read_is_named(workers: int, shuffle: bool) -> None:
+    job = config(4, records_per_task=50, shuffle=shuffle, loader_workers=workers)
+    windows = feeder(job, torn(137)).prepare(lease(100, 150))(0)
+    with pytest.raises(
+        FeedError,
+        match=r"^the dataset of feed raised OSError: no image for record 137 of s; --skip-damaged",
+    ) as caught:
+        list(windows)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_records_that_cannot_be_read_are_left_out(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The whole of the second minibatch, and one of the fourth.
+    job = config(4, 2, shuffle=False, skip_damaged=True, loader_workers=workers)
+    made = feeder(job, torn(4, 5, 6, 7, 13))
+    whole = list(made.prepare(lease(0, 20))(0))
+    assert [(w.first, w.last, w.damaged, list(w.starts)) for w in whole] == [
+        (0, 8, 4, [0]), (8, 16, 1, [8, 12]), (16, 20, 0, [16]),
+    ]  # fmt: skip
+    assert [values(w) for w in whole] == [
+        [0, 1, 2, 3],
+        [8, 9, 10, 11, 12, 14, 15],
+        [*range(16, 20)],
+    ]
+    assert "left out: record 13 of s: the dataset of feed raised OSError: no image" in caplog.text
+    rest = list(made.prepare(lease(0, 20))(8))
+    assert [(w.first, w.damaged, values(w)) for w in rest] == [
+        (w.first, w.damaged, values(w)) for w in whole[1:]
+    ]
+    # Predictions stay in line with the records.
+    with pytest.raises(FeedError, match=r"for record 4 of s$"):
+        list(made.prepare(lease(0, 20, pb.TASK_PREDICT))(0))
+
+
+def test_a_ring_names_records_and_leaves_them_out() -> None:
+    space = TaskSpace([Shard("s", len(RECORDS))], 20, seed=3, shuffle=True)
+    records = TaskRecords(space, lambda _: IndexedSource(RECORDS, name="s"), 3)
+    pieces = [(7, 12, 20), (8, 0, 8)]
+    given = records.__getitems__(pieces)
+    bad = numbers(given).tolist()[10]
+    with pytest.raises(FeedError, match=r"OSError: no image$") as caught:
+        feeder(config(), torn(bad)).batch(given, "s")
+    assert caught.value.index == 10
+    assert records.name(pieces, 10) == f"record {bad} of s"
+    batch = feeder(config(skip_damaged=True), torn(bad)).batch(given, "s")
+    assert (batch.size, [d.index for d in batch.damaged]) == (15, [10])
+    nothing = feeder(config(skip_damaged=True), torn(*range(1000))).batch(given, "s")
+    assert (nothing.size, len(nothing.damaged)) == (0, 16)
+
+
 def test_a_feed_may_leave_records_out() -> None:
     def odd(records: list[bytes], mode: str, metadata: Any) -> Any:
         kept = numbers(records)

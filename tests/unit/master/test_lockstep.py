@@ -292,6 +292,17 @@ def test_a_ring_tells_what_it_left_out(left_out: int, text: str) -> None:
     assert text in w.job.events.after(0)[-2 if left_out < 31 else -1].text
 
 
+def test_samples_that_members_left_out_are_added_up() -> None:
+    w = World()
+    w.up()
+    w.meet()
+    for id, damaged in ((0, 1), (1, 2), (0, 3), (0, 3)):
+        w.workers.heartbeat(pb.HeartbeatRequest(worker_id=id, damaged=damaged), w.now)
+    assert w.job.damaged == 5
+    w.exit(0)
+    assert w.job.damaged == 5
+
+
 def test_a_resumed_job_begins_there() -> None:
     config = World(dir="/ck").config
     w = World(dir="/ck", resume=True, resumed=made_from(config, Progress(3, {3: 2})))
