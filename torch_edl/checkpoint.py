@@ -2,7 +2,7 @@
 
 ``DIR/step-00001234/`` holds ``manifest.json`` and the files of every shard::
 
-    shard-0-of-2.dense.safetensors          NAME -> value; slots as ``NAME@SLOT``
+    shard-0-of-2.dense.safetensors          NAME -> value, ``NAME@SLOT``, ``NAME@step``
     shard-0-of-2.table-0.part-0.safetensors ids, vectors, slots, last_used, count
     ...
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +35,21 @@ class Parameter:
 class DenseState:
     """A copy of everything, as of one moment."""
 
-    values: dict[str, Floats]
-    """Name to value; slots as ``NAME@SLOT``."""
+    values: dict[str, Array]
+    """Name to value; slots as ``NAME@SLOT``, updates so far as ``NAME@step``."""
     step: int
+    """The largest of them."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbours that are updated in one call."""
+
+    group: int
+    start: int
+    stop: int
+    step: int
+    """Updates that they have had."""
 
 
 class DenseShard:
@@ -51,7 +62,6 @@ class DenseShard:
     def __init__(self, parameters: Sequence[pb.DenseParameter], optimizers: Optimizers) -> None:
         self._lock = threading.Lock()
         self._optimizers = optimizers
-        self._step = 0
         names = [p.name for p in parameters]
         if names != sorted(set(names)):
             raise UsageError("dense parameters: send each once, sorted by name")
@@ -67,23 +77,31 @@ class DenseShard:
             values.append(value.reshape(-1))
             start = stop
         self.flat: Floats = np.concatenate(values) if values else np.empty(0, np.float32)
-        # Neighbours of one group are updated in one call: (group, start, stop).
-        self._runs: list[tuple[int, int, int]] = []
-        for group, run in groupby(self.parameters, key=lambda p: p.group):
-            members = list(run)
-            self._runs.append((group, members[0].start, members[-1].stop))
+        # As torch.optim counts: what a loss does not reach for a while is as young after it.
+        self._steps = np.zeros(len(self.parameters), np.int64)
+        self._runs = self._runs_of(range(len(self.parameters)))
+        self._all_trained = [(run.start, run.stop) for run in self._runs if run.group >= 0]
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
-        for group, start, stop in self._runs:
-            kernel = optimizers.kernel(group, f"parameter {self._at(start).name}")
+        for p in self.parameters:
+            kernel = optimizers.kernel(p.group, f"parameter {p.name}")
             if kernel is None:
                 continue
             for name, initial in zip(kernel.slots, kernel.slot_initial, strict=True):
                 slot = self._slots.setdefault(name, np.zeros_like(self.flat))
-                slot[start:stop] = initial
+                slot[p.start : p.stop] = initial
 
-    def _at(self, start: int) -> Parameter:
-        return next(p for p in self.parameters if p.stop > start or p.start == start)
+    def _runs_of(self, places: Iterable[int]) -> list[_Run]:
+        """Of the parameters at ``places``, in order; those of one run share group and step."""
+        runs: list[_Run] = []
+        for place in places:
+            p, step = self.parameters[place], int(self._steps[place])
+            last = runs[-1] if runs else None
+            if last and (last.group, last.step, last.stop) == (p.group, step, p.start):
+                runs[-1] = replace(last, stop=p.stop)
+            else:
+                runs.append(_Run(p.group, p.start, p.stop, step))
+        return runs
 
     def layout(self) -> list[tuple[str, tuple[int, ...], int]]:
         """(name, shape, group) of each parameter: what other workers must agree with."""
@@ -95,15 +113,22 @@ class DenseShard:
         with self._lock:
             yield self.flat
 
-    def check(self, gradient: Floats) -> None:
-        """Raises UsageError unless ``gradient`` (n,) fits and is finite where it is trained."""
+    def check(self, gradient: Floats, untouched: Set[int] = frozenset()) -> None:
+        """Raises UsageError unless ``gradient`` (n,) fits and is finite where it is trained.
+
+        Args:
+            untouched: see :meth:`apply`.
+        """
         if gradient.shape != self.flat.shape:
             raise UsageError(
                 f"dense gradient of {gradient.size} values: this shard has {self.flat.size}"
             )
-        for group, start, stop in self._runs:
-            if group < 0:
-                continue
+        if untouched and not 0 <= min(untouched) <= max(untouched) < len(self.parameters):
+            raise UsageError(
+                f"without_gradient {sorted(untouched)}: this shard has {len(self.parameters)} "
+                "dense parameters, counted from 0"
+            )
+        for start, stop in self._trained(untouched):
             bad = _core.first_nonfinite(gradient[start:stop])
             if bad >= 0:
                 name = next(p.name for p in self.parameters if p.stop > start + bad)
@@ -112,6 +137,13 @@ class DenseShard:
                     "it must be finite"
                 )
 
+    def _trained(self, untouched: Set[int]) -> list[tuple[int, int]]:
+        """Where (start, stop) a push brings gradients."""
+        if not untouched:
+            return self._all_trained
+        places = enumerate(self.parameters)
+        return [(p.start, p.stop) for i, p in places if i not in untouched and p.group >= 0]
+
     def apply(
         self, gradient: Floats, rates: Sequence[float], untouched: Set[int] = frozenset()
     ) -> None:
@@ -119,58 +151,65 @@ class DenseShard:
 
         Args:
             untouched: places of parameters that keep their values and slots, as torch leaves a
-                parameter alone whose ``grad`` is None.
+                parameter alone whose ``grad`` is None; ``gradient`` says nothing there.
         """
         with self._lock:
-            self._step += 1
-            runs = self._runs if not untouched else self._touched(untouched)
-            for group, start, stop in runs:
-                if group == BUFFER:
-                    self.flat[start:stop] = gradient[start:stop]
-                elif group >= 0:
-                    kernel = self._optimizers.groups[group].kernel
-                    _core.dense_apply(
-                        kernel,
-                        self.flat[start:stop],
-                        gradient[start:stop],
-                        [self._slots[s][start:stop] for s in kernel.slots],
-                        rates[group],
-                        self._step,
-                    )
+            every = range(len(self.parameters))
+            touched = [place for place in every if place not in untouched] if untouched else every
+            for run in self._runs_of(touched) if untouched else self._runs:
+                here = slice(run.start, run.stop)
+                if run.group == BUFFER:
+                    self.flat[here] = gradient[here]
+                elif run.group >= 0:
+                    kernel = self._optimizers.groups[run.group].kernel
+                    slots = [self._slots[name][here] for name in kernel.slots]
+                    rate, step = rates[run.group], run.step + 1
+                    _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
+            self._steps[touched] += 1
+            if untouched:
+                self._runs = self._runs_of(every)
+            else:
+                self._runs = [replace(run, step=run.step + 1) for run in self._runs]
 
-    def _touched(self, untouched: Set[int]) -> list[tuple[int, int, int]]:
-        return [
-            (p.group, p.start, p.stop)
-            for place, p in enumerate(self.parameters)
-            if place not in untouched
-        ]
+    def without(self, gradient: Floats, untouched: Set[int]) -> Floats:
+        """A copy of ``gradient`` (n,) that is zero at the parameters ``untouched``."""
+        copy = gradient.copy()
+        for place in untouched:
+            copy[self.parameters[place].start : self.parameters[place].stop] = 0
+        return copy
 
     def state(self) -> DenseState:
         """A copy of values and slots."""
         with self._lock:
-            values = {}
-            for p in self.parameters:
+            values: dict[str, Array] = {}
+            for place, p in enumerate(self.parameters):
                 values[p.name] = self.flat[p.start : p.stop].reshape(p.shape).copy()
                 kernel = self._optimizers.kernel(p.group, p.name)
                 for slot in kernel.slots if kernel else ():
                     part = self._slots[slot][p.start : p.stop]
                     values[f"{p.name}@{slot}"] = part.reshape(p.shape).copy()
-            return DenseState(values, self._step)
+                if kernel:
+                    values[f"{p.name}@step"] = np.array(self._steps[place])
+            return DenseState(values, int(self._steps.max(initial=0)))
 
     def restore(self, values: Mapping[str, Array], step: int) -> None:
         """Takes values by name, and slots where they are given; all others keep theirs.
+
+        Args:
+            step: updates so far of those for which ``values`` does not say.
 
         Raises:
             UsageError: a value is missing or of another shape.
         """
         with self._lock:
-            for p in self.parameters:
+            for place, p in enumerate(self.parameters):
                 self.flat[p.start : p.stop] = _fitting(values, p.name, p.shape)
                 for slot, vector in self._slots.items():
                     key = f"{p.name}@{slot}"
                     if key in values:
                         vector[p.start : p.stop] = _fitting(values, key, p.shape)
-            self._step = step
+                self._steps[place] = int(values.get(f"{p.name}@step", step))
+            self._runs = self._runs_of(range(len(self.parameters)))
 
     @property
     def bytes(self) -> int:

@@ -1,8 +1,8 @@
 """A shard's state on disk: writing it while training goes on, and reading what any number of
 servers wrote into any number of them.
 
-``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names) and
-``NAME@SLOT`` -> slot, and
+``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names),
+``NAME@SLOT`` -> slot and ``NAME@step`` -> updates that the parameter has had, and
 ``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows.
 The metadata of a file says which table it is of, and its optimizer's step.
 """
@@ -284,7 +284,7 @@ class Source:
             raise CheckpointError(f"{directory}/metadata.json: {error}; export it again") from None
 
     def dense(self) -> tuple[dict[str, files.Array], int]:
-        """All dense parameters and slots by name, of all servers, and the optimizer's step.
+        """All dense parameters, slots and steps by name, of all servers, and the largest step.
 
         Raises:
             CheckpointError: a file is damaged.

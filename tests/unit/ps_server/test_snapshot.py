@@ -210,9 +210,9 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
             records = sum(manifest.marks.values())
             source = Source(directory)
             values, _ = source.dense()
-            assert set(values) == {"v", "w"}
-            for value in values.values():
-                assert (value == records).all()
+            assert set(values) == {"v", "v@step", "w", "w@step"}
+            for name in ("v", "w"):
+                assert (values[name] == records).all()
             ids = []
             for _, rows in source.tables["t"].rows():
                 assert (rows.vectors == records).all()
