@@ -251,13 +251,17 @@ class Shard:
         assert self.dense is not None
         assert self.optimizers is not None
         flat: Floats | None = None
+        untouched = frozenset(request.without_gradient)
         if request.HasField("dense"):
             proto = request.dense
             content = proto.tensor_content
             if proto.dtype != tensor.DT_FLOAT or len(content) % 4:
                 raise UsageError(f"dense gradient: dtype {proto.dtype}, {len(content)} bytes")
             flat = np.frombuffer(content, "<f4")
-            self.dense.check(flat)
+            self.dense.check(flat, untouched)
+            if untouched and self._rules.sync:
+                # A worker leaves there what it had before; for the mean it counts as zero.
+                flat = self.dense.without(flat, untouched)
         tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
         for entry in request.tables:
             table = self.table(entry.name)
@@ -267,12 +271,6 @@ class Shard:
             tables.append((table, ids, table.gradient(ids, entry.values)))
         rates = list(request.learning_rates)
         self.optimizers.rates(rates, 1.0)  # its number is checked here
-        untouched = frozenset(request.without_gradient)
-        if untouched and not 0 <= min(untouched) <= max(untouched) < len(self.dense.parameters):
-            raise UsageError(
-                f"without_gradient {sorted(untouched)}: this shard has "
-                f"{len(self.dense.parameters)} dense parameters, counted from 0"
-            )
         exact = self.exact.decode(request.exact)
         return Gradients(flat, tables, rates, request.version, untouched, exact)
 

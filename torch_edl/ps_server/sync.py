@@ -29,7 +29,8 @@ class Gradients:
     version: int
     """Of the parameters that it was computed with."""
     untouched: frozenset[int] = frozenset()
-    """Places of dense parameters that the loss did not reach."""
+    """Places of dense parameters that the loss did not reach; ``dense`` is zero there in sync
+    mode, and says nothing otherwise."""
     exact: Mapping[str, Array] = field(default_factory=dict)
     """New values of what is not float32."""
 
@@ -72,7 +73,8 @@ def mean(pushes: list[Gradients]) -> Gradients:
     if len(pushes) == 1:
         return pushes[0]
     scale = np.float32(1 / len(pushes))
-    dense = [p.dense for p in pushes if p.dense is not None]
+    moving = [p for p in pushes if p.dense is not None]
+    dense = [p.dense for p in moving if p.dense is not None]
     by_table: dict[EmbeddingTable, list[tuple[Ids, Floats]]] = {}
     for push in pushes:
         for table, ids, values in push.tables:
@@ -94,6 +96,6 @@ def mean(pushes: list[Gradients]) -> Gradients:
         tables=tables,
         rates=pushes[-1].rates,
         version=min(p.version for p in pushes),
-        untouched=frozenset.intersection(*(p.untouched for p in pushes)),
+        untouched=frozenset.intersection(*(p.untouched for p in moving)) if moving else frozenset(),
         exact={name: value for p in pushes for name, value in p.exact.items()},
     )
