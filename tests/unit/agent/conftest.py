@@ -23,7 +23,7 @@ WORKER = Path(__file__).with_name("programs") / "worker.py"
 TOKEN = "secret"
 
 
-def wait_for(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], *, timeout_s: float = 90.0) -> Any:
     """What ``condition`` returns once it is true."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
