@@ -353,7 +353,8 @@ class RestoringTable:
                 rows.ids[mine],
                 rows.vectors[mine],
                 rows.slots[mine],
-                rows.last_used[mine],
+                # Where the values alone are loaded, updates count from 0: a row begins as used now.
+                np.minimum(rows.last_used[mine], saved.step),
                 rows.count[mine],
             )
             try:

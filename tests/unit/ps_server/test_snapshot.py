@@ -23,7 +23,7 @@ from torch_edl.ps_server import files
 from torch_edl.ps_server.export import write_output
 from torch_edl.ps_server.marks import Marks
 from torch_edl.ps_server.optimizers import Optimizers
-from torch_edl.ps_server.snapshot import Source
+from torch_edl.ps_server.snapshot import Source, write_tables
 from torch_edl.ps_server.table import EmbeddingTable
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -415,3 +415,32 @@ def test_slots_are_matched_by_name() -> None:
     assert new.slot_names == ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
     np.testing.assert_array_equal(again.slots[:, :2], rows.slots)
     assert (again.slots[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("values_only", [False, True], ids=["resume", "load"])
+def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
+    tmp_path: Path, values_only: bool
+) -> None:
+    info = pb.EmbeddingTableInfo(
+        name="t", dim=2, initializer=pb.Initializer(kind="zeros"), max_age=10
+    )
+    config = pb.OptimizerConfig(kind="sgd", groups=[pb.ParamGroup(hyper={"lr": 1})])
+    optimizers = Optimizers.from_proto(config)
+
+    def update(table: EmbeddingTable, times: int, *ids: int) -> None:
+        for _ in range(times):
+            table.apply(np.array(ids), np.ones((len(ids), 2), np.float32), [1.0])
+
+    old = EmbeddingTable(info, 0, optimizers)
+    update(old, 195, 1)
+    update(old, 5, 1, 2)
+    old.core.begin_snapshot()
+    sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
+    manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1, "retired_before": 0}
+    checkpoint.commit(tmp_path, checkpoint.Manifest(**manifest, files=sizes))
+    new = Source(tmp_path, values_only=values_only).table("t").restore(info, optimizers)
+    assert new.step == (0 if values_only else 200)
+    update(new, 9, 1)
+    assert new.core.size == 2
+    update(new, 4, 1)  # a sweep comes each quarter of the age
+    assert new.core.size == 1
