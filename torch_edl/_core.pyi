@@ -93,6 +93,14 @@ class Table:
         """Up to ``max_rows`` rows of the snapshot, in no order: ids (n,), vectors (n, dim), slots
         (n, len(slots), dim), last_used (n,), count (n,). May be empty; None when all were given."""
     def end_snapshot(self) -> None: ...
+    def scan(self, cursor: int, max_rows: int) -> tuple[_Ids, _Floats, int]:
+        """Up to ``max_rows`` rows as they are now: ids (n,), vectors (n, dim) and the cursor of the
+        next call; 0 begins, -1 says that all were given. A row that exists all the time is given
+        once, whatever else changes between two calls.
+
+        Raises:
+            ValueError: a cursor that no call gave.
+        """
     @property
     def name(self) -> str: ...
     @property

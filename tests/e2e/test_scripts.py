@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from .conftest import ROOT, Place
 
@@ -78,7 +79,7 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
     [
         ([PYTHON, SCRIPT], 1),
         ([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2),
-        ([*EDL, SCRIPT, "--workers", "2"], 2),
+        ([*EDL, SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
         ([*EDL, "--nnodes", "1:4", "--nproc-per-node", "1", SCRIPT], 1),
         # But for the three lines it is the same.
         pytest.param([PYTHON, str(EXAMPLES / "train_plain.py")], 1, marks=pytest.mark.slow),
@@ -96,6 +97,10 @@ def test_every_way_to_start_it_reaches_the_accuracy(
     assert len(found) == processes, text
     assert len(set(found)) == 1, "the processes ended with different models"
     assert found[0] >= ENOUGH
+    if "--output" in words:
+        place("export ring ring.pt")
+        state = torch.load(place / "ring.pt", weights_only=True)
+        assert {name.rpartition(".")[2] for name in state} == {"weight", "bias"}
 
 
 @pytest.mark.slow  # tests/faults/ring kills more, and counts

@@ -429,3 +429,22 @@ def test_a_snapshot_under_fire_holds_each_row_once_and_unmixed() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_scan_gives_each_row_once() -> None:
+    table = _core.Table("t", 2, "normal", {"std": 1.0}, 3, None)
+    assert table.scan(0, 10)[2] == -1
+    ids = np.arange(-3000, 3000)
+    values = np.frombuffer(table.pull(ids), "<f4").reshape(-1, 2)
+    seen, rows, cursor = [], [], 0
+    while cursor >= 0:
+        some, vectors, cursor = table.scan(cursor, 700)
+        assert len(some) <= 700
+        seen.append(some)
+        rows.append(vectors)
+    order = np.argsort(np.concatenate(seen))
+    assert np.array_equal(np.concatenate(seen)[order], ids)
+    assert np.array_equal(np.concatenate(rows)[order], values)
+    for wrong in (-2, 2**62):
+        with pytest.raises(ValueError, match="cursor"):
+            table.scan(wrong, 10)

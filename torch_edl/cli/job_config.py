@@ -140,6 +140,7 @@ def script_job(
             keep=args.keep_checkpoints,
             resume=args.resume,
             load=_absolute(args.load),
+            output=_absolute(args.output),
         ),
         experiment=experiment,
     )

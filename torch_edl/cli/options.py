@@ -21,14 +21,17 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_file", metavar="MODEL.py", help="the file that defines the model")
 
 
+SAVED = "an output folder, (a folder of) checkpoints, or a job"
+
+
 def add_saved(parser: argparse.ArgumentParser) -> None:
     """--from, of evaluate and predict."""
     parser.add_argument(
         "--from",
         dest="saved",
         required=True,
-        metavar="DIR",
-        help="an output folder, or (a folder of) checkpoints",
+        metavar="SOURCE",
+        help=SAVED,
     )
 
 
@@ -307,13 +310,18 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 def add_keeping(parser: argparse.ArgumentParser) -> None:
     """Where the model is kept."""
     group = parser.add_argument_group("keeping the model")
+    add_output(group)
+    add_checkpoints(group)
+
+
+def add_output(group: argparse._ArgumentGroup) -> None:
+    """Where the trained model goes."""
     group.add_argument(
         "--output",
         default=_KEEP.output,
         metavar="DIR",
         help="the trained model goes there (default nowhere)",
     )
-    add_checkpoints(group)
 
 
 def add_checkpoints(group: argparse._ArgumentGroup) -> None:

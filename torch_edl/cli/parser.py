@@ -167,12 +167,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     export = verb(
         "export",
-        "turn an output folder into one plain torch state_dict",
+        "write a trained model as one plain torch state_dict",
         epilog="example:\n  torch-edl export trained model.pt\n\n"
         "An embedding without bound becomes NAME.ids and NAME.vectors.",
     )
-    export.add_argument("directory", metavar="DIR", help="what `run --output DIR` wrote")
-    export.add_argument("file", metavar="FILE", help="FILE.pt or FILE.safetensors")
+    export.add_argument("source", metavar="SOURCE", help=options.SAVED)
+    export.add_argument("file", metavar="FILE", help="FILE.pt, FILE.pth or FILE.safetensors")
 
     status = verb("status", "show a job: progress, processes, rates")
     status.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")

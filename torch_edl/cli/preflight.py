@@ -44,6 +44,8 @@ def check_script(config: JobConfig) -> JobConfig:
     Raises:
         UsageError: something is missing or in the way.
     """
+    if config.checkpoint.output:
+        check_output_dir(config.checkpoint.output)
     return dataclasses.replace(config, checkpoint=_check_start(config.checkpoint, "--load"))
 
 

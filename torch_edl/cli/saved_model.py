@@ -1,10 +1,11 @@
-"""Finds the trained model in a folder that the user named."""
+"""Finds the trained model in what the user named: a folder, or a job."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torch_edl import checkpoint
+from torch_edl import checkpoint, job_folder
+from torch_edl.config import JobConfig
 from torch_edl.errors import CheckpointError, UsageError
 
 METADATA = "metadata.json"
@@ -16,29 +17,56 @@ def is_output(directory: Path) -> bool:
     return (directory / METADATA).is_file() and (directory / DENSE).is_file()
 
 
-def resolve(directory: str, *, option: str) -> str:
-    """The output folder or the checkpoint that ``directory`` is or holds (the newest, then).
+def resolve(named: str, *, option: str) -> str:
+    """The output folder or the checkpoint (the newest one of several) of what was named.
+
+    Args:
+        named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
 
     Raises:
         UsageError: there is no trained model, or a damaged one.
     """
-    path = Path(directory)
-    if not path.is_dir():
-        problem = "not a folder" if path.exists() else "no such folder"
-        raise UsageError(f"{option} {directory}: {problem}; name what a job wrote")
+    path = Path(named)
     try:
-        if is_output(path):
-            return str(path)
-        if (path / checkpoint.MANIFEST).exists():
-            checkpoint.read(path)
-            return str(path)
-        newest = checkpoint.newest(path)
-        if newest is not None:
-            checkpoint.read(newest)
-            return str(newest)
+        found = _in_folder(path) if path.is_dir() else _of_job(named, option)
     except CheckpointError as error:
-        raise UsageError(f"{option} {directory}: {error}") from error
-    raise UsageError(
-        f"{option} {directory}: no trained model there; name the --output or the "
-        "--checkpoint-dir of a job"
-    )
+        raise UsageError(f"{option} {named}: {error}") from error
+    if found is None:
+        raise UsageError(
+            f"{option} {named}: no trained model there; name the --output or the "
+            "--checkpoint-dir of a job"
+        )
+    return str(found)
+
+
+def _in_folder(path: Path) -> Path | None:
+    if is_output(path):
+        return path
+    found = path if (path / checkpoint.MANIFEST).exists() else checkpoint.newest(path)
+    if found is not None:
+        checkpoint.read(found)
+    return found
+
+
+def _of_job(named: str, option: str) -> Path | None:
+    """What a job wrote last: its output, or else its newest checkpoint."""
+    path = Path(named)
+    job = job_folder.Job(path.name)
+    if path.name != named or not (job.dir / job_folder.CONFIG).is_file():
+        problem = "not a folder" if path.exists() else "no such folder, and no such job"
+        raise UsageError(f"{option} {named}: {problem}; name what a job wrote")
+    config = JobConfig.from_json((job.dir / job_folder.CONFIG).read_text(encoding="utf-8"))
+    # A script may have named its folder itself; the master heard of it then.
+    last = str(job.last_status().get("checkpoint") or "")
+    places = [config.checkpoint.output, config.checkpoint.dir, last]
+    for place in places:
+        if place and config.trains and Path(place).is_dir():
+            found = _in_folder(Path(place))
+            if found is not None:
+                return found
+    if not any(places) or not config.trains:
+        raise UsageError(
+            f"{option} {named}: this job kept no model; --output DIR or --checkpoint-dir DIR keeps "
+            "it"
+        )
+    return None

@@ -179,6 +179,7 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
 
 def _own_options(args: argparse.Namespace) -> list[tuple[str, object]]:
     return [
+        ("--output", args.output),
         ("--checkpoint-dir", args.checkpoint_dir),
         ("--load", args.load),
         ("--resume", args.resume),

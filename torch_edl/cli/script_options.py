@@ -19,6 +19,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     options.add_strategy(group, "auto|ps|allreduce")
     options.add_seed(group, "the order of records")
     options.add_heartbeat_timeout(group)
+    options.add_output(group)
     options.add_checkpoints(group)
     options.add_job_name(group)
     options.add_detach(group)

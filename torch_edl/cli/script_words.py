@@ -26,6 +26,7 @@ OWN_OPTIONS = {
     "--strategy": True,
     "--seed": True,
     "--heartbeat-timeout": True,
+    "--output": True,
     "--checkpoint-dir": True,
     "--checkpoint-every": True,
     "--keep-checkpoints": True,
@@ -118,6 +119,4 @@ def why_not(flag: str) -> str:
     """Why an option of model files makes no sense with a script."""
     if flag in ("--data", "--eval-data", "--format", "--epochs", "--batch-size"):
         return "it reads its own data; give its own options behind it"
-    if flag == "--output":
-        return "it saves its own model; give its own options behind it"
     return "that option is for model files; see torch-edl run --help-torchrun"

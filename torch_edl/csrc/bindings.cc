@@ -220,6 +220,22 @@ void load(edl::Table& table, const Array& ids, const Array& vectors, const py::o
   table.load(rows, static_cast<size_t>(n));
 }
 
+py::tuple scan(const edl::Table& table, int64_t cursor, int64_t max_rows) {
+  if (max_rows < 1) throw py::value_error("max_rows: must be 1 or more");
+  const auto most = ssize(std::min(static_cast<size_t>(max_rows), table.size()));
+  py::array_t<int64_t> ids(most);
+  py::array_t<float> vectors({most, ssize(table.dim())});
+  auto* to_ids = ids.mutable_data();
+  auto* to_vectors = vectors.mutable_data();
+  size_t given;
+  {
+    py::gil_scoped_release release;
+    given = table.scan(&cursor, static_cast<size_t>(most), to_ids, to_vectors);
+  }
+  const py::slice part(0, ssize(given), 1);
+  return py::make_tuple(ids[part], vectors[part], cursor);
+}
+
 py::object next_chunk(edl::Table& table, int64_t max_rows) {
   if (max_rows < 1) throw py::value_error("max_rows: must be 1 or more");
   const size_t most = std::min(static_cast<size_t>(max_rows), table.snapshot_left());
@@ -377,6 +393,7 @@ PYBIND11_MODULE(_core, m) {
       .def("begin_snapshot", &edl::Table::begin_snapshot)
       .def("next_chunk", &next_chunk, py::arg("max_rows"))
       .def("end_snapshot", &edl::Table::end_snapshot, unlocked)
+      .def("scan", &scan, py::arg("cursor"), py::arg("max_rows"))
       .def_property_readonly("name", &edl::Table::name)
       .def_property_readonly("dim", &edl::Table::dim)
       .def_property_readonly("slots", &edl::Table::slots)

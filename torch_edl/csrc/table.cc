@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kRun = 4096;           // ids that are worked on under the locks
 constexpr size_t kBlock = 128;          // ids whose cache misses are in flight together
 constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
+constexpr int kRowBits = 48;             // of a cursor: the sub-table stands above them
 constexpr size_t kWalk = 512;           // rows that a snapshot or a sweep visits under one lock
 constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
 
@@ -355,6 +356,33 @@ void Table::end_snapshot() {
     sub.limit = sub.cursor = 0;
     std::vector<char>().swap(sub.saved);
   }
+}
+
+size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) const {
+  size_t number = static_cast<uint64_t>(*cursor) >> kRowBits;
+  size_t at = static_cast<uint64_t>(*cursor) & ((size_t{1} << kRowBits) - 1);
+  if (number >= kSubTables) throw std::invalid_argument("cursor: not one that a call gave");
+  size_t given = 0;
+  for (; number < kSubTables; ++number, at = 0) {
+    const SubTable& sub = subs_[number];
+    for (bool more = true; more;) {
+      std::lock_guard<std::mutex> guard(sub.lock);
+      for (const size_t end = std::min(sub.rows_used, at + kWalk); at < end; ++at) {
+        char* row = row_at(sub, at);
+        if (meta(row).epoch == kFree) continue;
+        if (given == most) {
+          *cursor = static_cast<int64_t>(number << kRowBits | at);
+          return given;
+        }
+        ids[given] = meta(row).id;
+        std::memcpy(vectors + given * dim_, row, dim_ * sizeof(float));
+        ++given;
+      }
+      more = at < sub.rows_used;
+    }
+  }
+  *cursor = -1;
+  return given;
 }
 
 size_t Table::size() const {

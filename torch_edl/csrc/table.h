@@ -75,6 +75,12 @@ class Table {
   size_t next_chunk(size_t most, const Chunk& out);
   void end_snapshot();
 
+  // Up to `most` rows as they are now, in the order in which they lie, from `cursor` on (0: the
+  // first one); returns how many, and moves the cursor behind them, to -1 at the end. A row that
+  // exists all the time is given once, whatever else changes between two calls. Throws
+  // std::invalid_argument for a cursor that no call gave.
+  size_t scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) const;
+
   size_t size() const;
   size_t bytes() const;
   const std::string& name() const { return name_; }

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
+from torch_edl.nn import table_state
 from torch_edl.nn.initializers import InitializerLike, resolve
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowStore
@@ -52,6 +53,8 @@ class Table(nn.Module):
         self.max_age = max_age
         self.named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
+        self.modules_of_table: list[str] = []
+        """Paths of all modules of this table in the model; known once the model trains."""
         self.weight = nn.Parameter(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 
@@ -87,6 +90,7 @@ class Table(nn.Module):
             group=group,
             min_count=self.min_count,
             max_age=self.max_age or 0,
+            modules=self.modules_of_table,
         )
 
     def extra_repr(self) -> str:
@@ -94,27 +98,71 @@ class Table(nn.Module):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.table!r}"
 
-    def get_extra_state(self) -> dict[str, torch.Tensor]:
-        """Ids and vectors of the rows that exist in this process."""
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """See :mod:`torch_edl.nn.table_state`; torch calls this for ``state_dict()``."""
         if not isinstance(self.store, LocalRows):
-            return {}
-        ids, vectors = self.store.rows()
-        return {"ids": torch.from_numpy(ids), "vectors": torch.from_numpy(vectors)}
+            raise UsageError(
+                f"state_dict(): the rows of table {self.table!r} are on parameter servers; "
+                "job.state_dict() gathers the whole model, job.save(path) writes it"
+            )
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}{table_state.WEIGHT}"]
+        path = prefix.removesuffix(".")
+        if self.num_embeddings is None:
+            destination.update(table_state.of_rows([path], *self.store.rows()))
+        else:
+            destination.update(table_state.of_weight([path], self.store.weight()))
 
-    def set_extra_state(self, state: Any) -> None:
-        """The inverse of :meth:`get_extra_state`."""
-        if state and isinstance(self.store, LocalRows):
-            self.store.load(state["ids"].numpy(), state["vectors"].numpy())
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """The inverse of :meth:`_save_to_state_dict`."""
+        ours = {prefix + k for k in (table_state.WEIGHT, table_state.IDS, table_state.VECTORS)}
+        rest = {key: value for key, value in state_dict.items() if key not in ours}
+        super()._load_from_state_dict(
+            {**rest, f"{prefix}{table_state.WEIGHT}": self.weight.data},
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+        try:
+            rows = table_state.rows_in(state_dict, prefix, self.num_embeddings, self.embedding_dim)
+        except ValueError as error:
+            error_msgs.append(str(error))
+            return
+        if rows is None:
+            key = table_state.IDS if self.num_embeddings is None else table_state.WEIGHT
+            missing_keys.append(prefix + key)
+        elif isinstance(self.store, LocalRows):
+            self.store.replace(*rows)
+            self.store.loaded = True
+        else:
+            error_msgs.append(
+                f"the rows of table {self.table!r} are on parameter servers, which begin with "
+                "those of a model that torch-edl run --load DIR names"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, and a module in another process, has rows of its own."""
-        return {**self.__dict__, "store": self.get_extra_state()}
+        rows = self.store.rows() if isinstance(self.store, LocalRows) else None
+        return {**self.__dict__, "store": rows}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state.pop("store")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.store = LocalRows(self)
-        self.set_extra_state(rows)
+        if rows is not None:
+            self.store.replace(*rows)
 
 
 class Embedding(Table):

@@ -40,6 +40,8 @@ class LocalRows:
         self._module = weakref.ref(module)
         self._table: EmbeddingTable | None = None
         self._optimizers: Optimizers | None = None
+        self.loaded = False
+        """Rows came from a ``state_dict``."""
         # What got gradients since the last step.
         self._pending: list[tuple[Ids, RowBlock]] = []
         _tables[id(module.weight)] = self
@@ -72,11 +74,23 @@ class LocalRows:
         order = np.argsort(found.ids)
         return found.ids[order], found.vectors[order]
 
-    def load(self, ids: Ids, vectors: Floats) -> None:
-        """Sets rows; their slots start anew."""
-        none = np.zeros(len(ids), np.int64)
-        slots = np.empty((len(ids), 0, vectors.shape[1]), np.float32)
-        self.table.load(Rows(ids, vectors, slots, none, none), [])
+    def weight(self) -> Floats:
+        """The whole table (num_embeddings, dim), rows that do not exist as they would start."""
+        module = self._module()
+        assert module is not None
+        assert module.num_embeddings is not None
+        whole = np.empty((module.num_embeddings, module.embedding_dim), np.float32)
+        self.table.core.pull_into(np.arange(module.num_embeddings), whole, read_only=True)
+        return whole
+
+    def replace(self, ids: Ids, vectors: Floats) -> None:
+        """Has these rows and no others; their slots start anew."""
+        old, none = self.table, np.zeros(len(ids), np.int64)
+        optimizers = self._optimizers or Optimizers("sgd", ())
+        self._table = EmbeddingTable(old.info, old.seed, optimizers, old.declared)
+        self._pending = []
+        slots = np.empty((len(ids), 0, old.dim), np.float32)
+        self._table.load(Rows(ids, vectors, slots, none, none), [])
 
     def restore(self, saved: RestoringTable) -> None:
         """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before."""

@@ -86,6 +86,15 @@ class Servers:
         """Calls each server and waits for all answers; raises as :meth:`Pending.responses`."""
         return Pending(self.start(method, calls, wait=wait, timeout_s=timeout_s)).responses()
 
+    def ask_some(self, method: str, calls: Sequence[Any | None]) -> dict[int, Any]:
+        """As :meth:`ask`, without those servers whose call is None; answers by server."""
+        futures = {
+            server: stub.start(method, call, timeout_s=self._timeout_s)
+            for server, (stub, call) in enumerate(zip(self._stubs, calls, strict=True))
+            if call is not None
+        }
+        return dict(zip(futures, Pending([*futures.values()]).responses(), strict=True))
+
     def close(self) -> None:
         """Closes the connections; calls on their way end as lost."""
         for stub in self._stubs:

@@ -27,6 +27,7 @@ BUFFER_GROUP = -2
 
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
+_BLOCK_BYTES = 64 << 20  # of rows in one pull
 
 
 @dataclass(frozen=True)
@@ -323,6 +324,34 @@ class PsClient:
                 _fill(entry.values, gradients[part], self._sent)
             calls.append(call)
         return PendingPush(self._servers.start("PushGradients", calls))
+
+    def rows(self, table: str, dim: int) -> tuple[Ids, Floats]:
+        """All rows of a table that exist: ids (n,) in no order, and vectors (n, dim)."""
+        ids, vectors = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
+        cursors = [0] * self.servers
+        while any(cursor >= 0 for cursor in cursors):
+            calls = [
+                None
+                if cursor < 0
+                else pb.ReadRowsRequest(fence=self._fence, name=table, cursor=cursor)
+                for cursor in cursors
+            ]
+            for server, answer in self._servers.ask_some("ReadRows", calls).items():
+                cursors[server] = answer.cursor
+                ids.append(codec.ids_from_bytes(answer.ids))
+                vectors.append(codec.from_proto(answer.vectors))
+        return np.concatenate(ids), np.concatenate(vectors)
+
+    def weight(self, table: str, num_embeddings: int, dim: int) -> Floats:
+        """The whole table (num_embeddings, dim), rows that do not exist as they would start."""
+        whole = np.empty((num_embeddings, dim), np.float32)
+        block = max(1, _BLOCK_BYTES // (4 * dim))
+        for start in range(0, num_embeddings, block):
+            wanted = np.arange(start, min(start + block, num_embeddings))
+            ids = PartitionedIds.of(wanted, self.servers)
+            pull = self.pull([TableIds(table, dim, ids)], dense=False, read_only=True)
+            whole[ids.unique] = pull.wait().rows[0]
+        return whole
 
     def marks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""

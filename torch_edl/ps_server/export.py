@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from torch_edl.errors import CheckpointError
 from torch_edl.ps_server import files
-from torch_edl.ps_server.snapshot import SavedTable, Source
+from torch_edl.ps_server.snapshot import FORMAT, SavedTable, Source
 
-FORMAT = 1
+MODEL = "model.safetensors"
+METADATA = "metadata.json"
 
 
 def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
@@ -26,26 +30,31 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
         OSError: the disk refused; nothing half-written is left.
     """
     source = Source(Path(checkpoint_dir), values_only=True)
-    output = Path(output_dir)
+    with replacing_folder(Path(output_dir)) as folder:
+        values, _ = source.dense()
+        files.write(folder / MODEL, {n: values[n] for n in sorted(values)}, {"format": "pt"})
+        for table in source.tables.values():
+            _write_table(table, folder / "embeddings" / f"{table.name}.safetensors")
+        tables = {t.name: t.info for t in source.tables.values()}
+        write_about(folder, job=source.manifest.job, steps=source.manifest.steps, tables=tables)
+
+
+def write_about(
+    folder: Path, *, job: str, steps: int, tables: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Writes what an output says of itself; ``tables`` is what they were described as, by name."""
+    about = {"format": FORMAT, "job": job, "steps": steps, "tables": tables}
+    (folder / METADATA).write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def replacing_folder(output: Path) -> Iterator[Path]:
+    """A folder for an output, which appears whole in place of what was there, or not at all."""
     temporary = output.with_name(f".{output.name}.part-{os.getpid()}")
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         (temporary / "embeddings").mkdir(parents=True)
-        values, _ = source.dense()
-        files.write(
-            temporary / "model.safetensors",
-            {n: values[n] for n in sorted(values)},
-            {"format": "pt"},
-        )
-        for table in source.tables.values():
-            _write_table(table, temporary / "embeddings" / f"{table.name}.safetensors")
-        about = {
-            "format": FORMAT,
-            "job": source.manifest.job,
-            "steps": source.manifest.steps,
-            "tables": {t.name: t.info for t in source.tables.values()},
-        }
-        (temporary / "metadata.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        yield temporary
         if output.exists():
             old = output.with_name(f".{output.name}.old-{os.getpid()}")
             os.replace(output, old)

@@ -17,6 +17,7 @@ from torch_edl.ps_server import snapshot
 from torch_edl.ps_server.gate import Gate
 from torch_edl.ps_server.marks import Marks
 from torch_edl.ps_server.shard import Shard, entry_ids
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.server import Handler
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # All workers wait for the end of a hold.
 _LONGEST_HOLD_MS = 600_000
+_PAGE_BYTES = 16 << 20  # of the rows in one answer
 
 Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64]]
 
@@ -67,6 +69,7 @@ class PserverService:
             "PushEmbeddingTableInfos": self._push_embedding_table_infos,
             "Pull": self._pull,
             "PushGradients": self._push_gradients,
+            "ReadRows": self._read_rows,
             "GetMarks": self._get_marks,
             "Hold": self._hold,
             "Snapshot": self._snapshot,
@@ -134,6 +137,21 @@ class PserverService:
         self._check(request.fence)
         with self._gate.passing(request.range.task_id, request.range.last):
             return self._shard.push(request)
+
+    def _read_rows(
+        self, request: pb.ReadRowsRequest, _: grpc.ServicerContext
+    ) -> pb.ReadRowsResponse:
+        self._check(request.fence)
+        table = self._shard.table(request.name)
+        try:
+            ids, vectors, cursor = table.core.scan(
+                request.cursor, max(1, _PAGE_BYTES // (4 * table.dim + 8))
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return pb.ReadRowsResponse(
+            ids=ids.astype("<i8").tobytes(), vectors=codec.to_proto(vectors), cursor=cursor
+        )
 
     def _get_marks(
         self, request: pb.GetMarksRequest, _: grpc.ServicerContext

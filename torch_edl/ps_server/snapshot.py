@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 
+FORMAT = 1
+"""Of an exported model."""
+
 _INIT_ROWS = 1 << 16
 
 PART_BYTES = 128 << 20
@@ -123,6 +126,7 @@ def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
         "num_embeddings": info.num_embeddings,
         "initializer": {"kind": info.initializer.kind, "args": dict(info.initializer.args)},
         "seed": table.seed,
+        "modules": list(info.modules) or [info.name],
     }
     return {
         "table": info.name,
@@ -141,7 +145,8 @@ class SavedTable:
 
     name: str
     info: dict[str, Any]
-    """dim, num_embeddings, initializer, seed; of an exported model as its metadata has it."""
+    """dim, num_embeddings, initializer, seed, modules; of an exported model as its metadata has
+    it."""
     parts: list[Path] = field(default_factory=list)
     slot_names: list[str] = field(default_factory=list)
     step: int = 0
@@ -158,6 +163,11 @@ class SavedTable:
         }
         return cls(name, about, _weight=weight)
 
+    @property
+    def modules(self) -> list[str]:
+        """Paths of the modules that share it in the model."""
+        return list(self.info.get("modules", [self.name]))
+
     def weight(self) -> Floats:
         """The whole table (num_embeddings, dim), rows that were never seen as they would start.
 
@@ -165,7 +175,7 @@ class SavedTable:
             UsageError: it has no bound.
             CheckpointError: a part is damaged.
         """
-        count, begins = int(self.info["num_embeddings"]), self.info["initializer"]
+        count, begins = self.bound, self.info["initializer"]
         if not count:
             raise UsageError(f"table {self.name}: it has no bound, so it is no dense weight")
         out = np.empty((count, int(self.info["dim"])), np.float32)
@@ -174,9 +184,16 @@ class SavedTable:
             out[ids] = _core.init_rows(
                 self.name, int(self.info["seed"]), begins["kind"], begins["args"], ids, out.shape[1]
             )
-        for _, rows in self.rows():
+        for path, rows in self.rows():
+            if len(rows.ids) and not 0 <= rows.ids.min() <= rows.ids.max() < count:
+                raise CheckpointError(f"{path}: ids beyond the {count} rows of table {self.name}")
             out[rows.ids] = rows.vectors
         return out
+
+    @property
+    def bound(self) -> int:
+        """Ids are below it; 0: any int64 is an id."""
+        return int(self.info["num_embeddings"])
 
     def rows(self) -> Iterator[tuple[Path, Rows]]:
         """The rows of each part.
@@ -194,6 +211,11 @@ class SavedTable:
                 ids, vectors = tensors["ids"], tensors["vectors"]
             except KeyError as error:
                 raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+            if vectors.shape != (len(ids), int(self.info["dim"])):
+                raise CheckpointError(
+                    f"{path}: vectors of shape {vectors.shape}, table {self.name} has "
+                    f"({len(ids)}, {self.info['dim']})"
+                )
             none = np.zeros(len(ids), np.int64)
             slots = tensors.get("slots", np.empty((len(ids), 0, int(self.info["dim"])), np.float32))
             last_used, count = tensors.get("last_used", none), tensors.get("count", none)
@@ -277,6 +299,11 @@ class Source:
         self._dense.append(directory / "model.safetensors")
         try:
             about = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{directory}/metadata.json: format {about['format']}, this torch-edl reads "
+                    f"{FORMAT}; use a newer one"
+                )
             for name, info in about["tables"].items():
                 path = directory / "embeddings" / f"{name}.safetensors"
                 self.tables[name] = SavedTable(name, info, [path])

@@ -62,13 +62,12 @@ def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     Raises:
         UsageError: a type that servers cannot train, or cannot keep.
     """
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
+    group_in = group_of(optimizer)
     found: dict[str, Held] = {}
     by_tensor: dict[int, Held] = {}
-    for name, module, attribute, group in _named(model, optimizer):
+    for name, module, attribute, is_buffer in dense_names(model):
         tensor = getattr(module, attribute)
-        if id(tensor) in tables:
-            continue
+        group = BUFFER_GROUP if is_buffer else group_in(tensor)
         first = by_tensor.get(id(tensor))
         if first is not None:
             first.aliases.append(name)
@@ -78,20 +77,19 @@ def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return found
 
 
-def _named(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, nn.Module, str, int]]:
-    """Each name of the ``state_dict``, those of tied weights too, with where it is and its
-    group."""
-    group = group_of(optimizer)
+def dense_names(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, bool]]:
+    """Each name of the ``state_dict``, those of tied weights too and those of tables not, with the
+    module and attribute that it is, and whether that is a buffer."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            yield prefix + name, module, name, group(parameter)
+            if id(parameter) not in tables:
+                yield prefix + name, module, name, False
         passing = getattr(module, "_non_persistent_buffers_set", ())
         for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
             if name not in passing:
-                yield prefix + name, module, name, BUFFER_GROUP
+                yield prefix + name, module, name, True
 
 
 def _check_type(name: str, tensor: torch.Tensor, group: int) -> None:

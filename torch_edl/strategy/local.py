@@ -25,10 +25,10 @@ from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
 from torch_edl.errors import CheckpointError
 from torch_edl.kernels import group_of, read_optimizer
-from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.ps_server.snapshot import Source, write_tables
 from torch_edl.strategy.base import Committed, Step
+from torch_edl.strategy.dense import dense_names
 from torch_edl.strategy.replica import (
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -156,12 +156,7 @@ class LocalStrategy:
         )
 
     def _dense(self) -> dict[str, torch.Tensor]:
-        tables = {id(m.weight) for m in self.model.modules() if isinstance(m, Table)}
-        return {
-            name: tensor
-            for name, tensor in self.model.state_dict(keep_vars=True).items()
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in tables
-        }
+        return {name: getattr(part, key) for name, part, key, _ in dense_names(self.model)}
 
     def _rows(self) -> dict[str, LocalRows]:
         """The rows of each table, by its name."""
@@ -193,7 +188,8 @@ class LocalStrategy:
         tables = {t.table for t in self._tables}
         for name in source.tables.keys() - tables:
             # It was on servers, because it was large for them; here it is a plain weight.
-            values[f"{name}.weight"] = source.tables[name].weight()
+            table = source.tables[name]
+            values |= {f"{path}.weight": table.weight() for path in table.modules}
         wanted = set(self._dense())
         given = values.keys() - {f"{name}.weight" for name in tables}
         if wanted != given:

@@ -28,6 +28,7 @@ from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
 from torch_edl.errors import EdlError, ServersLostError
 from torch_edl.kernels import group_of, read_optimizer
+from torch_edl.nn import table_state
 from torch_edl.ps_client.client import (
     Floats,
     PendingPull,
@@ -348,6 +349,35 @@ class ParameterServerStrategy:
             plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
         self._rows.use(plan, 0)
         return self._step.predict(self._rows.given(features))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model as it is on the servers now; this process's copy stays as it is.
+
+        Raises:
+            ServersLostError: they cannot be had.
+        """
+        client = self._servers
+        state: dict[str, torch.Tensor] = {}
+        pulled = client.pull([]).wait()
+        for segments, flat in zip(client.layout, pulled.dense, strict=True):
+            for segment in segments:
+                assert flat is not None
+                each = self._held[segment.name]
+                value = flat[segment.start : segment.start + segment.size].copy()
+                tensor = torch.from_numpy(value).view(segment.shape).to(each.tensor.dtype)
+                state |= dict.fromkeys([segment.name, *each.aliases], tensor)
+        for name, each in self._held.items():
+            if each.is_exact:
+                tensor = each.tensor.detach().to("cpu", copy=True)
+                state |= dict.fromkeys([name, *each.aliases], tensor)
+        for table in {t.table: t for t in self._rows.tables}.values():
+            name, dim, paths = table.table, table.embedding_dim, table.modules_of_table
+            if table.num_embeddings is None:
+                state |= table_state.of_rows(paths, *client.rows(name, dim))
+            else:
+                weight = client.weight(name, table.num_embeddings, dim)
+                state |= table_state.of_weight(paths, weight)
+        return state
 
     def snapshot(self, directory: str) -> master_pb2.ReportTaskRequest:
         """The servers hold the model; the master asks them."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,11 +23,13 @@ from torch import nn
 
 from torch_edl import checkpoint
 from torch_edl.errors import CheckpointError
+from torch_edl.nn import table_state
 from torch_edl.ps_server.snapshot import Source
 from torch_edl.strategy import nested
 from torch_edl.strategy.position import Position
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
+OUTPUT_FILE = "model.safetensors"
 OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
 # How a dict whose keys are no texts is written.
 _PAIRS, _COUNTS = "__pairs__", "__counts__"
@@ -195,22 +198,31 @@ def read(folder: Path) -> State:
 
 
 def read_model(folder: Path) -> dict[str, torch.Tensor]:
-    """The values of a model by name in its ``state_dict``: of a checkpoint of any strategy, or of
-    an exported model.
+    """The ``state_dict`` of a model: of a checkpoint of any strategy, or of an exported model.
+
+    Tables are in it as :mod:`torch_edl.nn.table_state` says.
 
     Raises:
         CheckpointError: it is neither, or damaged.
     """
     source = Source(folder, values_only=True)
-    if (folder / checkpoint.MANIFEST).exists() and source.manifest.strategy != "ps":
+    if (folder / checkpoint.MANIFEST).exists() and source.manifest.strategy == "ps":
+        values = {name: torch.from_numpy(value) for name, value in source.dense()[0].items()}
+    else:  # with types that numpy does not have
+        file = folder / (MODEL_FILE if (folder / checkpoint.MANIFEST).exists() else OUTPUT_FILE)
         try:
-            return safetensors.torch.load_file(folder / MODEL_FILE)
+            values = safetensors.torch.load_file(file)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{folder / MODEL_FILE}: {error}") from error
-    values, _ = source.dense()
-    for name, table in source.tables.items():
-        values[f"{name}.weight"] = table.weight()
-    return {name: torch.from_numpy(value) for name, value in values.items()}
+            raise CheckpointError(f"{file}: {error}; it is damaged") from error
+    for table in source.tables.values():
+        if table.bound:
+            values |= table_state.of_weight(table.modules, table.weight())
+        else:
+            found = [rows for _, rows in table.rows()]
+            ids = np.concatenate([rows.ids for rows in found])
+            vectors = np.concatenate([rows.vectors for rows in found])
+            values |= table_state.of_rows(table.modules, ids, vectors)
+    return values
 
 
 def flatten_optimizer(

@@ -21,6 +21,7 @@ from torch_edl import _core
 from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
+from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowBlock, lookup
 from torch_edl.ps_client.client import PartitionedIds, TableIds
 
@@ -131,6 +132,12 @@ class ServerRows:
         self._forward = forward
         self.tables = bind_tables(model)
         for module in self.tables:
+            if isinstance(module.store, LocalRows) and module.store.loaded:
+                raise UsageError(
+                    f"table {module.table}: load_state_dict() gave it rows in this process, which "
+                    "do not come to the servers; begin with a trained model by torch-edl run "
+                    "--load DIR"
+                )
             module.store = self
         # In a planning run nothing may count batches or draw random numbers.
         self._quiet = any(
@@ -267,18 +274,22 @@ def bind_tables(model: nn.Module) -> list[Table]:
         UsageError: two modules of one table name differ in size.
     """
     found: dict[str, Table] = {}
-    modules = []
-    for path, module in model.named_modules():
+    paths: dict[str, list[str]] = {}
+    modules: list[Table] = []
+    for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Table):
-            if not module.named:
+            if not module.named and module not in modules:
                 module.table = path or "embedding"
             first = found.setdefault(module.table, module)
+            module.modules_of_table = paths.setdefault(module.table, [])
+            module.modules_of_table.append(path)
             if first.embedding_dim != module.embedding_dim:
                 raise UsageError(
                     f"two embeddings share the table {module.table!r} with dims "
                     f"{first.embedding_dim} and {module.embedding_dim}: name one differently"
                 )
-            modules.append(module)
+            if module not in modules:
+                modules.append(module)
     return modules
 
 

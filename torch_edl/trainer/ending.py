@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from torch_edl.errors import EdlError
 from torch_edl.strategy.meeting import DismissedError, GivenUpError
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,17 @@ class Ending:
         if error is not self._error_before:
             self.finished = False  # the script raised
             _tell_launcher(error)
-        # A dismissal has ended what there is to end.
-        with contextlib.suppress(SystemExit):
-            self._close()
+        try:
+            # A dismissal has ended what there is to end.
+            with contextlib.suppress(SystemExit):
+                self._close()
+        except EdlError as error:
+            # Python would end with exit code 0, and the job would have gone well.
+            log.error("%s", error)
+            _tell_launcher(error)
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(1)
 
 
 def _tell_launcher(error: BaseException | None) -> None:

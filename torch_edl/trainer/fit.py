@@ -360,17 +360,8 @@ class ElasticTrainer:
     # ---- the model in a file ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the ``state_dict`` of the model; rank 0 does, whole or not at all.
-
-        Args:
-            path: ``.safetensors``, or ``.pt`` (``.pth``) for ``torch.load``.
-
-        Raises:
-            UsageError: another suffix.
-        """
-        path = weights.checked(path)
-        if self.job.is_main and not self.job.catching_up:
-            weights.write(self.model, path)
+        """See :meth:`Job.save`."""
+        self.job.save(path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Takes over a ``state_dict``, as :meth:`save` wrote it; in all processes.

@@ -16,12 +16,13 @@ from torch_edl.errors import UsageError
 from torch_edl.strategy.allreduce import AllReduce
 from torch_edl.strategy.meeting import Meeting, TorchrunMeeting
 from torch_edl.strategy.replica import Replica
+from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.link import Link
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.metrics import Meter
-from torch_edl.trainer.prepared import check_parameters, gate, gate_scaler
-from torch_edl.trainer.saver import Saver, Settings
+from torch_edl.trainer.prepared import check_parameters, check_tables, gate, gate_scaler
+from torch_edl.trainer.saver import Saver, Settings, write_output
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,8 @@ class Job:
             if ready.strategy == "ps":
                 self._serve(self._link, model, optimizers, scheduler)
                 return given
+        if self._saver.keeps:
+            check_tables(model)
         stateful = [part for part in (scheduler, scaler) if part is not None]
         engine = AllReduce(
             Replica(model, optimizers, stateful),
@@ -304,6 +307,39 @@ class Job:
             engine.catching_up = True
         return parts, position.results.get(str(number))
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model as one ``state_dict``, on the CPU, wherever its values are.
+
+        What is on parameter servers is gathered: after the loop, as it was trained; inside, as it
+        is by now. An embedding with ``num_embeddings`` is ``NAME.weight``, one without bound
+        ``NAME.ids`` (n,) and ``NAME.vectors`` (n, dim). Any process may ask, by itself.
+
+        Raises:
+            UsageError: nothing was prepared yet, or the servers were left with :meth:`close`.
+        """
+        if self._served is not None:
+            if self.closed:
+                raise UsageError("state_dict(): the job is closed; call it before job.close()")
+            with self.ending.dismissal():
+                return self._served.state_dict()
+        if self._engine is None:
+            raise UsageError("state_dict(): call job.prepare(model, optimizer) before")
+        return weights.copied(self._engine.replica.model)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`state_dict` to a file, whole or not at all; rank 0 does.
+
+        Args:
+            path: ``.safetensors``, or ``.pt`` (``.pth``) for ``torch.load``.
+
+        Raises:
+            UsageError: another suffix.
+            EdlError: the file cannot be written.
+        """
+        file = weights.checked(path)
+        if self.is_main and not self.catching_up:
+            weights.write(self.state_dict(), file)
+
     def close(self) -> None:
         """Ends this process's part: the last checkpoint is written, the others need not wait.
 
@@ -325,6 +361,9 @@ class Job:
                         self._link.heartbeat.beat()  # does the user stop the whole job?
                     asked = self._meeting is not None and self._meeting.stopping
                     self._saver.save_last(self._engine, last=ending.last, asked=asked)
+                if ending.finished and self._link is not None:
+                    config = self._link.config
+                    write_output(self._engine, config.checkpoint.output, job=config.name)
                 with ending.dismissal():
                     self._engine.leave(finished=ending.finished)
         finally:

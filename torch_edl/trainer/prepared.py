@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
+from torch_edl.nn.embedding import Table
 from torch_edl.strategy.allreduce import AllReduce
 
 
@@ -32,6 +33,17 @@ def check_parameters(
                         f"{tuple(parameter.shape)} that the model does not have; it would differ "
                         "from process to process; make it part of the model (one nn.Module of all)"
                     )
+
+
+def check_tables(model: nn.Module) -> None:
+    """Raises UsageError if a checkpoint of this process would lack a part of the model."""
+    for path, module in model.named_modules():
+        if isinstance(module, Table):
+            raise UsageError(
+                f"checkpoint_dir: rows of {path or 'the model'} ({type(module).__name__} of "
+                "torch_edl.nn) are in the checkpoints of parameter servers only; run the script "
+                "with torch-edl run, or keep the model with job.save(path)"
+            )
 
 
 def gate_scaler(scaler: Any, engine: AllReduce) -> None:

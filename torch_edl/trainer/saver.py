@@ -12,11 +12,13 @@ from pathlib import Path
 from torch_edl import checkpoint
 from torch_edl.checkpoint import Manifest
 from torch_edl.config import CheckpointConfig
-from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.errors import CheckpointError, EdlError, UsageError
+from torch_edl.ps_server.export import MODEL, replacing_folder, write_about
 from torch_edl.strategy import replica
 from torch_edl.strategy.allreduce import AllReduce
 from torch_edl.strategy.meeting import Meeting
 from torch_edl.strategy.replica import State
+from torch_edl.trainer import weights
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,11 @@ class Saver:
                     f"checkpoint_dir={settings.directory}: holds {found.name} of an earlier job; "
                     "pass resume=True to go on from it, or choose another folder"
                 )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether checkpoints are written."""
+        return self._root is not None
 
     def leave_to_servers(self, config: CheckpointConfig) -> None:
         """The master takes checkpoints of servers.
@@ -186,3 +193,24 @@ class Saver:
             checkpoint.prune(self._root, self._settings.keep)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)
+
+
+def write_output(engine: AllReduce, output: str, *, job: str) -> None:
+    """Writes the trained model of a ring to the folder that ``--output`` names; rank 0 does.
+
+    Raises:
+        EdlError: it cannot be written.
+    """
+    step = engine.replica.position.step
+    if not output or engine.rank:
+        return
+    if not step:
+        log.warning("--output %s: nothing was trained, nothing is written", output)
+        return
+    try:
+        with replacing_folder(Path(output)) as folder:
+            weights.write(weights.copied(engine.replica.model), folder / MODEL)
+            write_about(folder, job=job, steps=step, tables={})
+    except OSError as error:
+        raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error
+    log.info("model written to %s", output)

@@ -105,6 +105,16 @@ class Served:
                 return made
             self._lose(self._loop.lost)
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model as it is on the servers now; inside the loop, too."""
+        while True:
+            try:
+                self._connect()
+                return self._loop.state_dict()
+            except ServersLostError as error:
+                self._lose(error)
+                self._link.report(pb.ReportModelRequest(worker_id=self._link.worker_id))
+
     def batches(
         self,
         dataset: Any,

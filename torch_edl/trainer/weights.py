@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from torch_edl.errors import UsageError
+from torch_edl.errors import EdlError, UsageError
 
 _TORCH_SUFFIXES = (".pt", ".pth")
+SUFFIXES = (*_TORCH_SUFFIXES, ".safetensors")
 
 
 def checked(path: str | os.PathLike[str]) -> Path:
@@ -23,23 +24,41 @@ def checked(path: str | os.PathLike[str]) -> Path:
         UsageError: it is not.
     """
     path = Path(path)
-    if path.suffix not in (*_TORCH_SUFFIXES, ".safetensors"):
+    if path.suffix not in SUFFIXES:
         raise UsageError(f"{path}: the suffix says how it is written: .safetensors or .pt")
     return path
 
 
-def write(model: nn.Module, path: Path) -> None:
-    """Writes it whole or not at all; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    # A copy of each: safetensors takes no two tensors in one memory (tied weights).
-    state = {name: _copied(value) for name, value in model.state_dict().items()}
+def copied(model: nn.Module) -> dict[str, Any]:
+    """The ``state_dict`` of a model in this process, on the CPU, which further training does not
+    change."""
+    return {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def write(state: Mapping[str, Any], path: Path) -> None:
+    """Writes a ``state_dict``, whole or not at all; folders are made.
+
+    Raises:
+        EdlError: it cannot be written.
+    """
+    # safetensors wants a path, so the file that is renamed at the end is made by hand.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix in _TORCH_SUFFIXES:
-            torch.save(state, temporary)
+            with open(temporary, "wb") as file:
+                torch.save(dict(state), file)
         else:
-            safetensors.torch.save_file(state, temporary)
+            safetensors.torch.save_file(_apart(state), temporary)
         os.replace(temporary, path)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        # Both hide what the disk said: torch behind its own complaint, safetensors in a text.
+        behind = error if isinstance(error, OSError) else error.__context__
+        cause = behind.strerror if isinstance(behind, OSError) else error
+        raise EdlError(f"{path}: cannot be written: {cause}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -58,7 +77,14 @@ def read(path: Path) -> Mapping[str, Any]:
     return state
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
-    return value
+def _apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The same tensors, each in memory of its own: safetensors takes no two in one."""
+    made: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"{name}: {type(value).__name__}, and safetensors has tensors only")
+        memory = value.untyped_storage().data_ptr()
+        made[name] = value.clone() if memory in seen else value.contiguous()
+        seen.add(memory)
+    return made

@@ -45,7 +45,7 @@ class Initializer(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., args: _Optional[_Mapping[str, float]] = ..., measured: _Optional[bool] = ...) -> None: ...
 
 class EmbeddingTableInfo(_message.Message):
-    __slots__ = ("name", "dim", "initializer", "num_embeddings", "group", "min_count", "max_age")
+    __slots__ = ("name", "dim", "initializer", "num_embeddings", "group", "min_count", "max_age", "modules")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class EmbeddingTableInfo(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MIN_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_AGE_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     initializer: Initializer
@@ -60,7 +61,8 @@ class EmbeddingTableInfo(_message.Message):
     group: int
     min_count: int
     max_age: int
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., num_embeddings: _Optional[int] = ..., group: _Optional[int] = ..., min_count: _Optional[int] = ..., max_age: _Optional[int] = ...) -> None: ...
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[Initializer, _Mapping]] = ..., num_embeddings: _Optional[int] = ..., group: _Optional[int] = ..., min_count: _Optional[int] = ..., max_age: _Optional[int] = ..., modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ParamGroup(_message.Message):
     __slots__ = ("hyper",)
@@ -208,6 +210,26 @@ class PushGradientsResponse(_message.Message):
     duplicate: bool
     version: int
     def __init__(self, accepted: _Optional[bool] = ..., duplicate: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ReadRowsRequest(_message.Message):
+    __slots__ = ("fence", "name", "cursor")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    fence: Fence
+    name: str
+    cursor: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., name: _Optional[str] = ..., cursor: _Optional[int] = ...) -> None: ...
+
+class ReadRowsResponse(_message.Message):
+    __slots__ = ("ids", "vectors", "cursor")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    vectors: _tensor_pb2.TensorProto
+    cursor: int
+    def __init__(self, ids: _Optional[bytes] = ..., vectors: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., cursor: _Optional[int] = ...) -> None: ...
 
 class GetMarksRequest(_message.Message):
     __slots__ = ("fence", "task_ids")

@@ -8,10 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import torch_edl
+from torch_edl import job_folder
 from torch_edl._core import init_rows
 from torch_edl.cli.__main__ import main
-from torch_edl.cli.export import state_dict
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import CheckpointError
+from torch_edl.strategy.replica import read_model as state_dict
+from torch_edl.trainer import weights
 
 START = {"kind": "uniform", "args": {"low": -0.5, "high": 0.5}}
 
@@ -60,7 +64,7 @@ def test_export(output: Path, tmp_path: Path, name: str) -> None:
 
 def test_blocks_make_no_difference(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = state_dict(output)["deep.rows.weight"]
-    monkeypatch.setattr("torch_edl.cli.export._BLOCK_ELEMENTS", 8)
+    monkeypatch.setattr("torch_edl.ps_server.snapshot._INIT_ROWS", 2)
     assert torch.equal(state_dict(output)["deep.rows.weight"], whole)
 
 
@@ -76,16 +80,65 @@ def test_the_export_loads_into_the_plain_module(output: Path) -> None:
     Net().load_state_dict(plain, strict=True)
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_the_export_loads_into_the_class_that_was_trained(
+    output: Path, tmp_path: Path, suffix: str
+) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = torch.nn.ModuleDict({"rows": torch_edl.nn.Embedding(7, 4)})
+            self.tower = torch.nn.ModuleList([torch_edl.nn.Embedding(None, 4, name="users")])
+            self.again = self.tower[0]
+            self.fc = torch.nn.Linear(3, 2)
+
+    about = json.loads((output / "metadata.json").read_text())
+    about["tables"]["users"]["modules"] = ["tower.0", "again"]
+    edit(output, **about)
+    file = tmp_path / f"model{suffix}"
+    assert main(["export", str(output), str(file)]) == 0
+    net = Net()
+    net.load_state_dict(weights.read(file), strict=True)
+    wild = torch.tensor([-(2**63), 2**63 - 1])
+    assert torch.equal(net.again(wild), torch.arange(8.0).reshape(2, 4))
+    state = state_dict(output)
+    assert torch.equal(net.deep["rows"](torch.arange(7)), state["deep.rows.weight"])
+    assert {name: value.tolist() for name, value in net.state_dict().items()} == {
+        name: value.tolist() for name, value in state.items()
+    }
+
+
+def test_a_job_is_known_by_its_name(
+    output: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
+    for name, keep in (("kept", CheckpointConfig(output=str(output))), ("not", CheckpointConfig())):
+        folder = job_folder.Job(name).dir
+        folder.mkdir(parents=True)
+        config = JobConfig(name=name, model_file="m.py", checkpoint=keep)
+        (folder / job_folder.CONFIG).write_text(config.to_json())
+    file = tmp_path / "model.pt"
+    assert main(["export", "kept", str(file)]) == 0
+    assert torch.load(file, weights_only=True).keys() == state_dict(output).keys()
+    assert main(["export", "not", str(file)]) == 2
+    assert "this job kept no model; --output DIR" in capsys.readouterr().err
+    assert main(["export", "none", str(file)]) == 2
+    assert "no such folder, and no such job" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_output_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tmp_path), str(tmp_path / "m.pt")]) == 2
-    assert "no output of torch-edl run there" in capsys.readouterr().err
+    assert "no trained model there; name the --output" in capsys.readouterr().err
 
 
 def test_the_suffix_says_the_kind(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(output), "m.onnx"]) == 2
-    assert "m.onnx: the name must end in .pt or .safetensors" in capsys.readouterr().err
+    assert "m.onnx: the name must end in .pt or .pth or .safetensors" in capsys.readouterr().err
 
 
 def test_a_newer_format_is_refused(output: Path) -> None:

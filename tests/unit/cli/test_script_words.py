@@ -82,7 +82,6 @@ def test_words_of_a_model_file(place: Path, line: str) -> None:
     ("line", "message"),
     [
         ("--epochs 3 plain.py", "--epochs: plain.py is a training script .*reads its own data"),
-        ("--seed 1 --output d elastic.py", "--output: elastic.py is a .*saves its own model"),
         ("--mode sync elastic.py", "--mode: elastic.py is .* for model files"),
     ],
 )

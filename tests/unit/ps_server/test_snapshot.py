@@ -153,6 +153,7 @@ def test_an_exported_model_is_restored_and_read_by_anyone(
         "num_embeddings": 0,
         "initializer": {"kind": "normal", "args": {"std": 1.0}},
         "seed": 11,
+        "modules": ["t"],
     }
 
     restored = start(3, f"--restore={output}")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from master.ring import Formed, Ring
+from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.strategy import group as group_module
 from torch_edl.strategy.group import StoreServer
 from torch_edl.strategy.meeting import DismissedError, Seat
@@ -244,7 +245,12 @@ class Member:
         job = Job(None, settings, **given)
         job._meeting = job._saver._meeting = self
         job._link = SimpleNamespace(  # type: ignore[assignment]
-            config=SimpleNamespace(train=SimpleNamespace(strategy="allreduce")),
+            config=JobConfig(
+                name="rings",
+                kind="script",
+                model_file="script.py",
+                train=TrainConfig(strategy="allreduce"),
+            ),
             ring=self._ring_then,
             heartbeat=self,
             tell=lambda *_: None,

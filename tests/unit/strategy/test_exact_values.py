@@ -18,7 +18,9 @@ from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.ps_server.export import write_output
+from torch_edl.strategy.dense import dense_names
 from torch_edl.strategy.parameter_server import ParameterServerStrategy
+from torch_edl.strategy.replica import read_model
 
 ODD = 2**25 + 1  # no float32
 BATCH = 8
@@ -39,6 +41,8 @@ class Model(nn.Module):
         self.register_buffer("passing", torch.zeros(2, dtype=torch.complex64), persistent=False)
         self.rows = torch_edl.nn.Embedding(None, 2, initializer="zeros")
         self.few = nn.Embedding(4, 2, sparse=True)
+        self.bounded = torch_edl.nn.Embedding(5, 2, name="shared")
+        self.same = torch_edl.nn.Embedding(5, 2, name="shared")
         self.first = nn.Linear(2, 2, bias=False)
         self.norm = nn.BatchNorm1d(2)
         self.last = nn.Linear(2, 2, bias=False)
@@ -50,6 +54,7 @@ class Model(nn.Module):
             self.seen += len(ids)
             self.mean = self.mean + 1  # another tensor each time
         found = self.rows(ids + self.offsets[1]) + self.few(ids % 4)
+        found = found + self.bounded(ids % 2) - self.same(ids % 3)
         return self.last(self.norm(self.first(found))).sum(1, keepdim=True)
 
 
@@ -79,7 +84,7 @@ def test_the_model_comes_back_bit_by_bit(
     assert model.offsets.tolist() == [0, ODD]
     output = save(made, addresses, tmp_path)
     written = load_file(output / "model.safetensors")
-    wanted = {n: v for n, v in model.state_dict().items() if not n.startswith("rows.")}
+    wanted = {name: getattr(part, key).detach() for name, part, key, _ in dense_names(model)}
     assert written.keys() == wanted.keys()
     assert {n: v.dtype for n, v in written.items()} == {n: v.dtype for n, v in wanted.items()}
     with made.evaluating():
@@ -91,6 +96,23 @@ def test_the_model_comes_back_bit_by_bit(
     rows = load_file(output / "embeddings" / "rows.safetensors")
     assert rows["ids"].tolist() == [ODD + k for k in range(BATCH + STEPS - 1)]
     assert not torch.equal(model.few.weight, Model().few.weight)
+
+    # One layout, whoever gathers it; and the class takes it.
+    gathered, exported = made.state_dict(), read_model(output)
+    assert gathered.keys() == exported.keys() == Model().state_dict().keys()
+    for name, value in gathered.items():
+        torch.testing.assert_close(value, exported[name], rtol=0, atol=0)
+    alone = Model(value=7)
+    alone.load_state_dict(gathered)
+    ids = batches()[0].features
+    with made.evaluating() as predict:
+        torch.testing.assert_close(alone.eval()(ids), predict(ids))
+    with pytest.raises(UsageError, match=r"rows of table 'rows' are on parameter servers; job\."):
+        model.state_dict()
+    with pytest.raises(RuntimeError, match="--load DIR"):
+        model.load_state_dict(gathered)
+    with pytest.raises(UsageError, match=r"load_state_dict\(\) gave it rows .*--load DIR"):
+        strategy(alone, sgd, addresses)
 
     again = Model(value=7)
     restored = start_servers(1, f"--restore={output}")

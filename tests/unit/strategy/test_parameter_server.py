@@ -180,7 +180,7 @@ def test_200_steps_equal_a_plain_loop(
     ours = Model()
     made = strategy(ours, make, start_servers(servers), staleness=0)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in ours.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     optimizer = make(theirs.parameters())
     steps = batches(200, every_id=not sparse)
@@ -202,7 +202,7 @@ def test_local_steps_of_sgd_are_plain_sgd_for_dense_parameters(
     ours = Model()
     made = strategy(ours, make, start_servers(2), staleness=0, local_steps=4)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in ours.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     dense = make([p for n, p in theirs.named_parameters() if n.split(".")[0] not in TABLES])
     rows = make([theirs.get_parameter(f"{t}.weight") for t in TABLES])
@@ -256,7 +256,7 @@ def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[str
     ours = Model()
     made = strategy(ours, make, start_servers(1), scheduler=decay, staleness=0)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in ours.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     optimizer = make(theirs.parameters())
     scheduler = decay(optimizer)
