@@ -1,10 +1,11 @@
-"""``torch-edl run --dry-run``: runs the model file's functions once, scans the data, and says
-what the job would do. The only verb beside export that imports torch."""
+"""``torch-edl run --dry-run``: takes one minibatch through the model file's functions, scans the
+data, and says what the job would do. The only verb beside export that imports torch."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import ContractError, UsageError
 
 if TYPE_CHECKING:
+    from torch_edl.session import Session
     from torch_edl.wire import master_pb2 as pb
 
 
@@ -43,13 +45,16 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
     from rich import box
     from rich.table import Table
 
-    model, orders = _report_model(config)
+    with _user_errors(config):
+        session, model, orders = _open(config)
     train = scan(config, config.data.train)
     evaluation = scan(config, config.data.eval)
     table = Table("plan", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     rows = plan(config, model, train, evaluation, servers_named=servers_named)
-    for label, value in [rows[0], *orders, *rows[1:]]:
+    with _user_errors(config):
+        loss = _try_batch(session, config)
+    for label, value in [rows[0], *orders, ("first batch", loss), *rows[1:]]:
         table.add_row(label, value)
     stdout().print(table)
     return 0
@@ -134,21 +139,63 @@ def plan(
     return rows
 
 
-def _report_model(config: JobConfig) -> tuple[pb.ReportModelRequest, list[tuple[str, str]]]:
-    """What is in the model file, and how its loss and metrics are called."""
-    from torch_edl.contract import argument_orders, load_contract, report_model, user_traceback
+@contextlib.contextmanager
+def _user_errors(config: JobConfig) -> Iterator[None]:
+    """What the model file raises ends the dry run with its traceback."""
+    from torch_edl.contract import user_traceback
+    from torch_edl.data.loader import FeedError
+    from torch_edl.strategy.base import NanLossError, UserCodeError
 
     try:
-        contract = load_contract(config.model_file, config.model_args)
-        module = contract.make_model()
-        report = report_model(module, contract.make_optimizer(module), worker_id=0)
-        orders = argument_orders(contract)
-    except ContractError as error:
+        yield
+    except (ContractError, FeedError, UserCodeError, NanLossError) as error:
         if error.__cause__ is None:
-            raise
+            raise ContractError(str(error)) from error
         trace = user_traceback(error, config.model_file)
         raise ContractError(f"{error}\n{trace.rstrip()}") from error
-    return report, orders
+
+
+def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple[str, str]]]:
+    """What is in the model file, and how its loss and metrics are called."""
+    from torch_edl.contract import argument_orders, load_contract, report_model
+    from torch_edl.session import Session
+
+    contract = load_contract(config.model_file, config.model_args)
+    session = Session(contract, config, worker_id=0)
+    report = report_model(session.model, session.optimizer, worker_id=0)
+    return session, report, argument_orders(contract)
+
+
+def _try_batch(session: Session, config: JobConfig) -> str:
+    """Takes the first minibatch through feed, model, loss and backward; the loss in words."""
+    from torch_edl.data.task_space import Shard
+    from torch_edl.strategy.base import Step
+    from torch_edl.strategy.server_rows import bind_tables
+    from torch_edl.wire import master_pb2 as pb
+
+    names = [shard.name for shard in session.shards()] or config.data.train
+    shards = (Shard.of(session.feeder.source(name)) for name in names)
+    shard = next((shard for shard in shards if shard.records), None)
+    if shard is None:
+        raise UsageError("no data: name files with --data, or give the model file a data_source")
+    lease = pb.LeaseMessage(
+        kind=pb.TASK_TRAIN,
+        shard=shard.name,
+        end=min(shard.records, config.data.batch_size),
+        shard_records=shard.records,
+        shard_size=shard.size,
+        shard_mtime_ns=shard.mtime_ns,
+    )
+    window = next(session.feeder.prepare(lease)(0))
+    if not window.batches:
+        return f"feed left out all of its {lease.end:,} records"
+    bind_tables(session.model)
+    step = Step(session.contract, session.model, on_nan=config.train.on_nan, log_layers="")
+    loss = step.loss(window.batches[0])
+    if loss is None:
+        return "the loss is not finite"
+    step.backward(loss, window.batches[0])
+    return f"{window.batches[0].size:,} records, loss {step.last_loss:.4g}"
 
 
 def _describe(size: object) -> str:

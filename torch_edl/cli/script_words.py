@@ -6,6 +6,8 @@ Reads the file, imports no torch: a model file must not wait for it.
 from __future__ import annotations
 
 import argparse
+import difflib
+import logging
 import os
 from collections.abc import Sequence
 
@@ -14,6 +16,12 @@ from torch_edl.errors import UsageError
 
 # torchrun's variables for --no-python and --module.
 _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
+
+log = logging.getLogger(__name__)
+
+_DRY_RUN = "--dry-run"
+# How alike an option must be to one of ours: --wrokers is.
+_ALIKE = 0.8
 
 HELP_TORCHRUN = "--help-torchrun"
 
@@ -61,6 +69,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             break
         flag, equals, _ = word.partition("=")
         if flag not in known:
+            _check_behind_torchruns(words[place:])
             return list(words)  # torchrun's, or nobody's: its parser says which
         before.append(flag)
         place += 1
@@ -92,6 +101,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     if is_cut:
         return [*words[: place - 1], file, *rest]
     if before or not file_kind.uses_torch_edl(file):
+        _check_swallowed(file, ours)
         return list(words)
     return _own_first(file, rest)
 
@@ -110,9 +120,42 @@ def _own_first(file: str, rest: list[str]) -> list[str]:
         count = 2 if OWN_OPTIONS[flag] and not equals else 1
         own += rest[:count]
         rest = rest[count:]
+    _check_swallowed(file, rest[: rest.index("--")] if "--" in rest else rest)
     if rest[:1] == ["--"]:
         rest = rest[1:]
     return [*own, file, *rest]
+
+
+def _check_behind_torchruns(words: Sequence[str]) -> None:
+    for place, word in enumerate(words):
+        if word.endswith(".py") and os.path.isfile(word):
+            rest = list(words[place + 1 :])
+            _check_swallowed(word, rest[: rest.index("--")] if "--" in rest else rest)
+            return
+
+
+def _check_swallowed(file: str, words: Sequence[str]) -> None:
+    """Looks at words behind a script that it may never have heard of, and that look like ours.
+
+    Raises:
+        UsageError: a dry run was asked for, and the script would train.
+    """
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for flag in given:
+        close = difflib.get_close_matches(flag, [*OWN_OPTIONS, _DRY_RUN], n=1, cutoff=_ALIKE)
+        if not close or flag in file_kind.named_options(file):
+            continue
+        if flag == _DRY_RUN:
+            raise UsageError(
+                f"{_DRY_RUN}: {file} is a training script, whose loop is its own: it would train. "
+                f"Try it on few records; an option of the script's own stands behind --: "
+                f"{file} -- {_DRY_RUN}"
+            )
+        meant = "" if flag in OWN_OPTIONS else f"; did you mean {close[0]}?"
+        log.warning(
+            "%s goes to %s, which does not name it%s (options of torch-edl stand in front of the "
+            "script)", flag, file, meant,
+        )  # fmt: skip
 
 
 def why_not(flag: str) -> str:

@@ -15,11 +15,14 @@ class Net(nn.Module):
         super().__init__()
         self.items = nn.Embedding(1000, WIDTH)
         self.out = nn.Linear(WIDTH, 1)
+    def forward(self, x): return self.out(self.items(x))[:, 0]
 def model(): return Net()
 def loss(labels, predictions): return ((predictions - labels) ** 2).mean()
 def optimizer(params): return torch.optim.Adagrad(params, lr=0.1)
 def eval_metrics_fn(): return {"error": nn.L1Loss()}
-def feed(records, mode, metadata): return records["x"], records["y"]
+def feed(records, mode, metadata):
+    column = lambda name: torch.tensor(records[name].to_numpy())
+    return column("x"), column("y")
 """
 
 
@@ -48,6 +51,7 @@ def test_the_plan(
     assert plan["model"] == "4,005 dense parameters, Adagrad"
     assert plan["embedding"] == "items: 1,000 x 4"
     assert plan["loss"] == "loss(labels, predictions): it takes (labels, predictions)"
+    assert plan["first batch"].startswith("3 records, loss ")
     assert plan["metric error"] == "L1Loss(predictions, labels): the order of torch"
     assert not home.exists()  # nothing was started
     assert main([*words.split(), "--strategy", "local"]) == 0
@@ -74,6 +78,9 @@ def test_the_reason_and_the_models_arguments(
         (("return Net()", "return 3"), "model returned int"),
         (("return Net()", "return Net().nope"), "AttributeError"),
         (("def loss(labels, predictions)", "def loss(labels)"), "does not take 2 arguments"),
+        (('return column("x")', "return 1 / 0"), "feed raised ZeroDivisionError"),
+        (("predictions - labels", "predictions - labels[:2]"), "loss raised RuntimeError: The siz"),
+        (("self.items(x)", "self.nope(x)"), "no attribute 'nope'"),
     ],
 )
 def test_what_breaks_the_contract_is_one_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,32 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
     args = script.parse(["--nproc_per_node", "2", "--max-restarts=3", "plain.py", "a", "-b"])
     assert (args.nproc_per_node, args.max_restarts) == ("2", 3)
     assert args.training_script_args == ["a", "-b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        ("elastic.py --wrokers 2", "--wrokers goes to elastic.py, .*; did you mean --workers?"),
+        ("elastic.py --lr 1 --job-name x", "--job-name goes to elastic.py, .* name it .options of"),
+        ("plain.py --workers 4", "--workers goes to plain.py, which does not name it"),
+        ("--nnodes 1 elastic.py --sede 1", "--sede goes to elastic.py, .*did you mean --seed?"),
+        ("own.py --workers 4 --lr 1", ""),
+        ("elastic.py -- --wrokers 2 --dry-run", ""),
+        ("elastic.py --workers 2 --width 4", ""),
+    ],
+)
+def test_words_that_look_like_ours_and_go_to_the_script(
+    place: Path, line: str, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parse(["run", *line.split()])
+    assert len(caplog.messages) == bool(warning)
+    assert re.search(warning, " ".join(caplog.messages))
+
+
+@pytest.mark.parametrize("line", ["elastic.py --dry-run", "--nnodes 1 plain.py --lr 1 --dry-run"])
+def test_a_script_does_not_train_in_a_dry_run(place: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="whose loop is its own: it would train"):
+        parse(["run", *line.split()])
 
 
 def test_model_files_and_help_do_not_wait_for_torch(place: Path) -> None:
