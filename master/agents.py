@@ -7,6 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_edl.config import JobConfig
+from torch_edl.experiment import Experiment
+from torch_edl.wire import master_pb2 as pb
+
 
 @dataclass
 class Agent:
@@ -126,3 +130,23 @@ class Agents:
         for saved in state:
             agent = Agent(seen=now, **{**saved, "kill": set(saved["kill"])})
             self._agents[agent.node] = agent
+
+
+def require_same_experiment(config: JobConfig, request: pb.AgentReportRequest) -> None:
+    """Refuses an agent that was asked to run something else than the job does.
+
+    Raises:
+        UsageError: it was; names what differs, with both values.
+    """
+    if config.experiment is None or not request.HasField("experiment"):
+        return
+    told = request.experiment
+    asked = Experiment(
+        script=told.script,
+        args=tuple(told.args),
+        folder=told.folder,
+        machine=told.machine,
+        rdzv_id=told.rdzv_id,
+        digest=told.digest,
+    )
+    config.experiment.require(asked, config.name)

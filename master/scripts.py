@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from master.agents import Agent, Agents
+from master.agents import Agent, Agents, require_same_experiment
 from master.membership import Member
 from master.outcome import Outcome, Restoring
 from master.ring import Ring
@@ -18,7 +18,6 @@ from master.rounds import Place, Rounds
 from master.served import ServedJob
 from master.stopping import Stopping
 from torch_edl.errors import UsageError
-from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 
 # All ask twice a second or so; who did not for so long will not hear how the job ended.
@@ -147,7 +146,7 @@ class ScriptJob(ServedJob):
         Raises:
             UsageError: it was asked to run something else than this job.
         """
-        self._check_experiment(request)
+        require_same_experiment(self.config, request)
         known = self._agents.get(request.node) is not None
         agent, replaced = self._agents.report(request.node, request.pid, request.host, now)
         if not known:
@@ -165,20 +164,6 @@ class ScriptJob(ServedJob):
         agent.begun = agent.begun or bool(request.workers)
         self._end_if_done(now)
         return self._answer(agent)
-
-    def _check_experiment(self, request: pb.AgentReportRequest) -> None:
-        if self.config.experiment is None or not request.HasField("experiment"):
-            return
-        told = request.experiment
-        asked = Experiment(
-            script=told.script,
-            args=tuple(told.args),
-            folder=told.folder,
-            machine=told.machine,
-            rdzv_id=told.rdzv_id,
-            digest=told.digest,
-        )
-        self.config.experiment.require(asked, self.config.name)
 
     def _told(self, agent: Agent, told: pb.AgentWorker, now: float) -> None:
         if told.exited:

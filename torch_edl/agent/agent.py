@@ -261,7 +261,7 @@ class Agent:
         has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
         # As under torchrun: no worker starts before the machines that are needed came.
         if has_place and (self._placement or response.nodes >= self._config.min_nodes):
-            self._placement = self._place(response)
+            self._placement = Placement.told(response, self._config, before=self._placement)
         elif self._placement is None and first and response.nodes < self._config.min_nodes:
             log.info("waiting for machines: %d of at least %d came", response.nodes,
                      self._config.min_nodes)  # fmt: skip
@@ -334,17 +334,6 @@ class Agent:
         finally:
             self._signals.install()
         self._reporter.tell(self._workers.running())
-
-    def _place(self, response: pb.AgentReportResponse) -> Placement:
-        least, most = self._config.min_nodes, self._config.max_nodes
-        placed = self._placement
-        return Placement(
-            node_rank=response.node_rank if placed is None else placed.node_rank,
-            nodes=min(max(least, response.nodes), most),
-            local_world_size=self._config.nproc_per_node,
-            master_addr=response.master_addr,
-            master_port=response.master_port,
-        )
 
     # ---- the end ----
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch.distributed.launcher.api import LaunchConfig
 
+from torch_edl.wire import master_pb2 as pb
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
@@ -21,6 +23,24 @@ class Placement:
     local_world_size: int
     master_addr: str
     master_port: int
+
+    @classmethod
+    def told(
+        cls, response: pb.AgentReportResponse, config: LaunchConfig, *, before: Placement | None
+    ) -> Placement:
+        """From an answer of the master.
+
+        Args:
+            before: that of the workers so far; the number of a machine stays.
+        """
+        return cls(
+            node_rank=response.node_rank if before is None else before.node_rank,
+            # Of a fixed number of machines all count, also while one of them is replaced.
+            nodes=min(max(config.min_nodes, response.nodes), config.max_nodes),
+            local_world_size=config.nproc_per_node,
+            master_addr=response.master_addr,
+            master_port=response.master_port,
+        )
 
     @property
     def world_size(self) -> int:
