@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 # Calls that may wait for a thread, those of callers without the token too; more are refused. A call
 # that waits costs little: its message is read when a thread takes it.
 MAX_WAITING_CALLS = 1024
+MAX_CALLS_OF_CONNECTION = 64
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -58,6 +59,9 @@ def serve(
         options=[
             # Before the one of COMMON_OPTIONS: of two values grpc takes the first.
             ("grpc.max_receive_message_length", request_limit(service)),
+            # Of a connection. grpc cancels calls at random, whosever they are, when more than 1,000
+            # wait to be looked at: a stranger's connection must not bring so many.
+            ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
             # Two servers on one port would share its connections: refuse the second.
             ("grpc.so_reuseport", 0),
             *COMMON_OPTIONS,

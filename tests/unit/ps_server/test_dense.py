@@ -84,7 +84,7 @@ class Torch:
 
     @property
     def values(self) -> list[float]:
-        return [float(parameter[0]) for parameter in self._parameters]
+        return [parameter[0].item() for parameter in self._parameters]
 
 
 def test_each_parameter_counts_its_own_steps_as_in_torch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
-from torch_edl.wire.server import MAX_WAITING_CALLS
+from torch_edl.wire.server import MAX_CALLS_OF_CONNECTION, MAX_WAITING_CALLS
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
 THREADS = 2
@@ -111,16 +111,19 @@ def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: St
     assert friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5).job == "j"
 
 
-def test_calls_in_flight_are_bounded(server: Server, friend: Stub) -> None:
+def test_calls_in_flight_are_bounded(server: Server) -> None:
     """Callers who have the token, too, and are refused rather than queued without end."""
     token = (("authorization", "Bearer t"),)
-    with stranger(server.address) as channel:
-        call = channel.unary_unary(METHOD)
-        done: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
-        calls = [
-            call.future(b"", timeout=20, metadata=token)
-            for _ in range(MAX_WAITING_CALLS + 2 * THREADS)
-        ]
+    done: queue.SimpleQueue[grpc.Future] = queue.SimpleQueue()
+    connections = 1 + (MAX_WAITING_CALLS + 2 * THREADS) // MAX_CALLS_OF_CONNECTION
+    with contextlib.ExitStack() as stack:
+        calls = []
+        for _ in range(connections):
+            call = stack.enter_context(stranger(server.address)).unary_unary(METHOD)
+            calls += [
+                call.future(b"", timeout=20, metadata=token, wait_for_ready=True)
+                for _ in range(MAX_CALLS_OF_CONNECTION)
+            ]
         for each in calls:
             each.add_done_callback(done.put)
         assert done.get(timeout=10).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
