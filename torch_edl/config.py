@@ -261,6 +261,16 @@ ENV_MASTER = "TORCH_EDL_MASTER"
 ENV_NODE = "TORCH_EDL_NODE"
 
 
+# Python's own: how hash() of texts is salted.
+_HASH_SEED = "PYTHONHASHSEED"
+
+
+def hash_environment(seed: int) -> dict[str, str]:
+    """What makes ``hash("user-1")`` the same in all processes of a job: each Python salts it anew
+    otherwise. Nothing where the user chose a value."""
+    return {} if os.environ.get(_HASH_SEED) else {_HASH_SEED: str(seed % 2**32)}
+
+
 def edl_home() -> Path:
     """The folder of jobs and caches: ``$TORCH_EDL_HOME``, else ``~/.local/state/torch-edl``."""
     named = os.environ.get(ENV_HOME)

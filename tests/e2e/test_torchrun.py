@@ -53,6 +53,7 @@ class Launches:
             "TORCH_EDL_HOME": str(folder / "home"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",  # else torch-edl run sets it
         }
         self.env.pop("TORCH_EDL_TOKEN", None)
         self.started: list[subprocess.Popen[str]] = []

@@ -22,6 +22,7 @@ from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
+from torch_edl.config import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.job_folder import LOGS
@@ -55,6 +56,7 @@ def main(args: argparse.Namespace) -> int:
         JobFailedError: the job failed elsewhere, or was stopped.
     """
     parsed = parse(args.words)
+    os.environ.update(hash_environment(parsed.seed))
     _log_to_stderr()
     uses = _uses_torch_edl(parsed)
     shown = parsed.training_script

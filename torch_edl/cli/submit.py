@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_edl import job_folder
 from torch_edl.cli.progress import Display
-from torch_edl.config import ENV_TOKEN, JobConfig
+from torch_edl.config import ENV_TOKEN, JobConfig, hash_environment
 from torch_edl.launch.base import ProcessExit, ProcessSpec
 from torch_edl.launch.local import LocalLauncher
 from torch_edl.log_tail import LogTail, last_error, last_lines
@@ -94,7 +94,7 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         launcher = LocalLauncher(job.dir / job_folder.LOGS)
         watch = _Watch(job, launcher, display, observers, signals)
         try:
-            watch.start_master()
+            watch.start_master(config.train.seed)
             return watch.until_over()
         finally:
             launcher.stop_all(grace_s=0)
@@ -158,13 +158,14 @@ class _Watch:
         self._stop_reason = ""
         self._held: list[pb.Event] = []
 
-    def start_master(self) -> None:
+    def start_master(self, seed: int) -> None:
         spec = ProcessSpec(
             role="master",
             id=0,
             module="master",
             args=["--job", self._job.name],
-            env={ENV_TOKEN: secrets.token_urlsafe(32)},
+            # Its workers inherit it.
+            env={ENV_TOKEN: secrets.token_urlsafe(32), **hash_environment(seed)},
         )
         self._pid = self._launcher.start(spec)
 

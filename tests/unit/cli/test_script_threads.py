@@ -1,12 +1,14 @@
-"""How many threads the workers of a script get."""
+"""The environment that the workers of a script get: threads, the salt of ``hash``."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
 import pytest
 
+from torch_edl.cli import script as script_cli
 from torch_edl.cli.script import _launch_config, parse
 
 
@@ -37,3 +39,18 @@ def test_the_cores_are_divided_without_a_warning(
     _launch_config(parse([*words.split(), str(script)]))
     assert os.environ.get("OMP_NUM_THREADS") == threads
     assert "OMP" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("named", "salt"), [(None, "7"), ("11", "11"), ("random", "random")])
+def test_texts_hash_alike_in_all_workers(
+    named: str | None, salt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", named or "")  # put back after the test
+    seen: list[str] = []
+    monkeypatch.setattr(
+        script_cli, "_run_plain", lambda *_: seen.append(os.environ["PYTHONHASHSEED"])
+    )
+    script = tmp_path / "plain.py"
+    script.write_text("print(hash('user-1'))\n")
+    script_cli.main(argparse.Namespace(words=["--seed", "7", str(script)]))
+    assert seen == [salt]

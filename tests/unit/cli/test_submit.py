@@ -29,6 +29,7 @@ def optimizer(params):
 def feed(records, mode, metadata):
     print(f"feeding {len(records)} to {mode}")
     if sys.argv[1:2] == ["raise"]:
+        print("hash", hash("user-1"))
         raise ValueError("no [red] column")
     if sys.argv[1:2] == ["slow"]:
         time.sleep(0.2)
@@ -172,9 +173,12 @@ def test_a_name_that_is_taken_is_refused(torch_edl: Run, place: Path) -> None:
     assert stop.communicate(timeout=20)[0] == "slow: stopped\n"
 
 
-def test_an_exception_of_the_users_reaches_the_terminal(torch_edl: Run, place: Path) -> None:
-    words = "run net.py --data x.csv --job-name j --summary s.json --max-task-failures 2 -- raise"
-    process = torch_edl(*words.split())
+def test_an_exception_of_the_users_reaches_the_terminal(
+    torch_edl: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    words = "run net.py --data x.csv --job-name j --summary s.json --max-task-failures 2 --seed 5"
+    process = torch_edl(*words.split(), "--", "raise")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     *trace, last, logs = err.splitlines()
@@ -185,6 +189,11 @@ def test_an_exception_of_the_users_reaches_the_terminal(torch_edl: Run, place: P
     assert logs == f"logs: {place}/home/jobs/j/logs"
     assert out.startswith("net.py is a model file: job j trains it\n")
     assert "worker-0 | feeding 300 to training" in out
+    salted = {**os.environ, "PYTHONHASHSEED": "5"}
+    hashed = subprocess.check_output(
+        [sys.executable, "-c", "print(hash('user-1'))"], env=salted, text=True
+    )
+    assert f"worker-0 | hash {hashed}" in out
     assert "no [red] column" in json.loads((place / "s.json").read_text())["error"]
     kept = json.loads((place / "home/jobs/j/status.json").read_text())
     assert kept["traceback"].splitlines() == trace
