@@ -226,8 +226,7 @@ def add_detach(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--detach",
         action="store_true",
-        help="go on without this terminal as soon as the job has started; status, logs and stop "
-        "take its name",
+        help="go on without this terminal (default: end with it)",
     )
 
 
@@ -302,8 +301,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--on-nan",
         default=_TRAIN.on_nan,
         metavar="stop|skip",
-        help="at a loss that is not finite: end the job, or leave the minibatch out; a job that "
-        "trained on none has failed (default %(default)s)",
+        help="at a loss that is not finite (default %(default)s)",
     )
 
 

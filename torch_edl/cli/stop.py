@@ -6,7 +6,7 @@ import argparse
 import time
 
 from torch_edl import job_folder
-from torch_edl.cli.terminal import stdout
+from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.errors import EdlError
 
 _POLL_S = 0.1
@@ -33,8 +33,8 @@ def main(args: argparse.Namespace) -> int:
         waited_s = time.monotonic() - began
         if waited_s > _SAY_S and not told:
             told = True
-            text = f"{job.name}: its workers leave, and what they trained is kept; --now ends it"
-            stdout().print(text, style="yellow", soft_wrap=True)
+            text = f"{job.name}: waiting for its processes to end; --now ends them at once"
+            stderr().print(text, style="yellow", soft_wrap=True)
         if waited_s > _PATIENCE_S:
             raise EdlError(f"{job.name}: asked to stop, but still there after {_PATIENCE_S:.0f} s")
         time.sleep(_POLL_S)
