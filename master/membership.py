@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -36,6 +36,13 @@ class Member:
     pass_records: int = 0
     damaged: int = 0
     """Samples that it left out since it started."""
+    epoch: int = 0
+    """Of a script: its epochs that are over."""
+    epochs: int = 0
+    records_before: int = 0
+    records_to_come: int = 0
+    logged: dict[str, float] = field(default_factory=dict)
+    """What a script noted, by name: the mean of its last interval that had it."""
     draining: bool = False
     """It has been asked to finish what it does and leave."""
 
@@ -50,6 +57,8 @@ class Membership:
         self._timeout_s = heartbeat_timeout_s
         self._members: dict[int, Member] = {}
         self._gone: set[int] = set()
+        self._last_loss = math.nan
+        self._last_logged: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -108,6 +117,7 @@ class Membership:
     def remove(self, id: int) -> Member | None:
         """The worker is gone; it will not be heard again."""
         self._gone.add(id)
+        self._last_loss, self._last_logged = self.loss(), self.logged()
         return self._members.pop(id, None)
 
     def silent(self, now: float) -> Sequence[Member]:
@@ -120,6 +130,21 @@ class Membership:
             member.reported_steps, member.reported_records = member.steps, member.records
 
     def loss(self) -> float:
-        """Mean over the workers that told of a loss; NaN if none did."""
+        """Mean over the workers that told of a loss, or that did before the last one left; NaN if
+        none ever did."""
         losses = [m.loss for m in self._members.values() if not math.isnan(m.loss)]
-        return sum(losses) / len(losses) if losses else math.nan
+        return sum(losses) / len(losses) if losses else self._last_loss
+
+    def last_words(self, *, loss: float, logged: Mapping[str, float]) -> None:
+        """What a worker noted before it left, told after it."""
+        self._last_logged.update(logged)
+        if not math.isnan(loss):
+            self._last_loss = loss
+
+    def logged(self) -> dict[str, float]:
+        """What scripts noted, by name, as :meth:`loss`."""
+        values: dict[str, list[float]] = {}
+        for member in self._members.values():
+            for name, value in member.logged.items():
+                values.setdefault(name, []).append(value)
+        return {**self._last_logged, **{n: sum(of) / len(of) for n, of in values.items()}}

@@ -13,6 +13,7 @@ from typing import Any
 from master.agents import Agent, Agents, require_same_experiment
 from master.membership import Member
 from master.outcome import Outcome, Restoring
+from master.passes import Passes
 from master.ring import Ring
 from master.rounds import Place, Rounds
 from master.served import ServedJob
@@ -41,8 +42,7 @@ class ScriptJob(ServedJob):
         self._scaled = False
         newest = self.keeper.newest
         self._checkpoint = str(newest.path) if newest is not None else ""
-        self._position = (0, 0, 0)  # pass, records of it, records of all of it
-        self._before = 0  # records of the passes before
+        self._passes = Passes()
         self._steps = 0
         self._deserted_at: float | None = None
         self._abandoned_at: float | None = None
@@ -263,13 +263,12 @@ class ScriptJob(ServedJob):
         return text
 
     def describe(self, status: pb.GetStatusResponse) -> None:
-        """Adds how far the script is: the pass that runs, which is one loader of it."""
+        """Adds how far the script is."""
         if self._served:
             status.epochs = self.config.data.epochs
             return
-        number, done, total = self._position
-        status.epoch, status.epochs = number, number + 1
-        status.records_done, status.records_total = done, total
+        finished = self.outcome is not None and self.outcome.state == "finished"
+        self._passes.describe(status, finished=finished)
         status.checkpoint = self._checkpoint
 
     def done(self) -> tuple[int, int]:
@@ -277,7 +276,7 @@ class ScriptJob(ServedJob):
         if self._served:
             return super().done()
         steps = [max(m.version, m.steps) for m in self.members if self.lockstep.has(m.id)]
-        return self._before + self._position[1], max([self._steps, *steps])
+        return self._passes.records, max([self._steps, *steps])
 
     # ---- time ----
 
@@ -345,7 +344,7 @@ class ScriptJob(ServedJob):
             return
         for member in self.members:
             if self.lockstep.has(member.id) and member.ring == self.lockstep.ring.number:
-                self._moved(member.data_pass, member.position, member.pass_records)
+                self._passes.moved(member.data_pass, member)
         records, self._steps = self.done()
         if self._returned and records:
             # Of all these nobody knows how long they took.
@@ -357,16 +356,9 @@ class ScriptJob(ServedJob):
         """A worker that left the ring says how far it had come."""
         current = self.lockstep.ring.current
         if current is not None and request.worker_id in current.workers:
-            self._moved(request.pass_index, request.position, request.pass_records)
+            self._passes.moved(request.pass_index, request)
+            self.members.last_words(loss=request.loss, logged=request.logged)
             self._steps = max(self._steps, request.steps, request.version)
-
-    def _moved(self, data_pass: int, position: int, of: int) -> None:
-        number, done, total = self._position
-        if data_pass > number:
-            self._before += total or done
-            self._position = (data_pass, position, of)
-        elif data_pass == number and position > done:
-            self._position = (number, position, of)
 
     def _has_more_than_is_kept(self) -> bool:
         """In a ring rank 0 knows whether there are checkpoints: the script may have asked."""
@@ -415,7 +407,7 @@ class ScriptJob(ServedJob):
 
     def _renew(self, text: str, now: float) -> None:
         super()._renew(text, now)
-        self._position, self._before, self._steps = (0, 0, 0), 0, 0
+        self._passes, self._steps = Passes(), 0
 
     def _restoring(self) -> Restoring:
         if self._checkpoint and not self._served:

@@ -38,6 +38,7 @@ def describe(
         nan_steps=job.left_out.nan_steps,
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
+        logged=job.members.logged(),
     )
     if job.outcome is not None and job.over:
         status.error = job.outcome.error

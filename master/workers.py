@@ -55,6 +55,10 @@ class Workers:
         member.version, member.ring, member.damaged = request.version, request.ring, request.damaged
         member.data_pass = request.pass_index
         member.position, member.pass_records = request.position, request.pass_records
+        member.epoch, member.epochs = request.epoch, request.epochs
+        member.records_before = request.records_before
+        member.records_to_come = request.records_to_come
+        member.logged.update(request.logged)
         if self._job.lockstep.stepped(member):
             size = self._job.config.data.batch_size
             self._job.left_out.told(request.left_out, member.position, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import signal
@@ -101,6 +102,52 @@ def test_every_way_to_start_it_reaches_the_accuracy(
         place("export ring ring.pt")
         state = torch.load(place / "ring.pt", weights_only=True)
         assert {name.rpartition(".")[2] for name in state} == {"weight", "bias"}
+
+
+LOGS = """
+import torch, torch_edl
+from torch import nn
+job = torch_edl.init()
+x = torch.arange(640.0)[:, None] / 640
+model = nn.Linear(1, 1)
+model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = job.loader(torch.utils.data.TensorDataset(x, 2 * x), batch_size=32)
+for epoch in range(3):
+    for a, b in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(a), b)
+        loss.backward()
+        optimizer.step()
+        job.log(loss=loss, twice=2 * loss.item())
+    print("a,b")
+raise ValueError("no good")
+"""
+
+
+def test_what_a_script_does_is_seen(place: Place) -> None:
+    """Records, epochs, steps, what it logs and raises: in status, for TensorBoard, at the end."""
+    (place / "logs.py").write_text(LOGS)
+    done = place("run --workers 1 --job-name seen --tensorboard tb logs.py", ok=False)
+    assert done.stdout == "a,b\n" * 3
+    lines = done.stderr.splitlines()
+    assert lines[0].endswith("logs.py is a training script with torch_edl: 1 worker, job seen")
+    trace = lines.index("Traceback (most recent call last):")
+    assert lines[trace + 2 : trace + 4] == [
+        '    raise ValueError("no good")',
+        "ValueError: no good",
+    ]
+    assert lines[-2:] == [
+        "error: logs.py: rank 0 ended (exit code 1): ValueError: no good",
+        f"logs: {place.folder}/home/jobs/seen/logs",
+    ]
+    seen = json.loads(place("status seen --json").stdout)
+    assert (seen["state"], seen["epoch"], seen["steps"]) == ("failed", 3, 60)
+    assert seen["records"] == {"done": 1920, "total": 1920}
+    assert seen["logged"]["twice"] == pytest.approx(2 * seen["loss"])
+    assert "logs.py" in seen["traceback"]
+    assert place("logs seen --role worker --id 0").stdout.startswith("a,b\na,b\na,b\nTraceback")
+    written = b"".join(file.read_bytes() for file in (place / "tb").iterdir())
+    assert b"train/twice" in written
 
 
 @pytest.mark.slow  # tests/faults/ring kills more, and counts

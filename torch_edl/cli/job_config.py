@@ -142,6 +142,7 @@ def script_job(
             load=_absolute(args.load),
             output=_absolute(args.output),
         ),
+        tensorboard=_absolute(args.tensorboard),
         experiment=experiment,
     )
 

@@ -384,6 +384,11 @@ def add_looking(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="log outputs of modules 'deep.*' (default none)",
     )
+    add_tensorboard(group)
+
+
+def add_tensorboard(group: argparse._ArgumentGroup) -> None:
+    """Where scalars go."""
     group.add_argument(
         "--tensorboard",
         default="",

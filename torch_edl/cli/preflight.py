@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from torch_edl import checkpoint
-from torch_edl.cli import saved_model, static_check
+from torch_edl.cli import saved_model, static_check, tensorboard
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig
 from torch_edl.errors import UsageError
 
@@ -31,8 +31,7 @@ def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig
     keep = _check_start(config.checkpoint, "--load" if config.kind == "train" else "--from")
     if config.kind == "train" and keep.output:
         check_output_dir(keep.output)
-    if config.tensorboard:
-        _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
+    _check_tensorboard(config)
     if summary:
         _check_writable(Path(summary), "--summary", is_file=True)
     return dataclasses.replace(config, data=data, checkpoint=keep)
@@ -46,7 +45,14 @@ def check_script(config: JobConfig) -> JobConfig:
     """
     if config.checkpoint.output:
         check_output_dir(config.checkpoint.output)
+    _check_tensorboard(config)
     return dataclasses.replace(config, checkpoint=_check_start(config.checkpoint, "--load"))
+
+
+def _check_tensorboard(config: JobConfig) -> None:
+    if config.tensorboard:
+        tensorboard.require()
+        _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
 
 
 def _check_start(keep: CheckpointConfig, option: str) -> CheckpointConfig:

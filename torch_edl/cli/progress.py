@@ -63,7 +63,8 @@ def alive(status: pb.GetStatusResponse, role: str) -> int:
 def eta_s(status: pb.GetStatusResponse) -> float | None:
     """Seconds until all records are done at the present rate; None if that cannot be said."""
     rate = status.rates.get("records_per_s", 0.0)
-    left = status.records_total - status.records_done
+    done, total = extent(status)
+    left = total - done
     if rate <= 0 or not math.isfinite(rate) or left <= 0:
         return None
     return left / rate
@@ -126,26 +127,37 @@ def newest_metrics(status: pb.GetStatusResponse) -> str:
     return f"{values} (step {last.steps:,})"
 
 
+def extent(status: pb.GetStatusResponse) -> tuple[int, int]:
+    """Records done and all that are known: of the pass at hand where a script does not say how many
+    there will be."""
+    begun = status.records_begun
+    return status.records_done - begun, max(0, status.records_total - begun)
+
+
 def percent(status: pb.GetStatusResponse) -> float:
     """Records done of all, 0 to 100; below 100 until really all are done."""
-    if not status.records_total:
+    done, total = extent(status)
+    if not total:
         return 0.0
-    share = 100.0 * status.records_done / status.records_total
-    return share if status.records_done >= status.records_total else min(share, 99.9)
+    share = 100.0 * done / total
+    return share if done >= total else min(share, 99.9)
 
 
 def epoch_of(status: pb.GetStatusResponse) -> str:
-    """``epoch 2/3``; empty where there is only one."""
-    if status.epochs <= 1:
-        return ""
-    return f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}"
+    """``epoch 2/3``; ``epoch 2`` where nobody knows how many; empty where there is only one."""
+    done, total = extent(status)
+    at = status.epoch + (done < total or not total)
+    if not status.epochs:
+        return f"epoch {at}" if at > 1 else ""
+    return f"epoch {min(at, status.epochs)}/{status.epochs}" if status.epochs > 1 else ""
 
 
 def plain_line(status: pb.GetStatusResponse) -> str:
     """One line of log with everything that the live display shows."""
+    done, total = extent(status)
     parts = [
         epoch_of(status),
-        f"{status.records_done:,} of {status.records_total:,} records ({int(percent(status))}%)",
+        f"{done:,} of {total:,} records ({int(percent(status))}%)",
         *facts(status),
         newest_metrics(status),
     ]
@@ -169,8 +181,7 @@ def live_frame(
     running = status is not None and status.records_total > 0 and status.state != "starting"
     state = status.state if status is not None else "starting"
     label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
-    done = status.records_done if status is not None else 0
-    total = status.records_total if status is not None else 0
+    done, total = extent(status) if status is not None else (0, 0)
     counts = f"{int(percent(status)):3}%" if status is not None and running else ""
     if width >= 60 and total:
         counts += f"  {done:,} / {total:,} records"

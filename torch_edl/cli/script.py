@@ -186,6 +186,7 @@ def _own_options(args: argparse.Namespace) -> list[tuple[str, object]]:
         ("--load", args.load),
         ("--resume", args.resume),
         ("--job-name", args.job_name),
+        ("--tensorboard", args.tensorboard),
         ("--ps", args.servers is not None),
         ("--detach", args.detach),
         ("--workers", args.workers is not None),
@@ -312,6 +313,7 @@ def _run_ours(
     from torch_edl.cli import summary
     from torch_edl.cli.script_display import ScriptDisplay
     from torch_edl.cli.submit import Outcome
+    from torch_edl.cli.tensorboard import Scalars
 
     assert job.experiment is not None
     configs = config.rdzv_configs
@@ -327,7 +329,13 @@ def _run_ours(
         master = master_host.host(job)
     log.info("%s", _announcement(args, config, job, master))
     captured = _capture(args, config, job_folder.Job(job.name))
-    display = ScriptDisplay(captured=captured, several=job.cluster.max_workers > 1)
+    # Whoever hosts the master hears of everything.
+    writes = bool(job.tensorboard) and master.hosted is not None
+    display = ScriptDisplay(
+        captured=captured,
+        several=job.cluster.max_workers > 1,
+        observers=[Scalars(job.tensorboard)] if writes else [],
+    )
     agent = Agent(
         AgentSpec(
             config=config,

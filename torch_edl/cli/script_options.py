@@ -23,3 +23,4 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     options.add_checkpoints(group)
     options.add_job_name(group)
     options.add_detach(group)
+    options.add_tensorboard(group)

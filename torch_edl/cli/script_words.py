@@ -42,6 +42,7 @@ OWN_OPTIONS = {
     "--load": True,
     "--job-name": True,
     "--detach": False,
+    "--tensorboard": True,
 }
 
 

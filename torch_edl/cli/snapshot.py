@@ -18,7 +18,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "reason": status.strategy_reason,
         "state": status.state,
         "epoch": status.epoch,
-        "epochs": status.epochs,
+        "epochs": status.epochs or None,
         "records": {"done": status.records_done, "total": status.records_total},
         "tasks": {
             "todo": status.tasks_todo,
@@ -40,6 +40,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "rates": {name: finite(rate) for name, rate in sorted(status.rates.items())},
         "steps": status.steps,
         "loss": finite(status.loss) if status.steps else None,
+        "logged": {name: finite(value) for name, value in sorted(status.logged.items())},
         "evaluations": [{"steps": e.steps, "metrics": metrics_of(e)} for e in status.evaluations],
         "workers_wanted": status.workers_wanted,
         "checkpoint": status.checkpoint,

@@ -82,12 +82,19 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         reason = f": {found['reason']}" if found.get("reason") else ""
         rows.append(("strategy", f"{found['strategy']}{reason}"))
     rows.append(("records", records_of(found)))
-    if found.get("epochs", 0) > 1:
+    if (found.get("epochs") or 0) > 1:
         rows.append(("epoch", f"{min(found['epoch'] + 1, found['epochs'])} of {found['epochs']}"))
+    elif found.get("epochs") is None and found["epoch"]:
+        done, total = found["records"]["done"], found["records"]["total"]
+        rows.append(("epoch", f"{found['epoch'] + (done < total or not total)}"))
     tasks = found["tasks"]
-    rows.append(
-        ("tasks", f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done")
-    )
+    if any(tasks.values()):
+        rows.append(
+            (
+                "tasks",
+                f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done",
+            )
+        )
     if found.get("steps"):
         rows.append(("steps", f"{found['steps']:,}"))
     rates = found["rates"]

@@ -15,8 +15,20 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 
 
+def require() -> None:
+    """Raises UsageError if the package is absent."""
+    try:
+        import tensorboard.summary.writer.event_file_writer  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "--tensorboard: the package tensorboard is not installed; "
+            "pip install torch-edl[tensorboard]"
+        ) from error
+
+
 class Scalars:
-    """Loss, rates and metrics over steps: tags ``train/…``, ``rate/…``, ``eval/…``.
+    """Loss, what a script's ``job.log`` notes, rates and metrics over steps: tags ``train/…``,
+    ``rate/…``, ``eval/…``.
 
     The writer of the tensorboard package itself: no torch, and no TensorFlow unless it is
     installed, in which case that package prefers it for file access.
@@ -26,39 +38,44 @@ class Scalars:
     """
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
-        try:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise UsageError(
-                "--tensorboard: the package tensorboard is not installed; "
-                "pip install torch-edl[tensorboard]"
-            ) from error
+        require()
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         self._writer = EventFileWriter(directory)
         self._clock = clock
         self._written = -math.inf
         self._step = 0
+        self._last: pb.GetStatusResponse | None = None
         self._evaluations: dict[int, dict[str, float]] = {}
 
     def update(self, status: pb.GetStatusResponse) -> None:
         """Writes what is new; training scalars at most once a second."""
+        self._last = status
         for evaluation in status.evaluations:
             metrics = dict(evaluation.metrics)
             if self._evaluations.get(evaluation.steps) != metrics:
                 self._evaluations[evaluation.steps] = metrics
                 self._add(evaluation.steps, {f"eval/{k}": v for k, v in metrics.items()})
-        now = self._clock()
-        if status.steps == self._step or now - self._written < _EVERY_S:
+        if self._clock() - self._written >= _EVERY_S:
+            self._train(status)
+
+    def _train(self, status: pb.GetStatusResponse) -> None:
+        if status.steps == self._step:
             return
-        self._written, self._step = now, status.steps
+        self._written, self._step = self._clock(), status.steps
         values = {f"rate/{name}": rate for name, rate in status.rates.items()}
-        values["train/loss"] = status.loss
+        values |= {f"train/{name}": value for name, value in status.logged.items()}
+        if status.kind != "script":  # which logs a loss, or has none that is known
+            values["train/loss"] = status.loss
         values["train/workers"] = float(
             sum(p.role == "worker" and p.state == "running" for p in status.processes)
         )
         self._add(status.steps, values)
 
     def close(self) -> None:
-        """Writes what is buffered and closes the file."""
+        """Writes the last step and what is buffered, and closes the file."""
+        if self._last is not None:
+            self._train(self._last)
         self._writer.close()
 
     def _add(self, step: int, values: dict[str, float]) -> None:

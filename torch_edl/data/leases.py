@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 # Above the master's long poll of 2 s.
 _CALL_TIMEOUT_S = 20.0
 HEARTBEAT_INTERVAL_S = 1.0
+# Metrics of different names that a heartbeat tells.
+_MOST_VALUES = 100
 
 
 class MasterLostError(EdlError):
@@ -48,16 +50,31 @@ class Progress:
     """Of the records up to ``position``: those that gave no gradient."""
     damaged: int = 0
     """Samples that cannot be read, left out in a ring; of leased tasks a report tells them."""
-    _losses: list[float] = field(default_factory=list)
+    epoch: int = 0
+    """Of a script: its epochs that are over."""
+    epochs: int = 0
+    """So many there will be; 0: the script did not say."""
+    records_before: int = 0
+    """Of passes before this one."""
+    records_to_come: int = 0
+    """Of passes after this one, as far as the script said."""
+    _values: dict[str, list[Any]] = field(default_factory=dict)
 
     def add_loss(self, loss: float) -> None:
         """Counts the loss of one minibatch into the mean of this interval."""
-        self._losses.append(loss)
+        self.note({"loss": loss})
 
-    def take_loss(self) -> float:
-        """Mean loss since the last call; NaN if there was none."""
-        losses, self._losses = self._losses, []
-        return sum(losses) / len(losses) if losses else math.nan
+    def note(self, values: Mapping[str, Any]) -> None:
+        """Counts values of one update into the means of this interval: numbers, or what becomes
+        one by ``float``, which is not done here: a GPU is not waited for."""
+        for name, value in values.items():
+            if name in self._values or len(self._values) < _MOST_VALUES:
+                self._values.setdefault(name, []).append(value)
+
+    def take_values(self) -> dict[str, float]:
+        """The means since the last call, by name."""
+        values, self._values = self._values, {}
+        return {name: sum(map(float, of)) / len(of) for name, of in values.items()}
 
 
 class LeaseClient:
@@ -187,11 +204,12 @@ class Heartbeat:
     def beat(self) -> None:
         """Sends one heartbeat now."""
         now = self._progress
+        values = now.take_values()
         request = pb.HeartbeatRequest(
             worker_id=self._worker_id,
             steps=now.steps,
             records=now.records,
-            loss=now.take_loss(),
+            loss=values.get("loss", math.nan),
             version=now.version,
             phase=now.phase,
             sent_bytes=now.sent_bytes,
@@ -200,6 +218,11 @@ class Heartbeat:
             position=now.position,
             pass_records=now.pass_records,
             pass_index=now.pass_index,
+            epoch=now.epoch,
+            epochs=now.epochs,
+            records_before=now.records_before,
+            records_to_come=now.records_to_come,
+            logged=values,
             left_out=now.left_out,
             damaged=now.damaged,
         )

@@ -24,7 +24,7 @@ _REFUSED = {
     "sampler": "the job deals the records out; leave it out",
     "batch_sampler": "the job deals the records out; use batch_size",
 }
-_ENDLESS = 1 << 62
+ENDLESS = 1 << 62
 # Files are shuffled in blocks of so many minibatches, and within each: see data/task_records.py.
 _BATCHES_PER_TASK = 32
 
@@ -199,7 +199,7 @@ def open_batches(
         return _open_files(dataset, data, number, options)
     if isinstance(dataset, IterableDataset):
         # The length shows when the end is there; epochs follow each other without a border.
-        stream = Pass(records=_ENDLESS, **{**data, "epochs": 1})
+        stream = Pass(records=ENDLESS, **{**data, "epochs": 1})
         return StreamBatches(dataset, stream, data["epochs"], options)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UsageError(

@@ -53,6 +53,10 @@ class Job:
         self._served: Served | None = None
         self._meter = Meter()
         self._passes = 0
+        self.epochs_begun = 0
+        """Epochs of all loops over loaders that this process went into, or ran through."""
+        self.records_before = self.records_here = 0
+        """Of the loops before the newest, and of that."""
         self._first_step = 0
         self._skipped = False  # a loader, whose records were in the model before
         meeting: Meeting | None = None

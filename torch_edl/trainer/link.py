@@ -117,16 +117,34 @@ class Link:
             if self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
                 raise DismissedError("the job ended before it began")
 
-    def tell(self, position: Position, records: int, meter: Meter) -> None:
-        """What the next heartbeats say of the training."""
+    def tell(
+        self,
+        position: Position,
+        meter: Meter,
+        *,
+        epoch: int,
+        epochs: int,
+        before: int,
+        total: int,
+        to_come: int,
+    ) -> None:
+        """What the next heartbeats say of the training.
+
+        Args:
+            epoch: so many are over, of all passes.
+            epochs: so many there will be; 0: nobody knows.
+            before: records of earlier passes.
+            total: records of this pass; 0: nobody knows.
+            to_come: records of later passes, as far as that is known.
+        """
         progress = self.progress
         progress.phase = "training"
         progress.steps = progress.version = position.step
         progress.position = progress.records = position.records
-        progress.pass_index, progress.pass_records = position.pass_index, records
-        loss = meter.last("loss")
-        if loss is not None:
-            progress.add_loss(loss)
+        progress.pass_index, progress.pass_records = position.pass_index, total
+        progress.records_before, progress.records_to_come = before, to_come
+        progress.epoch, progress.epochs = epoch, epochs
+        progress.note(meter.newest)
 
     def close(self) -> None:
         """Ends the heartbeat."""

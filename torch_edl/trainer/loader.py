@@ -10,10 +10,11 @@ from torch.utils.data import IterableDataset
 
 from torch_edl.data.order import Pass
 from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.trainer.batches import Batches, StreamBatches, open_batches
+from torch_edl.trainer.batches import ENDLESS, Batches, StreamBatches, open_batches
 
 if TYPE_CHECKING:
     from torch_edl.trainer.job import Job
+    from torch_edl.trainer.link import Link
 
 
 class Loader:
@@ -27,12 +28,15 @@ class Loader:
         self._data = data
         self._options = options
         self._passes = 0
+        self._first = 0  # epoch of the job at which this pass begins
+        self._until = 0  # epochs of the job that there will be; 0: nobody knows
         # What cannot work is said here rather than in the first step.
         self._length = open_batches(dataset, data, 0, options).data
 
     def repeat(self, passes: int) -> None:
         """It will be gone through so often; parameter servers must know before the first time."""
         self._passes = passes
+        self._until = self._job.epochs_begun + passes * self._data["epochs"]
 
     def __len__(self) -> int:
         """Batches of this process in a pass, if the ring stays as it is."""
@@ -58,6 +62,11 @@ class Loader:
                     self._dataset, self._data, self._options, job._meter, passes=self._passes
                 )
             return
+        self._first = job.epochs_begun
+        job.epochs_begun += self._data["epochs"]
+        job.records_before, job.records_here = job.records_before + job.records_here, 0
+        if self._until < job.epochs_begun:  # the loop is the script's own
+            self._until = job.epochs_begun if self._data["epochs"] > 1 else 0
         if job.late and job._engine is not None:
             try:
                 yield from self._rehearse()
@@ -67,6 +76,7 @@ class Loader:
                 raise
         number, engine = job.enter_pass(epochs=self._data["epochs"])
         if engine.replica.position.pass_index != number:
+            job.records_here = self._length.total if self._length.records < ENDLESS else 0
             return
         batches = open_batches(self._dataset, self._data, number, self._options)
         engine.replica.position.go_through(batches.data.identity, self._data["epochs"])
@@ -119,8 +129,25 @@ class Loader:
         if counted:
             job._saver.after_step(engine)
             if job._link is not None:
-                job._link.tell(engine.replica.position, data.total, job._meter)
+                self._tell(job._link, engine, data)
         engine.tend()
+
+    def _tell(self, link: Link, engine: AllReduce, data: Pass) -> None:
+        """How far this pass is; the end of a stream is known when it is there."""
+        position, epochs = engine.replica.position, self._data["epochs"]
+        self._job.records_here = position.records
+        records = 0 if data.records >= ENDLESS else data.records
+        start = data.next_start(position.records, engine.world)
+        over = epochs if start >= data.total else start // data.records
+        link.tell(
+            position,
+            self._job._meter,
+            epoch=self._first + over,
+            epochs=self._until,
+            before=self._job.records_before,
+            total=data.total if records else 0,
+            to_come=records * max(0, self._until - self._first - epochs),
+        )
 
     def _rehearse(self) -> Iterator[Any]:
         """One batch that counts for nothing: what is slow the first time is over when this

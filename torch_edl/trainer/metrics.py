@@ -23,6 +23,8 @@ class Meter:
         self._records = 0
         self._kept: dict[str, list[tuple[Any, int]]] = {}
         self._sums: dict[str, tuple[float, int]] = {}
+        self.newest: dict[str, Any] = {}
+        """What was noted of the newest update that counts: numbers, or tensors of one."""
 
     def open(self, records: int) -> None:
         """A batch begins; 0 records: it counts for nothing."""
@@ -38,6 +40,7 @@ class Meter:
     def settle(self, *, counted: bool) -> None:
         """The update is over: what was noted since the last one counts, or never was."""
         if counted:
+            self.newest = {name: value for name, value, records in self._open if records}
             for name, value, records in self._open:
                 if records:
                     self._kept.setdefault(name, []).append((value, records))
@@ -65,8 +68,3 @@ class Meter:
         if records:
             self._sums[name] = total, records
         self._kept[name].clear()
-
-    def last(self, name: str) -> float | None:
-        """The newest value of a metric that counts; None if there is none."""
-        values = self._kept.get(name)
-        return float(values[-1][0]) if values else None

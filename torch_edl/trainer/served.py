@@ -253,9 +253,7 @@ class Served:
         progress.phase = "training"
         progress.steps += 1
         progress.records += records
-        loss = meter.last("loss")
-        if loss is not None:
-            progress.add_loss(loss)
+        progress.note(meter.newest)
 
     def _before_step(self, *_: Any) -> None:
         """The servers run the optimizer; here a step only says that the gradients are complete."""

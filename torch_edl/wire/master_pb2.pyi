@@ -316,7 +316,14 @@ class ReportTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records", "left_out", "damaged")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged")
+    class LoggedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +338,11 @@ class HeartbeatRequest(_message.Message):
     PASS_RECORDS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_TO_COME_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -345,7 +357,12 @@ class HeartbeatRequest(_message.Message):
     pass_records: int
     left_out: int
     damaged: int
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
+    epoch: int
+    epochs: int
+    records_before: int
+    records_to_come: int
+    logged: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring", "stopping")
@@ -595,8 +612,15 @@ class GetStatusRequest(_message.Message):
     def __init__(self, events_after: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error")
+    __slots__ = ("job", "kind", "strategy", "strategy_reason", "state", "error", "traceback", "epoch", "epochs", "records_done", "records_total", "tasks_todo", "tasks_doing", "tasks_done", "processes", "rates", "steps", "loss", "evaluations", "events", "checkpoint", "damaged", "nan_steps", "wall_s", "workers_wanted", "usage_error", "records_begun", "logged")
     class RatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class LoggedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -629,6 +653,8 @@ class GetStatusResponse(_message.Message):
     WALL_S_FIELD_NUMBER: _ClassVar[int]
     WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
     USAGE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
     job: str
     kind: str
     strategy: str
@@ -655,7 +681,9 @@ class GetStatusResponse(_message.Message):
     wall_s: float
     workers_wanted: int
     usage_error: bool
-    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ...) -> None: ...
+    records_begun: int
+    logged: _containers.ScalarMap[str, float]
+    def __init__(self, job: _Optional[str] = ..., kind: _Optional[str] = ..., strategy: _Optional[str] = ..., strategy_reason: _Optional[str] = ..., state: _Optional[str] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_done: _Optional[int] = ..., records_total: _Optional[int] = ..., tasks_todo: _Optional[int] = ..., tasks_doing: _Optional[int] = ..., tasks_done: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStatus, _Mapping]]] = ..., rates: _Optional[_Mapping[str, float]] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., workers_wanted: _Optional[int] = ..., usage_error: _Optional[bool] = ..., records_begun: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("min_workers", "max_workers")

@@ -67,6 +67,22 @@ def test_facts_tell_what_is_amiss(make_status: Make) -> None:
     ]
 
 
+def test_a_script_that_does_not_say_how_many_epochs_shows_the_one_at_hand(
+    make_status: Make,
+) -> None:
+    status = make_status(
+        kind="script", epoch=1, epochs=0, records_begun=10_000, records_total=20_000
+    )
+    assert progress.percent(status) == pytest.approx(23.45)
+    assert progress.plain_line(status).startswith(
+        "epoch 2, 2,345 of 10,000 records (23%), 1,500 records/s, 0:05 left, loss 0.3457"
+    )
+    status.records_done, status.epoch = 20_000, 2  # the end of the pass, before the next begins
+    assert progress.epoch_of(status) == "epoch 2"
+    status.epoch, status.records_done = 0, 1
+    assert progress.epoch_of(status) == ""
+
+
 def test_one_of_a_thing_is_singular(make_status: Make) -> None:
     status = make_status(workers_wanted=1, nan_steps=1, rates={}, steps=0)
     del status.processes[3]

@@ -45,6 +45,18 @@ def test_scalars_by_step(tmp_path: Path, make_status: Make) -> None:
     assert got["train/workers"][0] == (1, 1.0)
 
 
+def test_a_script_has_what_it_logged_and_its_last_step(tmp_path: Path, make_status: Make) -> None:
+    scalars = Scalars(str(tmp_path), clock=lambda: 0.0)
+    for steps, accuracy in ((3, 0.5), (5, 0.75), (8, 1.0)):
+        logged = {"accuracy": accuracy, "lr": 0.25}
+        scalars.update(make_status(kind="script", steps=steps, loss=float("nan"), logged=logged))
+    scalars.close()
+    got = read(tmp_path)
+    assert got["train/accuracy"] == [(3, 0.5), (8, 1.0)]
+    assert got["train/lr"] == [(3, 0.25), (8, 0.25)]
+    assert "train/loss" not in got
+
+
 def test_without_new_steps_nothing_is_written(tmp_path: Path, make_status: Make) -> None:
     now = 0.0
     scalars = Scalars(str(tmp_path), clock=lambda: now)

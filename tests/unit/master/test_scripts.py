@@ -578,16 +578,20 @@ def test_records_of_all_passes_count_once() -> None:
     w.tick(1)
     status = w.status()
     assert (status.records_done, status.records_total, status.steps) == (10, 20, 3)
-    w.beat(0, ring=1, position=4, pass_records=30, pass_index=1, steps=9)
+    w.beat(
+        0, ring=1, position=4, pass_records=30, pass_index=1, steps=9, epoch=1, records_before=20
+    )
     w.tick(1)
     assert w.job.done() == (24, 9)
-    assert (w.status().records_done, w.status().records_total, w.status().epoch) == (4, 30, 1)
+    status = w.status()
+    assert (status.records_done, status.records_total, status.epoch) == (24, 50, 1)
+    assert status.records_begun == 20
     w.beat(0, ring=1, position=20, pass_records=20, steps=9)  # a late word of the pass before
     w.tick(1)
-    assert w.status().records_done == 4
+    assert w.status().records_done == 24
     w.join(0, ring=1, leaving=True, finished=True)
-    w.beat(0, position=30, pass_records=30, pass_index=1, steps=13)
-    assert (w.status().records_done, w.status().steps) == (30, 13), "its last words"
+    w.beat(0, position=30, pass_records=30, pass_index=1, steps=13, records_before=20)
+    assert (w.status().records_done, w.status().steps) == (50, 13), "its last words"
 
 
 def test_only_the_newest_ring_writes_checkpoints_and_a_new_life_begins_there() -> None:

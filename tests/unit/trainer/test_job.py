@@ -183,7 +183,7 @@ def breaking(member: Member) -> None:
     # The batch of the step that broke came again, for the world that is left.
     again = [batch for step, _, batch in seen if step == 2]
     assert again == [[16, 17, 18, 19], list(range(16, 24))]
-    assert job._meter.last("one") == 1.0
+    assert job._meter.newest["one"] == 1.0
     kept = sum(records for _, records in job._meter._kept["one"])
     assert kept == 2 * 4 + 3 * 8
     member.tell("ok")

@@ -44,7 +44,7 @@ def test_a_batch_without_records_counts_for_nothing() -> None:
     meter.open(0)
     meter.note({"loss": float("nan")})
     meter.settle(counted=True)
-    assert meter.last("loss") is None
+    assert meter.newest == {}
     assert meter.take() == {}
 
 
@@ -54,5 +54,5 @@ def test_tensors_are_kept_without_their_graph() -> None:
     value = torch.ones(1, requires_grad=True).sum() * 3
     meter.note({"loss": value})
     meter.settle(counted=True)
-    assert meter.last("loss") == 3.0
+    assert meter.newest == {"loss": 3.0}
     assert meter.take() == {"loss": 3.0}

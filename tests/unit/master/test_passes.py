@@ -1,0 +1,71 @@
+"""How far a script is in its data, as status tells it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from master.membership import Member, Membership
+from master.passes import Passes
+from torch_edl.wire import master_pb2 as pb
+
+
+def told(position: int, of: int = 100, before: int = 0, to_come: int = 0, **epochs: int) -> Member:
+    return Member(
+        0, 1, "h", 0.0, 0.0, position=position, pass_records=of, records_before=before,
+        records_to_come=to_come, **epochs,
+    )  # fmt: skip
+
+
+def seen(passes: Passes, *, finished: bool = False) -> tuple[int, int, int, int, int]:
+    status = pb.GetStatusResponse()
+    passes.describe(status, finished=finished)
+    done, total = status.records_done, status.records_total
+    return status.epoch, status.epochs, done, total, status.records_begun
+
+
+def test_a_loop_of_the_scripts_own_shows_the_pass_at_hand() -> None:
+    passes = Passes()
+    passes.moved(0, told(40))
+    assert seen(passes) == (0, 0, 40, 100, 0)
+    passes.moved(0, told(30))  # another member lags behind
+    # Pass 1 was an evaluation; passes may begin and end between two heartbeats.
+    passes.moved(2, told(20, epoch=1, before=100))
+    assert seen(passes) == (1, 0, 120, 200, 100)
+    passes.moved(2, told(100, epoch=2, before=100))
+    assert seen(passes, finished=True) == (2, 2, 200, 200, 100)
+
+
+def test_epochs_that_the_script_told_of_count_from_the_beginning() -> None:
+    passes = Passes()
+    passes.moved(0, told(40, epochs=3, to_come=200))
+    assert seen(passes) == (0, 3, 40, 300, 0)
+    passes.moved(2, told(100, epoch=2, epochs=3, before=100, to_come=100))
+    assert seen(passes) == (2, 3, 200, 300, 0)
+
+
+def test_a_stream_has_no_total() -> None:
+    passes = Passes()
+    passes.moved(0, told(40, of=0))
+    assert seen(passes) == (0, 0, 40, 0, 0)
+    passes.moved(1, told(10, of=0, epoch=1, before=40))
+    assert seen(passes) == (1, 0, 50, 0, 40)
+
+
+def test_what_was_logged_stays_when_the_last_worker_leaves() -> None:
+    members = Membership(heartbeat_timeout_s=1.0)
+    assert math.isnan(members.loss())
+    for id, loss in enumerate([1.0, 3.0]):
+        member = members.register(id, id, "h", 0.0)
+        assert member is not None
+        member.loss, member.logged = loss, {"loss": loss, "acc": 0.5}
+    assert members.loss() == pytest.approx(2.0)
+    members.remove(0)
+    assert members.logged() == {"loss": 3.0, "acc": 0.5}
+    members.remove(1)
+    assert members.loss() == pytest.approx(3.0)
+    assert members.logged() == {"loss": 3.0, "acc": 0.5}
+    members.last_words(loss=2.0, logged={"loss": 2.0})
+    assert members.loss() == pytest.approx(2.0)
+    assert members.logged() == {"loss": 2.0, "acc": 0.5}
