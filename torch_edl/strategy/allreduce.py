@@ -76,6 +76,8 @@ class AllReduce:
         self._in_ring = False
         self._in_step = False
         self._stepped = False  # an optimizer was called in this update
+        self._made = False  # and moved the model
+        self._show: Callable[[], None] | None = None  # puts gradients back after a step
         self._stale = False
         self._skips = False  # the script left the last batch of this update out
         self._skipping = 0  # members that did
@@ -91,6 +93,7 @@ class AllReduce:
         self.gradients.refuse = self._refuse
         for optimizer in replica.optimizers:
             optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
 
     # ---- the ring ----
 
@@ -234,7 +237,7 @@ class AllReduce:
             if self._meeting is not None:
                 gradients.keep_norms()
             self._in_step = True
-            self._stepped = self._skips = False
+            self._stepped = self._made = self._skips = False
             self._skipping = self._steps = 0
         gradients.share = share
         gradients.lead = lead
@@ -261,18 +264,34 @@ class AllReduce:
             return self.gradients.reduced
         return not self.catching_up
 
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the minibatch at hand is the last one of its update."""
+        return not self._in_step or self.gradients.phase is not Phase.GATHER
+
+    @property
+    def steps(self) -> int:
+        """Updates of the model, that of an optimizer's step just now included."""
+        return self.replica.position.step + (self._in_step and self._made)
+
     def stepped(self) -> None:
         """A step was asked for, though a scaler may leave it out."""
         self._stepped = True
+        self._made |= self._in_step and self.live
 
     def _before_step(self, *_: Any) -> None:
-        self._stepped = True
+        self.stepped()
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
-            self.gradients.drop()
+            self._show = self.gradients.hide()
         elif self._in_step and (self._meeting is not None or self.gradients.phase is Phase.REDUCE):
             self._steps += 1
             self.gradients.check_known(self.replica.optimizers)
+
+    def _after_step(self, *_: Any) -> None:
+        if self._show is not None:
+            self._show()
+            self._show = None
 
     def expect(self, records: int) -> None:
         """The update that begins takes so many records, of all members together."""
@@ -287,7 +306,7 @@ class AllReduce:
 
     def settle(self) -> bool:
         """Counts an update that the script made before it left its loop; whether it had."""
-        made = self._in_step and self._stepped and self.gradients.reduced
+        made = self._in_step and self._made
         if made:
             self.finish()
         self._in_step = False
@@ -308,6 +327,7 @@ class AllReduce:
             log.warning("ring %d broke: %s", self.ring, gradients.broken)
             gradients.restart()
             gradients.undo_norms()
+            gradients.drop()
             ring, step = self.ring, self.replica.position.step
             self.join()
             # Another member of that ring had the sum, with this one's part, and gave its state.

@@ -32,7 +32,8 @@ class Phase(Enum):
     IDLE = auto()
     """Nothing: gradients stay as they are."""
     GATHER = auto()
-    """More minibatches of this update follow: gradients are put aside, weighted."""
+    """More minibatches of this update follow: gradients are put aside, weighted. Those of the
+    newest backward stay at the parameters, to look at, until the next phase begins."""
     REDUCE = auto()
     """The last one: gradients are summed over the ring."""
 
@@ -45,7 +46,7 @@ class Gradients:
 
     After a backward in the phase ``REDUCE`` (or :meth:`reduce_nothing`) ``p.grad`` is the sum over
     all members of ``share * gradient``; None where no member has one. ``broken`` tells that the
-    ring failed instead: then there are no gradients at all.
+    ring failed instead: then gradients are this member's own, until the next phase begins.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -75,6 +76,8 @@ class Gradients:
         ]
         self._norms_before = [buffer.clone() for buffer in self._norms]
         self._gathered = False
+        self._kept = False  # gradients at the parameters are there to look at only
+        self._leaves_fresh = False
         self.shares = 1.0
         """Of the records of the update before: those that gave a gradient, in any member."""
         self._touched: set[int] = set()  # in this backward
@@ -101,8 +104,14 @@ class Gradients:
     def phase(self, phase: Phase) -> None:
         self._phase = phase
         self._in_backward = False  # one that raised did not come to its end
+        if self._kept:
+            self.drop()
         if phase is not Phase.IDLE:
             self._listen()
+        if phase is Phase.GATHER and not self._leaves_fresh:
+            self._leaves_fresh = True
+            for p in self._parameters:
+                p.register_hook(self._before_hook(p))  # type: ignore[no-untyped-call]
 
     def _listen(self) -> None:
         # Hooks cost microseconds in each step, which a process that is alone need not pay.
@@ -157,8 +166,21 @@ class Gradients:
 
     def drop(self) -> None:
         """No gradients: an optimizer that steps now changes nothing."""
+        self._kept = False
         for parameter in self._parameters:
             parameter.grad = None
+
+    def hide(self) -> Callable[[], None]:
+        """No gradients until what is returned is called, and puts them back."""
+        hidden, kept = [parameter.grad for parameter in self._parameters], self._kept
+        self.drop()
+
+        def show() -> None:
+            self._kept = kept
+            for parameter, gradient in zip(self._parameters, hidden, strict=True):
+                parameter.grad = gradient
+
+        return show
 
     def check_known(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Raises UsageError if an optimizer is about to move a parameter that is not summed."""
@@ -195,6 +217,17 @@ class Gradients:
                 gradients._ready(number, parameter)
 
         return ready
+
+    def _before_hook(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        me, weak = weakref.ref(self), weakref.ref(parameter)
+
+        def coming(_: torch.Tensor) -> None:
+            gradients, leaf = me(), weak()
+            # Another backward of the same minibatch: what the one before gave is put aside.
+            if gradients is not None and leaf is not None and gradients._kept:
+                leaf.grad = None
+
+        return coming
 
     def _ready(self, number: int, parameter: torch.Tensor) -> None:
         if self._old:
@@ -270,7 +303,7 @@ class Gradients:
         if self.broken:
             self.reduced = False
             self._touched.clear()
-            self.drop()
+            self._kept = True
             return
         if self.phase is Phase.GATHER:
             self._gather()
@@ -288,13 +321,16 @@ class Gradients:
         for number, parameter in enumerate(self._parameters):
             index, slot = self._place[number]
             view = self._buckets[index].views[slot]
+            own = parameter.grad
             if number in self._touched:
                 self._put(parameter, view)
             elif not self._gathered:
                 view.zero_()
-        self._gathered = True
+            if own is not None and not own.is_sparse and own.data_ptr() == view.data_ptr():
+                # Of the update before: what the script does to it is not to reach the bucket.
+                parameter.grad = own.clone() if number in self._touched else None
+        self._gathered = self._kept = True
         self._used |= self._touched
-        self.drop()
 
     def _add_up(self) -> None:
         """Alone: the gathered minibatches and this one."""
@@ -352,8 +388,7 @@ class Gradients:
             bucket.pending = len(bucket.parameters)
         if not self.broken:
             self._take(last, count, statistics)
-        if self.broken:
-            self.drop()
+        self._kept = bool(self.broken)
 
     def _take(self, last: Bucket, count: int, statistics: torch.Tensor) -> None:
         numbers = last.extra[: count + 1 + self._lanes].tolist()

@@ -258,7 +258,7 @@ class ElasticTrainer:
         return loss.detach()
 
     def _clip_gradients(self) -> None:
-        if self._clip:
+        if self._clip and self.job.sync_gradients:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
 
     def _after_batch(self, step: int, loss: torch.Tensor | None) -> int:

@@ -111,10 +111,16 @@ class Job:
 
     @property
     def step(self) -> int:
-        """Updates that the model has had; on parameter servers those of this process."""
+        """Updates that the model has had, right after ``optimizer.step()`` the newest too; on
+        parameter servers those of this process."""
         if self._served is not None:
             return self._served.step
-        return 0 if self._engine is None else self._engine.replica.position.step
+        return 0 if self._engine is None else self._engine.steps
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the batch at hand is the last one of its update: ``optimizer.step()`` acts."""
+        return self._engine is None or self._engine.sync_gradients
 
     def metrics(self) -> dict[str, float]:
         """Means of what was logged since the last call, over this process, weighted by records."""

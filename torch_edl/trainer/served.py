@@ -50,8 +50,6 @@ class Served:
     def __init__(
         self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any
     ) -> None:
-        self.step = 0
-        """Batches of this process that are in the model."""
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._link = link
@@ -69,11 +67,17 @@ class Served:
         self._gradients = Gradients(model)
         self._left = False  # the script made no step of the batch before
         self._open = False
+        self._steps = 0
         self._connected = 0  # life of the servers that this process has met
         self._dataset: Any = None
         self._batches: Batches | None = None
         self._passes = 0  # of the loader that this process went through
         self._next: tuple[pb.LeaseMessage, int] | None = None
+
+    @property
+    def step(self) -> int:
+        """Batches of this process that are in the model, or about to be: it was stepped."""
+        return self._steps + (self._open and self._loop.collected)
 
     @property
     def catching_up(self) -> bool:
@@ -248,7 +252,7 @@ class Served:
             self._gradients.expect_fresh()
         self._loop.commit(Window(lease, *span, []), self._leases.retired_before)
         meter.settle(counted=True)
-        self.step += 1
+        self._steps += 1
         progress = self._link.progress
         progress.phase = "training"
         progress.steps += 1

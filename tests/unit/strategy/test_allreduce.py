@@ -63,7 +63,7 @@ def compared(member: Member, optimizer_name: str, norm: bool) -> None:
         optimizer.step()
         scheduler.step()
         losses.append(loss.item())
-        if job.step + 1 == STEPS:
+        if job.step == STEPS:
             break
     seat = member.seats[-1]
     rank, world = seat.rank, len(seat.workers)
@@ -135,11 +135,12 @@ def changing(member: Member, stops: tuple[int, ...]) -> None:
         if job.step in stops and (not losses or losses[-1][0] < job.step):
             member.tell(job.step)
             member.hear()
+        losses.append((job.step, len(y), 0.0))
         optimizer.zero_grad()
         loss = loss_of(model, x, y)
         loss.backward()
         optimizer.step()
-        losses.append((job.step, len(y), loss.item()))
+        losses[-1] = (*losses[-1][:2], loss.item())
     worlds = [len(seat.workers) for seat in member.seats]
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
     member.tell((worlds, losses, flat))

@@ -152,8 +152,8 @@ def equal(member: Member, name: str, bucket_bytes: int) -> None:
         gradients.restart()
         gradients.share = sizes[group.rank] / (counts * sum(sizes))
         for number in range(counts):
-            model.zero_grad(set_to_none=not keep)
             gradients.phase = Phase.REDUCE if number == counts - 1 else Phase.GATHER
+            model.zero_grad(set_to_none=not keep)
             loss_of(model, inputs(model, group.rank, number, sizes[group.rank])).backward()
         assert gradients.reduced
         assert not gradients.broken
@@ -372,6 +372,8 @@ def lanes(member: Member) -> None:
     loss_of(model, inputs(model, group.rank, 0, 4)).backward()
     assert gradients.broken == "no"
     assert not gradients.reduced
+    assert all(p.grad is not None for p in model.parameters()), "to look at"
+    gradients.phase = Phase.IDLE
     assert all(p.grad is None for p in model.parameters())
     assert model[1].running_mean.tolist() == [group.rank] * 4
     member.tell("ok")
@@ -401,6 +403,7 @@ def broken(member: Member) -> None:
     loss_of(model, inputs(model, group.rank, 0, 4)).backward()
     assert gradients.broken
     assert not gradients.reduced
+    gradients.phase = Phase.IDLE
     assert all(p.grad is None for p in model.parameters())
     member.tell("ok")
     member.hear()

@@ -47,7 +47,9 @@ def counted(records: int, size: int, job: Job, **parts: Any) -> tuple[Any, Any]:
 def train(model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.zero_grad()
     model(batch).backward()
+    assert model.w.grad.norm() >= 0, "a script may look at its gradients in every batch"
     optimizer.step()
+    assert model.w.grad is not None
 
 
 # ---- a ring ----
@@ -346,7 +348,7 @@ def leaving_out(member: Member) -> None:
     for (batch,) in job.loader(numbers(16), batch_size=2):
         train(model, optimizer, batch)
         job.log(left=1.0)
-        if job.step == 5:
+        if job.step == 6:
             break
     for (batch,) in job.loader(numbers(16), batch_size=2):
         train(model, optimizer, batch)
@@ -369,7 +371,7 @@ def differing(member: Member, every: int) -> None:
     try:
         for (batch,) in job.loader(numbers(40), batch_size=2):
             train(model, optimizer, batch)
-            if job.step == 3 and job.rank == 1:
+            if job.step == 4 and job.rank == 1:
                 model.w.data[39] += 1e-6
     except DivergedError as error:
         said = str(error)
@@ -435,7 +437,7 @@ def saving(member: Member, folder: str, stop: int) -> None:
     model, optimizer = counted(40, 8, job)
     for (batch,) in job.loader(numbers(40), **OPTIONS):
         train(model, optimizer, batch)
-        if job.step + 1 == stop:
+        if job.step == stop:
             member.tell("there")
             member.hear()
     member.tell((job.step, model.w.tolist()))
@@ -552,7 +554,7 @@ def test_metrics_are_weighted_and_also_of_a_batch_before_a_break(jobs: Any) -> N
     for (batch,) in job.loader(numbers(10), batch_size=4):
         train(model, optimizer, batch)
         job.log(first=torch.tensor(float(batch[0])), size=len(batch))
-        if job.step == 2:
+        if job.step == 3:
             break
     assert job.metrics() == {"first": (0 * 4 + 4 * 4 + 8 * 2) / 10, "size": (16 + 16 + 4) / 10}
     assert job.metrics() == {}
@@ -564,7 +566,7 @@ def test_a_job_goes_on_from_its_checkpoint(jobs: Any, tmp_path: Path) -> None:
         model, optimizer = counted(40, 8, job)
         for (batch,) in job.loader(numbers(40), batch_size=8, shuffle=True):
             train(model, optimizer, batch)
-            if job.step + 1 == stop:
+            if job.step == stop:
                 job._saver.after_step(job._engine)
                 break
         if stop == 3:

@@ -44,7 +44,7 @@ def run(job: Job, dataset: Any, stop: int = 0, **options: Any) -> list[float]:
         optimizer.zero_grad()
         model(batch["id"] if isinstance(batch, dict) else batch[0]).backward()
         optimizer.step()
-        if job.step + 1 == stop:
+        if job.step == stop:
             break
     job.close()
     return model.w.tolist()  # type: ignore[no-any-return]
