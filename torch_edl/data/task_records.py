@@ -87,8 +87,8 @@ class TaskRecords:
         self._kept: OrderedDict[int, Any] = OrderedDict()
 
     def __len__(self) -> int:
-        """Records of all tasks."""
-        return self._space.total_records
+        """Records of an epoch."""
+        return self._space.records_before(min(self._space.tasks_per_epoch, self._space.total))
 
     def __getitems__(self, pieces: list[Piece]) -> Any:
         """The records of some pieces, one after the other: a list, or a ``pyarrow.Table``."""

@@ -55,7 +55,8 @@ class Batches:
             if options.get(name) is not None:
                 raise UsageError(f"{name}: {why}")
         self.data = data
-        self._dataset = dataset
+        self.dataset = dataset
+        self.collate: Any = options.get("collate_fn") or default_collate
         self._order = order
         self._options = dict(options)
         self._running: Iterator[Any] | None = None
@@ -86,11 +87,10 @@ class Batches:
 
     def sample(self, span: Span) -> Any:
         """A minibatch beside the order, for a step that does not count."""
-        collate = self._options.get("collate_fn") or default_collate
         indices = self._order.indices(span)
-        if hasattr(self._dataset, "__getitems__"):
-            return collate(self._dataset.__getitems__(indices))
-        return collate([self._dataset[i] for i in indices])
+        if hasattr(self.dataset, "__getitems__"):
+            return self.collate(self.dataset.__getitems__(indices))
+        return self.collate([self.dataset[i] for i in indices])
 
     def close(self) -> None:
         """Ends the loader's processes."""
@@ -108,7 +108,7 @@ class Batches:
             start += part.records
 
     def _loader(self, indices: Iterator[list[Any]]) -> DataLoader[Any]:
-        return DataLoader(self._dataset, batch_sampler=_Once(indices), **self._options)
+        return DataLoader(self.dataset, batch_sampler=_Once(indices), **self._options)
 
 
 class _Once:
@@ -140,7 +140,8 @@ class StreamBatches:
         if data.shuffle:
             raise UsageError("shuffle=True: an IterableDataset has the order of its own stream")
         self.data = data
-        self._collate = options.get("collate_fn") or default_collate
+        self.dataset = dataset
+        self.collate: Any = options.get("collate_fn") or default_collate
         self._stream = itertools.chain.from_iterable(itertools.repeat(dataset, epochs))
         self._records: deque[Any] = deque()
         self._first = 0  # position of the first record that is kept
@@ -176,7 +177,7 @@ class StreamBatches:
         """The records at ``span``, as far as they are there."""
         first = min(span[0] - self._first, max(0, len(self._records) - 1))
         last = max(first + 1, span[1] - self._first)
-        return self._collate(list(itertools.islice(self._records, first, last)))
+        return self.collate(list(itertools.islice(self._records, first, last)))
 
     def close(self) -> None:
         """Forgets what was read."""

@@ -19,7 +19,7 @@ from torch_edl.strategy.replica import Replica
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.link import Link
-from torch_edl.trainer.loader import Loader
+from torch_edl.trainer.loader import Loader, Reading
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.prepared import check_parameters, check_tables, gate, gate_scaler
 from torch_edl.trainer.saver import Saver, Settings, write_output
@@ -43,6 +43,7 @@ class Job:
         on_resize: Callable[[Job], None] | None,
     ) -> None:
         self.closed = False
+        self.reading = Reading()
         self.restored = False
         """It goes on from a checkpoint."""
         self._link = link
@@ -359,6 +360,7 @@ class Job:
         """
         if self.closed:
             return
+        self.reading.close()
         self.closed = True
         ending = self.ending
         ending.forget()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import inspect
+import os
+import weakref
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 from torch_edl.data.order import Pass
+from torch_edl.errors import UsageError
 from torch_edl.strategy.allreduce import AllReduce
 from torch_edl.trainer.batches import ENDLESS, Batches, StreamBatches, open_batches
 
@@ -17,8 +22,55 @@ if TYPE_CHECKING:
     from torch_edl.trainer.link import Link
 
 
+class Reading:
+    """The loops over loaders that have begun."""
+
+    def __init__(self) -> None:
+        self._loops: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()
+
+    def add(self, loop: Generator[Any]) -> None:
+        """One begins."""
+        self._loops.add(loop)
+
+    def close(self) -> None:
+        """Ends those that were left half-read: the update that such a one made last counts."""
+        for loop in list(self._loops):
+            if inspect.getgeneratorstate(loop) != inspect.GEN_RUNNING:
+                loop.close()
+
+    def forget(self) -> None:
+        """They are another process's: this one was forked."""
+        self._loops.clear()
+
+
+# While there are modules left to do it.
+_of_all_jobs = Reading()
+atexit.register(_of_all_jobs.close)
+os.register_at_fork(after_in_child=_of_all_jobs.forget)
+
+
+class DealtRecords(Sampler[int]):
+    """In the place of a ``DataLoader``'s sampler: the job deals the records out."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        """Records of this process in an epoch, about: those of all over the processes."""
+        return -(-len(self._loader.dataset) // self._loader.world_size)
+
+    def __iter__(self) -> Iterator[int]:
+        raise UsageError("loader.sampler: the job deals the records out; go over the loader")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: each pass has an order of its own."""
+
+
 class Loader:
-    """Iterable once per pass; see :meth:`Job.loader`."""
+    """Iterable once per pass; see :meth:`Job.loader`.
+
+    It has what scripts read of a ``DataLoader``.
+    """
 
     def __init__(
         self, job: Job, dataset: Any, data: dict[str, Any], options: dict[str, Any]
@@ -31,7 +83,21 @@ class Loader:
         self._first = 0  # epoch of the job at which this pass begins
         self._until = 0  # epochs of the job that there will be; 0: nobody knows
         # What cannot work is said here rather than in the first step.
-        self._length = open_batches(dataset, data, 0, options).data
+        batches = open_batches(dataset, data, 0, options)
+        self._length = batches.data
+        self.dataset: Any = batches.dataset
+        """What was given; of paths of files their records."""
+        self.batch_size: int = data["batch_size"]
+        self.drop_last: bool = data["drop_last"]
+        self.num_workers: int = options.get("num_workers", 0)
+        self.pin_memory: bool = options.get("pin_memory", False)
+        self.collate_fn: Any = batches.collate
+        self.sampler = DealtRecords(self)
+
+    @property
+    def world_size(self) -> int:
+        """Processes that share the records now."""
+        return self._job.world_size
 
     def repeat(self, passes: int) -> None:
         """It will be gone through so often; parameter servers must know before the first time."""
@@ -55,6 +121,12 @@ class Loader:
         return count
 
     def __iter__(self) -> Generator[Any]:
+        batches = self._batches()
+        _of_all_jobs.add(batches)
+        self._job.reading.add(batches)
+        return batches
+
+    def _batches(self) -> Generator[Any]:
         job = self._job
         if job._served is not None:
             with job.ending.dismissal():

@@ -1,0 +1,81 @@
+"""What scripts read of a DataLoader, and loaders that are left half-read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from torch_edl import checkpoint
+from torch_edl.errors import UsageError
+
+DATA = TensorDataset(torch.randn(22, 3), torch.arange(22) % 2)
+
+
+def prepared(job: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+    return model, optimizer
+
+
+def test_a_loader_has_what_scripts_read_of_a_dataloader(jobs: Any) -> None:
+    job = jobs()
+    options: dict[str, Any] = {"batch_size": 4, "drop_last": True, "num_workers": 2}
+    ours, theirs = job.loader(DATA, **options), DataLoader(DATA, **options)
+    for name in ("dataset", "batch_size", "drop_last", "num_workers", "pin_memory", "collate_fn"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.collate_fn is default_collate
+    assert len(ours.sampler) == len(theirs.sampler)
+    ours.sampler.set_epoch(3)
+    with pytest.raises(UsageError, match="the job deals the records out"):
+        next(iter(ours.sampler))
+
+
+def test_files_have_a_length_too(jobs: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n\n" + "1\n" * 9)
+    loader = jobs().loader(str(tmp_path / "a.csv"), batch_size=2, epochs=3, shuffle=True)
+    assert len(loader.dataset) == len(loader.sampler) == 9
+
+
+def test_the_loop_of_pytorchs_mnist_example(jobs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in github.com/pytorch/examples/mnist, with three lines changed."""
+    job = jobs()
+    model, optimizer = prepared(job)
+    train_loader = job.loader(DATA, batch_size=4, shuffle=True, num_workers=0, pin_memory=False)
+    model.train()
+    for batch_idx, (data, target) in enumerate(train_loader):
+        optimizer.zero_grad()
+        output = F.log_softmax(model(data), dim=1)
+        loss = F.nll_loss(output, target)
+        loss.backward()
+        optimizer.step()
+        if batch_idx % 2 == 0:
+            print(
+                f"{batch_idx * len(data)}/{len(train_loader.dataset)} "
+                f"({100.0 * batch_idx / len(train_loader):.0f}%)"
+            )
+    assert capsys.readouterr().out.splitlines() == ["0/22 (0%)", "8/22 (33%)", "16/22 (67%)"]
+
+
+def test_a_loader_that_was_left_half_read_counts_its_last_update(jobs: Any, tmp_path: Path) -> None:
+    """The script holds the iterator to its end; the checkpoint has the record and the weights."""
+    job = jobs(checkpoint_dir=tmp_path)
+    model, optimizer = prepared(job)
+    batches = iter(job.loader(DATA, batch_size=4))
+    for x, y in batches:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if job.step == 2:
+            break
+    job.close()
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
+    assert checkpoint.read(newest).data == {"pass": 0, "records": 8}
+    assert next(batches, None) is None
