@@ -28,6 +28,7 @@ from torch_edl.trainer.inputs import (
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.opening import is_plain, open_job
+from torch_edl.trainer.own_loss import OwnLoss, whole
 from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.saver import Settings
 from torch_edl.trainer.schedule import Schedule
@@ -54,7 +55,8 @@ class ElasticTrainer:
             arguments, a dict by name.
         loss: a function of labels and predictions to a scalar: a loss of torch, such as
             ``nn.CrossEntropyLoss()`` or one of ``torch.nn.functional``; or your own, called by
-            the names of its parameters, with (labels, predictions) where they do not tell.
+            the names of its parameters, with (labels, predictions) where they do not tell. None:
+            the model is given the labels too and returns its own, as those of Hugging Face do.
         optimizer: of the model's parameters.
         scheduler: of ``torch.optim.lr_scheduler``.
         scheduler_interval: step it after each ``"step"`` (update) or each ``"epoch"``. A
@@ -79,7 +81,7 @@ class ElasticTrainer:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[..., Any],
+        loss: Callable[..., Any] | None,
         optimizer: torch.optim.Optimizer,
         *,
         scheduler: Any = None,
@@ -109,8 +111,15 @@ class ElasticTrainer:
         self._clip = clip_grad_norm
         self._callbacks = list(callbacks)
         self._stopped = False
-        self._call = caller(model)
-        self._loss = check_loss(loss.to(self.device) if isinstance(loss, nn.Module) else loss)
+        self._call, self._batch = caller(model), labelled
+        self._predict: Callable[[Any], Any]
+        self._loss: Callable[[Any, Any], Any]
+        if loss is None:
+            own, self._batch = OwnLoss(self._call), whole
+            self._call, self._predict, self._loss = own.call, own.predict, own.loss
+        else:
+            loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
+            self._predict, self._loss = self._call, check_loss(loss)
         checked = check_metrics(metrics or {})
         self._metrics = lambda: fresh_metrics(checked, self.device)
         if precision not in _DTYPES:
@@ -237,10 +246,10 @@ class ElasticTrainer:
         return loss is not None
 
     def _step(self, batch: Any) -> torch.Tensor:
-        given = labelled(batch, self.device)
+        given = self._batch(batch, self.device)
         self.optimizer.zero_grad()
         with self._autocast():
-            loss = self._loss(given.labels, self._call(given.features))
+            loss = self._loss(given.labels, self._predict(given.features))
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(f"loss returned {describe(loss)}; expected a scalar tensor: a mean")
         if self._scaler is None:
@@ -340,11 +349,11 @@ class ElasticTrainer:
             if dataset is None:
                 return
             for batch in evaluate.part_of(dataset, rank, world, batch_size, options):
-                yield labelled(batch, self.device)
+                yield self._batch(batch, self.device)
 
         with self._evaluating():
             return evaluate.evaluate(
-                self.job, batches, self._call, self._loss, self._metrics, others
+                self.job, batches, self._predict, self._loss, self._metrics, others
             )
 
     @contextlib.contextmanager
