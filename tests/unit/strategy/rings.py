@@ -313,6 +313,14 @@ class Member:
         """See :class:`~torch_edl.strategy.meeting.Meeting`."""
         return bool(self._flags.leaving.value)
 
+    @property
+    def stopping(self) -> bool:
+        """Never: nobody stops the whole job here."""
+        return False
+
+    def beat(self) -> None:
+        """Nothing: flags are shared with the test, so what a heartbeat would tell is known."""
+
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
         """See :class:`~torch_edl.strategy.meeting.Meeting`."""
         self._asks.send(("commit",))
