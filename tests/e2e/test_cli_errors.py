@@ -62,7 +62,7 @@ def torch_edl(
         ("run net.py --data train.csv --resume", "--checkpoint-every and --resume need"),
         ("predict net.py --from mine --data train.csv --output p.txt", "--output p.txt: the name"),
         ("predict net.py --from mine --data train.csv --output p.csv", "--from "),
-        ("export mine out.pt", "mine: no output of torch-edl run there; name its --output"),
+        ("export mine out.pt", "SOURCE mine: no trained model there; name the --output"),
         ("status nobody", "no job on this machine"),
         ("stop nobody", "no job on this machine"),
     ],
