@@ -25,7 +25,6 @@ from torch_edl.cli.script_words import why_not
 from torch_edl.config import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
-from torch_edl.job_folder import LOGS
 from torch_edl.rendezvous import options as rendezvous
 
 if TYPE_CHECKING:
@@ -311,7 +310,7 @@ def _run_ours(
     from torch_edl.agent.agent import Agent, AgentSpec
     from torch_edl.agent.failures import failure_of
     from torch_edl.cli import summary
-    from torch_edl.cli.script_display import ScriptDisplay
+    from torch_edl.cli.script_display import ScriptDisplay, capture
     from torch_edl.cli.submit import Outcome
     from torch_edl.cli.tensorboard import Scalars
 
@@ -328,7 +327,7 @@ def _run_ours(
     else:
         master = master_host.host(job)
     log.info("%s", _announcement(args, config, job, master))
-    captured = _capture(args, config, job_folder.Job(job.name))
+    captured = capture(args, config, job_folder.Job(job.name).dir)
     # Whoever hosts the master hears of everything.
     writes = bool(job.tensorboard) and master.hosted is not None
     display = ScriptDisplay(
@@ -366,21 +365,6 @@ def _run_ours(
     if master.hosted is None and outcome.state != "failed":
         return outcome.exit_code  # whoever hosts the master tells how the job ended
     return summary.conclude(job, replace(outcome, status=display.last), display.console)
-
-
-def _capture(args: argparse.Namespace, config: LaunchConfig, job: job_folder.Job) -> bool:
-    """Lets what the workers print be kept in the job's folder, and shown from there; not if
-    torchrun's options say where it goes. Whether it is so."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-
-    named = (args.log_dir, args.local_ranks_filter, args.logs_specs)
-    filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
-    if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
-        return False
-    # A machine without the master has no folder of the job: a temporary one is made there.
-    logs = str(job.dir / LOGS) if job.dir.exists() else None
-    config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
-    return True
 
 
 def _announcement(
