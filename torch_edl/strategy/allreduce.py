@@ -484,7 +484,7 @@ class AllReduce:
             CheckpointError: it is damaged, or of another model.
         """
         if values_only:
-            self.replica.load_model(replicas.read_model(folder))
+            self.replica.load_model(replicas.read_model(folder), folder)
             return
         checkpoint.read(folder)
         self.replica.load(replicas.read(folder))

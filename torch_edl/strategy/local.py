@@ -23,10 +23,10 @@ from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
-from torch_edl.errors import CheckpointError
 from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.ps_server.snapshot import Source, write_tables
+from torch_edl.strategy import same_model
 from torch_edl.strategy.base import Committed, Step
 from torch_edl.strategy.dense import dense_names
 from torch_edl.strategy.replica import (
@@ -164,7 +164,7 @@ class LocalStrategy:
 
     def _restore(self, folder: Path, *, values_only: bool) -> None:
         source = Source(folder, values_only=values_only, strategy="local")
-        self._load_dense(source)
+        self._load_dense(source, folder)
         group = group_of(self._optimizer)
         for module in self._tables:
             if isinstance(module.store, LocalRows):
@@ -183,20 +183,22 @@ class LocalStrategy:
         if self._scheduler is not None and "scheduler" in described:
             self._scheduler.load_state_dict(from_json(described["scheduler"]))
 
-    def _load_dense(self, source: Source) -> None:
+    def _load_dense(self, source: Source, folder: Path) -> None:
         values, _ = source.dense()
         tables = {t.table for t in self._tables}
+        shapes: dict[str, tuple[Any, ...]] = {n: value.shape for n, value in values.items()}
         for name in source.tables.keys() - tables:
             # It was on servers, because it was large for them; here it is a plain weight.
+            info = source.tables[name].info
+            shape = (int(info["num_embeddings"]) or "any id", int(info["dim"]))
+            shapes |= {f"{path}.weight": shape for path in source.tables[name].modules}
+        wanted = {name: tensor.shape for name, tensor in self._dense().items()}
+        ours = {f"{name}.weight" for name in tables}
+        given = {name: shape for name, shape in shapes.items() if name not in ours}
+        same_model.check(given, wanted, where=folder)
+        for name in source.tables.keys() - tables:
             table = source.tables[name]
             values |= {f"{path}.weight": table.weight() for path in table.modules}
-        wanted = set(self._dense())
-        given = values.keys() - {f"{name}.weight" for name in tables}
-        if wanted != given:
-            missing, extra = sorted(wanted - given), sorted(given - wanted)
-            raise CheckpointError(
-                f"the checkpoint is of another model: it lacks {missing} and has {extra} besides"
-            )
         self.model.load_state_dict(
             {name: torch.from_numpy(values[name]) for name in wanted}, strict=False
         )

@@ -26,7 +26,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Window
-from torch_edl.errors import EdlError, ServersLostError
+from torch_edl.errors import EdlError, ServersLostError, UsageError
 from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.nn import table_state
 from torch_edl.ps_client.client import (
@@ -37,6 +37,7 @@ from torch_edl.ps_client.client import (
     PullResult,
     TableIds,
 )
+from torch_edl.strategy import same_model
 from torch_edl.strategy.base import Committed, Step, UserCodeError
 from torch_edl.strategy.dense import ExactBuffers, FlatParameters, dense_parameters
 from torch_edl.strategy.server_rows import Plan, ServerRows
@@ -127,8 +128,12 @@ class ParameterServerStrategy:
             client.initialize(
                 self._initial, self._table_infos(), self._kernel, seed=self._config.train.seed
             )
-        except BaseException:
+        except BaseException as error:
             client.close()
+            # Servers tell so of what they were to hold.
+            if isinstance(error, UsageError) and "restored" in str(error):
+                said = same_model.complaint(cluster.restored_from, str(error))
+                raise UsageError(said) from None
             raise
         self._rewind_schedule()
         self._client = client

@@ -25,7 +25,7 @@ from torch_edl import checkpoint
 from torch_edl.errors import CheckpointError
 from torch_edl.nn import table_state
 from torch_edl.ps_server.snapshot import Source
-from torch_edl.strategy import nested
+from torch_edl.strategy import nested, same_model
 from torch_edl.strategy.position import Position
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
@@ -123,23 +123,25 @@ class Replica:
             part.load_state_dict(from_json(values))
         self.position = Position(**header["position"])
 
-    def load_model(self, values: Mapping[str, torch.Tensor]) -> None:
+    def load_model(
+        self, values: Mapping[str, torch.Tensor], where: object = "the saved state"
+    ) -> None:
         """Takes over the values of a model alone.
+
+        Args:
+            where: they are from, for messages.
 
         Raises:
             CheckpointError: it is of another model.
         """
         own = _values(self.model)
-        if own.keys() != values.keys():
-            missing, extra = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
-            raise CheckpointError(f"it is of another model: it lacks {missing}, has {extra}")
+        same_model.check(
+            {name: value.shape for name, value in values.items()},
+            {name: value.shape for name, value in own.items()},
+            where=where,
+        )
         with torch.no_grad():
             for name, value in values.items():
-                if own[name].shape != value.shape:
-                    raise CheckpointError(
-                        f"it is of another model: {name} has the shape {tuple(value.shape)}, "
-                        f"here {tuple(own[name].shape)}"
-                    )
                 own[name].copy_(value)
 
     def digest(self) -> int:

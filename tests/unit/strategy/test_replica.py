@@ -187,7 +187,7 @@ def test_a_state_of_another_script_is_refused_and_changes_nothing() -> None:
     groups = [{"params": [wide[0].weight, wide[1].weight, wide[2].weight]},
               {"params": [wide[0].bias, wide[1].bias, wide[2].bias]}]  # fmt: skip
     parts = [source.scheduler, source.scaler]
-    others["has the shape"] = Replica(wide, [torch.optim.Adam(groups)], parts)
+    others[r"weight is \(6, 4\) there"] = Replica(wide, [torch.optim.Adam(groups)], parts)
     deep = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
     others["groups of"] = Replica(deep, [torch.optim.Adam(deep.parameters())], parts)
     others["it lacks"] = Parts("sgd", "step", 2).replica
@@ -201,7 +201,7 @@ def test_a_state_of_another_script_is_refused_and_changes_nothing() -> None:
 
 
 def test_names_that_differ_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"lacks \['bias'\], has \['scale'\]"):
+    with pytest.raises(CheckpointError, match=r"lacks bias, it has scale besides"):
         Replica(nn.Linear(1, 1), []).load_model(
             {"weight": torch.zeros(1, 1), "scale": torch.zeros(1)}
         )
