@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.errors import CheckpointError
+from torch_edl.ps_server.snapshot import FORMAT
 from torch_edl.strategy import same_model
 from torch_edl.strategy.local import LocalStrategy
 from torch_edl.strategy.replica import Replica
@@ -37,7 +39,7 @@ def test_the_difference_is_named(model: nn.Module, message: str, tmp_path: Path)
     with pytest.raises(CheckpointError, match=f"the saved state{expected}"):
         Replica(model, []).load_model(saved)
     safetensors.torch.save_file(saved, tmp_path / "model.safetensors")
-    (tmp_path / "metadata.json").write_text('{"tables": {}}')
+    (tmp_path / "metadata.json").write_text(json.dumps({"format": FORMAT, "tables": {}}))
     contract = Contract(
         path="m.py", model=lambda: model, loss=labels_first(nn.MSELoss()),
         optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
