@@ -91,9 +91,14 @@ class AllReduce:
         """The script runs through what the others did before this process came."""
         self.gradients.fill_lanes = self._fill_lanes
         self.gradients.refuse = self._refuse
-        for optimizer in replica.optimizers:
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
+        self._hooks = [
+            hook
+            for optimizer in replica.optimizers
+            for hook in (
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            )
+        ]
 
     # ---- the ring ----
 
@@ -175,6 +180,11 @@ class AllReduce:
         elif own is not None:
             log.info("going on from %s", own)
             self.restore(own, values_only=False)
+
+    def release(self) -> None:
+        """Lets go of the optimizers: another one takes its place."""
+        for hook in self._hooks:
+            hook.remove()
 
     def interrupt(self, ring: int) -> None:
         """Ends the collective that is under way if it is of that ring or an earlier one. From any

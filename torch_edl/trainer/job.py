@@ -162,10 +162,14 @@ class Job:
             scaler: a ``torch.amp.GradScaler``.
 
         Raises:
-            UsageError: called twice, or something of the wrong type.
+            UsageError: something of the wrong type; or called twice, but in one process that
+                keeps no checkpoints, where the model is another from then on (a notebook).
         """
         if self._engine is not None or self._served is not None:
-            raise UsageError("prepare(): called twice; give all parts in one call")
+            if self._meeting is not None or self._saver.keeps:
+                raise UsageError("prepare(): called twice; give all parts in one call")
+            self.reading.close()
+            self._release()
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         if not isinstance(model, nn.Module):
             raise UsageError(f"prepare(): expected a torch.nn.Module, not {type(model).__name__}")
@@ -427,6 +431,11 @@ class Job:
         """Whether others trained before this process came: it warms up before it asks in."""
         joined = self._engine is not None and self._engine.joined
         return self._link is not None and self._link.ring > 0 and not joined
+
+    def _release(self) -> None:
+        """A cell of a notebook is run again: what was prepared before is let go of."""
+        assert self._engine is not None
+        self._engine.release()
 
     def _note_if_over(self) -> None:
         """Says so where there was nothing left to train."""

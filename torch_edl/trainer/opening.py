@@ -28,7 +28,8 @@ def init(
     check_every: int = 0,
     on_resize: Callable[[Job], None] | None = None,
 ) -> Job:
-    """The job of this process; called once, before the model is built or after.
+    """The job of this process, before the model is built or after. In a notebook, where a cell is
+    run again, the job before is closed.
 
     Args:
         seed: of the order of records.
@@ -43,7 +44,7 @@ def init(
     What the command line gives (``torch-edl run --checkpoint-dir ...``) goes before these.
 
     Raises:
-        UsageError: a value that cannot work, or there is a job in this process already.
+        UsageError: a value that cannot work; or one of several processes has a job already.
     """
     settings = Settings(
         directory=os.fspath(checkpoint_dir),
@@ -70,10 +71,12 @@ def open_job(
     global _current
     several = several and is_plain()
     if _current is not None and not _current.closed and not several:
-        raise UsageError(
-            "torch_edl.init(): this process has a job already; close() it first, or give it to "
-            "ElasticTrainer(..., job=job)"
-        )
+        if not is_plain():
+            raise UsageError(
+                "torch_edl.init(): this process has a job already; close() it first, or give it to "
+                "ElasticTrainer(..., job=job)"
+            )
+        _current.close()
     link = Link.connect() if os.environ.get(ENV_MASTER) else None
     job = Job(link, settings, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:

@@ -253,7 +253,7 @@ class Member:
             ),
             ring=self._ring_then,
             heartbeat=self,
-            tell=lambda *_: None,
+            tell=lambda *_, **__: None,
             close=lambda: None,
             terminated=threading.Event(),
         )

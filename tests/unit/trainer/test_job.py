@@ -589,10 +589,28 @@ def test_a_checkpoint_of_another_model_is_refused(jobs: Any, tmp_path: Path) -> 
         counted(9, 8, jobs(checkpoint_dir=tmp_path, resume=True))
 
 
-def test_what_cannot_work_is_said(jobs: Any) -> None:
+def test_the_cells_of_a_notebook_may_be_run_again(jobs: Any) -> None:
+    """``init`` closes the job before, and ``prepare`` replaces what was prepared."""
+    before, job = jobs(), jobs()
+    assert before.closed
+    model = Count(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(2):
+        job.prepare(model, optimizer)
+        for (batch,) in job.loader(numbers(8), batch_size=2, accumulate=2):
+            train(model, optimizer, batch)
+            kept = iter(job.loader(numbers(8)))  # never read
+        assert job.step == 2
+    assert model.w.tolist() == [2.0] * 8
+    other, its = counted(8, 4, job)
+    for (batch,) in job.loader(numbers(8), batch_size=4):
+        train(other, its, batch)
+    assert (job.step, other.w.tolist(), model.w.tolist()) == (2, [1.0] * 8, [2.0] * 8)
+    kept.close()
+
+
+def test_what_cannot_work_is_said(jobs: Any, tmp_path: Path) -> None:
     job = jobs()
-    with pytest.raises(UsageError, match="has a job already"):
-        torch_edl.init()
     with pytest.raises(UsageError, match=r"call job\.prepare"):
         next(iter(job.loader(numbers(4))))
     model = Count(4, 4)
@@ -603,6 +621,7 @@ def test_what_cannot_work_is_said(jobs: Any) -> None:
     other = nn.Parameter(torch.zeros(3))
     with pytest.raises(UsageError, match=r"shape \(3,\) that the model does not have"):
         job.prepare(model, torch.optim.SGD([*model.parameters(), other], lr=1.0))
+    job = jobs(checkpoint_dir=tmp_path)
     job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(UsageError, match="called twice"):
         job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
