@@ -328,6 +328,10 @@ class Broken:
 Item = Prepared | Bare | Changed | Ended | Broken
 
 
+# A feed that takes longer hangs, for all that one can see.
+_PREPARED_S = 30.0
+
+
 class Loader:
     """A thread that leases one task ahead and prepares it, whatever becomes of the servers."""
 
@@ -336,6 +340,7 @@ class Loader:
         self._feeder = feeder
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
+        self._preparing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
 
     def start(self) -> None:
@@ -357,8 +362,14 @@ class Loader:
             return None
 
     def stop(self) -> None:
-        """Ends the thread; it may still be waiting for the master, which does no harm."""
+        """Ends the thread; it may still be waiting for the master, which does no harm.
+
+        An interpreter that ends while a thread of it computes in torch aborts the process
+        ("terminate called without an active exception"): what is being prepared is waited for.
+        """
         self._stop.set()
+        if self._preparing.acquire(timeout=_PREPARED_S):
+            self._preparing.release()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -391,8 +402,11 @@ class Loader:
     def _prepare(self, lease: pb.LeaseMessage) -> Item:
         if lease.kind not in MODES:
             return Bare(lease)
-        try:
-            windows = self._feeder.prepare(lease)
-            return Prepared(lease, windows, self._leases.incarnation)
-        except Exception as error:
-            return Broken(error, lease)
+        with self._preparing:
+            if self._stop.is_set():
+                return Bare(lease)  # nobody takes it any more
+            try:
+                windows = self._feeder.prepare(lease)
+                return Prepared(lease, windows, self._leases.incarnation)
+            except Exception as error:
+                return Broken(error, lease)

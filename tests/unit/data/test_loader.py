@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from master.tasks import Pass, TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.data.loader import Feeder, FeedError, Window
+from torch_edl.data.loader import Feeder, FeedError, Loader, Window
 from torch_edl.data.sources import open_source
 from torch_edl.data.sources.indexed import IndexedSource
 from torch_edl.data.task_records import TaskRecords
@@ -292,3 +293,30 @@ def test_dataloader_processes() -> None:
     job = config(4, loader_workers=2, records_per_task=40)
     windows = list(feeder(job, FEEDS["dataset"]).prepare(lease(0, 40))(0))
     assert sorted(v for w in windows for v in values(w)) == list(range(40))
+
+
+def test_a_loader_that_is_stopped_prepares_nothing_any_more() -> None:
+    """An interpreter that ends while a thread computes in torch aborts the process."""
+    told: list[str] = []
+    started, never = threading.Event(), threading.Event()
+
+    class Leases:
+        incarnation = 0
+
+        def lease(self, want: int) -> pb.LeaseResponse:
+            return pb.LeaseResponse(leases=[pb.LeaseMessage(kind=pb.TASK_TRAIN)])
+
+    class Slow:
+        def prepare(self, lease: pb.LeaseMessage) -> None:
+            started.set()
+            never.wait(0.3)
+            told.append("prepared")
+
+    loader = Loader(Leases(), Slow())  # type: ignore[arg-type]
+    loader.start()
+    assert started.wait(10)
+    loader.stop()
+    told.append("stopped")
+    loader._thread.join(10)
+    assert told[:2] == ["prepared", "stopped"]
+    assert told[-1] == "stopped"
