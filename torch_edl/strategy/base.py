@@ -18,6 +18,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.loader import Window
 from torch_edl.errors import EdlError, describe_error
+from torch_edl.strategy.not_finite import cause
 from torch_edl.wire import master_pb2 as pb
 
 layer_log = logging.getLogger("torch_edl.layers")
@@ -176,9 +177,11 @@ class Step:
         self.last_loss = loss.item()
         if not math.isfinite(self.last_loss):
             if self._on_nan == "stop":
+                why = cause(batch)
+                advice = "mend the data" if why else "lower the learning rate, look at the data"
                 raise NanLossError(
-                    f"the loss is {self.last_loss}; lower the learning rate, look at the data, "
-                    "or leave such minibatches out with --on-nan skip"
+                    f"the loss is {self.last_loss}{': ' * bool(why)}{why}; {advice}, or leave such "
+                    "minibatches out with --on-nan skip"
                 )
             return None
         return loss
