@@ -43,6 +43,7 @@ def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
         "steps": seen.get("steps", 0),
         "wall_s": wall_s,
         "samples_per_s": rate or (round(records / wall_s, 3) if wall_s else 0.0),
+        "loss": seen.get("loss"),
         "metrics": evaluations[-1]["metrics"] if evaluations else {},
         "evaluations": evaluations,
         "processes": _processes(seen.get("processes", []), outcome),
@@ -125,6 +126,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     if summary["metrics"] and trains:
         values = (f"{k} {_shown(v)}" for k, v in summary["metrics"].items())
         lines.append("metrics: " + ", ".join(values))
+    elif summary["loss"] is not None and trains:
+        lines.append(f"training loss: {summary['loss']:.4f}")
     for key, label in (("damaged", "damaged records left out"), ("nan_steps", "steps left out")):
         if summary[key]:
             lines.append(f"{label}: {summary[key]:,}")

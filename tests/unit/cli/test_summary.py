@@ -20,7 +20,16 @@ CONFIG = JobConfig(
 )
 KEYS = (
     *("job", "kind", "strategy", "reason", "state", "records", "tasks", "steps", "wall_s"),
-    *("samples_per_s", "metrics", "evaluations", "processes", "damaged", "nan_steps", "error"),
+    *(
+        "samples_per_s",
+        "loss",
+        "metrics",
+        "evaluations",
+        "processes",
+        "damaged",
+        "nan_steps",
+        "error",
+    ),
     *("checkpoint", "output"),
 )
 
@@ -98,6 +107,15 @@ def test_closing_words(finished: Outcome) -> None:
         "metrics: auc 0.7500, loss nan",
         "output: /out/trained",
     ]
+
+
+def test_without_an_evaluation_the_loss_of_training_is_told(
+    finished: Outcome, make_status: Make
+) -> None:
+    status = make_status(state="finished", records_done=30_000, wall_s=20.0)
+    _, text = conclude(dataclasses.replace(finished, status=status))
+    assert "training loss: 0.3457" in text.splitlines()
+    assert summary.build(CONFIG, dataclasses.replace(finished, status=status))["loss"] == 0.34567
 
 
 def test_a_failure_is_one_line_with_what_the_user_did_below(
