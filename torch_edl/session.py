@@ -12,7 +12,7 @@ from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.leases import Progress
 from torch_edl.data.loader import Bare, Feeder, Prepared
-from torch_edl.data.sources import Source
+from torch_edl.data.sources import Source, open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.evaluation import TaskMetrics, summarize
@@ -181,4 +181,8 @@ class Session:
         return made_by_name
 
     def _open_shard(self, name: str) -> Source:
-        return self._sources[name]
+        if name in self._sources:
+            return self._sources[name]
+        # Files of --eval-data beside training data of the user's own.
+        data = self._config.data
+        return open_source(name, format=data.format, skip_damaged=data.skip_damaged)
