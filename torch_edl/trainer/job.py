@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from torch_edl.strategy.meeting import Meeting, TorchrunMeeting
 from torch_edl.strategy.replica import Replica
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
+from torch_edl.trainer.interrupts import Interrupts
 from torch_edl.trainer.link import Link
 from torch_edl.trainer.loader import Loader, Reading
 from torch_edl.trainer.metrics import Meter
@@ -73,6 +75,9 @@ class Job:
         self.ending = Ending(
             self.close, lambda: self._link is not None and self._link.terminated.is_set()
         )
+        self._interrupts: Interrupts | None = None
+        if meeting is None and settings.directory:
+            self._interrupts = Interrupts(self._save_interrupted)
         if meeting is not None or settings.directory:
             # Else there is nothing to end, and a notebook may let go of the model.
             self.ending.watch()
@@ -392,6 +397,21 @@ class Job:
                 self._link.close()
 
     # ---- for loaders ----
+
+    def interrupts(self) -> contextlib.AbstractContextManager[None]:
+        """Within it a signal that ends the process waits for the end of the update."""
+        if self._interrupts is None:
+            return contextlib.nullcontext()
+        return self._interrupts.put_off()
+
+    def heed_interrupt(self) -> None:
+        """Between two updates: ends the process if a signal came meanwhile."""
+        if self._interrupts is not None:
+            self._interrupts.heed()
+
+    def _save_interrupted(self) -> None:
+        if self._engine is not None:
+            self._saver.save_last(self._engine, last=True)
 
     def enter_pass(self, *, epochs: int = 0) -> tuple[int, AllReduce]:
         """The number of a pass that begins, and the engine, in its ring.

@@ -154,7 +154,7 @@ class Loader:
         engine.replica.position.go_through(batches.data.identity, self._data["epochs"])
         try:
             # A process that is dismissed does not come back here: its readers end before.
-            with job.ending.dismissal(), contextlib.closing(batches):
+            with job.ending.dismissal(), contextlib.closing(batches), job.interrupts():
                 while (position := engine.replica.position).pass_index == number:
                     data = batches.known_end(position.records, engine.world)
                     start = data.next_start(position.records, engine.world)
@@ -203,6 +203,7 @@ class Loader:
             if job._link is not None:
                 self._tell(job._link, engine, data)
         engine.tend()
+        job.heed_interrupt()
 
     def _tell(self, link: Link, engine: AllReduce, data: Pass) -> None:
         """How far this pass is; the end of a stream is known when it is there."""
