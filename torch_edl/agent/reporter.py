@@ -23,7 +23,8 @@ _CALL_TIMEOUT_S = 5.0
 _FINAL_TIMEOUT_S = 3.0
 # Each so many reports the job's status is asked for.
 _STATUS_EVERY = 2
-_NO_EVENTS = (1 << 62) - 1
+# The largest number that the master takes; no event has it.
+_NO_EVENTS = 1 << 53
 # Answers that no repetition mends.
 _FATAL = (
     grpc.StatusCode.UNAUTHENTICATED,

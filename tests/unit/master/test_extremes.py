@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from master.scripts import ScriptJob
 from master.service import Service
 from tests.unit.wire.extremes import variants
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.data.sources import open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec, pserver_pb2
@@ -194,3 +196,15 @@ def test_no_number_ends_or_poisons_a_job(kind: str, strategy: str) -> None:
             except Exception as error:
                 bad.append(f"after {name}, {what}: {error!r}")
     assert not bad, "\n".join(bad)
+
+
+def test_a_source_of_a_file_says_when_that_was_changed(tmp_path: Path) -> None:
+    file = tmp_path / "data.csv"
+    file.write_text("a\n1\n")
+    shard = Shard.of(open_source(str(file)))
+    world = World("train", "ps")
+    request = pb.ReportModelRequest(
+        worker_id=world.worker, shards=[pb.SourceShard(**dataclasses.asdict(shard))]
+    )
+    assert shard.mtime_ns > 1 << 53
+    assert world.say("ReportModel", request)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from master.fleet import Fleet
+from master.scripts import ScriptJob
+from master.service import Service
+from torch_edl.agent.reporter import Reporter
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.experiment import Experiment
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+from .conftest import TOKEN
+
+
+def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
+    config = JobConfig(
+        name="j",
+        kind="script",
+        model_file="/train.py",
+        cluster=ClusterConfig(),
+        checkpoint=CheckpointConfig(),
+    )
+    fleet = Fleet("j", workers=1, servers=0, external=True)
+    job = ScriptJob(config, fleet, folder=Path("/job"), cores=1)
+    job.start(0.0)
+    job.tell("info", "an event", 0.0)
+    service = Service(job, clock=time.monotonic, log_path=lambda role, id: "")
+    address = service.listen(TOKEN, "127.0.0.1:0")
+    answered = threading.Event()
+    reporter = Reporter(
+        Stub(pb.DESCRIPTOR.services_by_name["Master"], address, TOKEN),
+        node="n",
+        host="h",
+        pid=1,
+        experiment=Experiment.here("train.py", [], rdzv_id="none", file=None),
+        address="127.0.0.1",
+        port=1,
+        wake=answered.set,
+        wants_events=False,
+    )
+    try:
+        assert answered.wait(60)
+        assert reporter.status is not None
+        assert reporter.status.job == "j"
+        assert not reporter.status.events
+    finally:
+        reporter.close()
+        service.close()
