@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._failed = False
-        self.written = _last_sequence(path)
+        self.written, self._is_cut = _end_of(path)
         """Number of the last event that was written."""
 
     def write(self, events: Sequence[pb.Event]) -> None:
@@ -36,12 +37,13 @@ class Journal:
         self.written = events[-1].sequence
         try:
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write(lines)
-            self._failed = False
+                file.write(f"\n{lines}" if self._is_cut else lines)
+            self._failed = self._is_cut = False
         except OSError as error:
             if not self._failed:
                 log.warning("%s: %s: events are not kept", self._path, error.strerror)
             self._failed = True
+            self._is_cut = _end_of(self._path)[1]
 
 
 def _plain(event: pb.Event) -> dict[str, object]:
@@ -54,9 +56,13 @@ def _plain(event: pb.Event) -> dict[str, object]:
     return {**found, "traceback": event.traceback} if event.traceback else found
 
 
-def _last_sequence(path: Path) -> int:
+def _end_of(path: Path) -> tuple[int, bool]:
+    """The number of the last event that is there whole, and whether a part of a line follows."""
     try:
-        last = path.read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2]
-        return int(json.loads(last)["sequence"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or cut by a full disk
-        return 0
+        lines = path.read_bytes().split(b"\n")
+    except OSError:  # none
+        return 0, False
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # cut by a full disk
+            return int(json.loads(line)["sequence"]), bool(lines[-1])
+    return 0, bool(lines[-1])

@@ -35,3 +35,21 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
         journal.write(events.after(journal.written))
         assert journal.written == number
     assert caplog.text.count("events are not kept") == 1
+
+
+def test_a_line_that_a_full_disk_cut_costs_that_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events, journal = Events(), Journal(path)
+    for text in ("one", "two"):
+        events.add("info", text, 1.0)
+    journal.write(events.after(0))
+    path.write_bytes(path.read_bytes()[:-20])
+    journal = Journal(path)
+    assert journal.written == 1
+    events = Events()
+    events.go_on(journal.written)
+    events.add("info", "the master is back", 3.0)
+    journal.write(events.after(journal.written))
+    first, _, last = path.read_text().splitlines()
+    assert [json.loads(line)["text"] for line in (first, last)] == ["one", "the master is back"]
+    assert Journal(path).written == 2
