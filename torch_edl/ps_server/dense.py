@@ -80,6 +80,8 @@ class DenseShard:
         # As torch.optim counts: what a loss does not reach for a while is as young after it.
         self._steps = np.zeros(len(self.parameters), np.int64)
         self._runs = self._runs_of(range(len(self.parameters)))
+        self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
+        """Where a push has new values of buffers in place of gradients."""
         self._all_trained = [(run.start, run.stop) for run in self._runs if run.group >= 0]
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}

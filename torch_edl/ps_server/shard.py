@@ -240,7 +240,8 @@ class Shard:
     def _apply_mean(self, taken: list[Waiting]) -> None:
         if not taken:
             return
-        self._apply(mean([w.gradients for w in taken]))
+        assert self.dense is not None
+        self._apply(mean([w.gradients for w in taken], self.dense.assigned))
         with self._state:
             for waiting in taken:
                 self._applied.advance(waiting.task_id, waiting.last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,11 +64,15 @@ class Buffer:
         return taken
 
 
-def mean(pushes: list[Gradients]) -> Gradients:
+def mean(pushes: list[Gradients], assigned: Sequence[slice] = ()) -> Gradients:
     """Their average: an id or parameter that a push lacks counts as zero in it.
 
     The rates, and values that are not float32, are those of the last push; the version is the
     oldest.
+
+    Args:
+        assigned: where ``dense`` holds values rather than gradients: they are averaged over the
+            pushes that have some.
     """
     if len(pushes) == 1:
         return pushes[0]
@@ -91,6 +95,8 @@ def mean(pushes: list[Gradients]) -> Gradients:
         total = dense[0] * scale
         for other in dense[1:]:
             total += other * scale
+        for part in assigned:
+            total[part] *= len(pushes) / len(dense)
     return Gradients(
         dense=total,
         tables=tables,

@@ -29,12 +29,16 @@ class Server:
         *,
         quorum: int = 0,
         source: snapshot.Source | None = None,
+        groups: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         rules = UpdateRules(sync=bool(quorum), grads_to_wait=quorum or 1)
         self.shard = Shard(rules, source, lambda: pytest.fail("an update broke off"))
         config = pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper)])
         one = codec.to_proto(np.ones(2, np.float32))
-        parameters = [pb.DenseParameter(name=name, value=one) for name in NAMES]
+        parameters = [
+            pb.DenseParameter(name=name, value=one, group=group)
+            for name, group in zip(NAMES, groups, strict=True)
+        ]
         self.shard.initialize(
             pb.PushDenseParametersRequest(optimizer=config, parameters=parameters)
         )
@@ -134,3 +138,11 @@ def test_a_window_without_a_finite_loss_moves_nothing_that_others_did_not_reach(
     for _ in range(3):
         server.push()
     assert server.values == [-0.5, 1.0, 1.0]
+
+
+def test_a_window_without_a_finite_loss_does_not_shrink_buffers() -> None:
+    server = Server("sgd", {"lr": 1.0}, quorum=3, groups=(-2, 0, -2))
+    server.push(3.0, 6.0, 8.0)
+    server.push()
+    server.push(5.0, 6.0, 8.0)
+    assert server.values == pytest.approx([4.0, -3.0, 8.0])
