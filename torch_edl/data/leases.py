@@ -59,6 +59,8 @@ class Progress:
     records_to_come: int = 0
     """Of passes after this one, as far as the script said."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of ``_values``, which the thread of the heartbeat takes."""
 
     def add_loss(self, loss: float) -> None:
         """Counts the loss of one minibatch into the mean of this interval."""
@@ -67,13 +69,15 @@ class Progress:
     def note(self, values: Mapping[str, Any]) -> None:
         """Counts values of one update into the means of this interval: numbers, or what becomes
         one by ``float``, which is not done here: a GPU is not waited for."""
-        for name, value in values.items():
-            if name in self._values or len(self._values) < _MOST_VALUES:
-                self._values.setdefault(name, []).append(value)
+        with self._lock:
+            for name, value in values.items():
+                if name in self._values or len(self._values) < _MOST_VALUES:
+                    self._values.setdefault(name, []).append(value)
 
     def take_values(self) -> dict[str, float]:
         """The means since the last call, by name."""
-        values, self._values = self._values, {}
+        with self._lock:
+            values, self._values = self._values, {}
         return {name: sum(map(float, of)) / len(of) for name, of in values.items()}
 
 
