@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torch_edl.errors import UsageError
+
 # Values that are kept as they came: a script may log for days and never ask for the means.
 _KEPT = 1000
 
@@ -31,11 +33,13 @@ class Meter:
         self._records = records
 
     def note(self, values: Mapping[str, Any]) -> None:
-        """Takes numbers, or tensors of one number, of the batch that is open."""
+        """Takes numbers, or tensors of one number, of the batch that is open.
+
+        Raises:
+            UsageError: a value is neither.
+        """
         for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                value = value.detach()
-            self._open.append((name, value, self._records))
+            self._open.append((name, _checked(name, value), self._records))
 
     def settle(self, *, counted: bool) -> None:
         """The update is over: what was noted since the last one counts, or never was."""
@@ -68,3 +72,17 @@ class Meter:
         if records:
             self._sums[name] = total, records
         self._kept[name].clear()
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A value that ``float`` takes later, in whichever thread; a tensor is not read."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 1:
+            return value.detach()
+        found = f"a tensor of shape {tuple(value.shape)}"
+    else:
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            found = f"{value!r:.60}"
+    raise UsageError(f"log({name}=...): {found}; give a number, or a tensor of one number")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from torch_edl.errors import UsageError
 from torch_edl.trainer.metrics import Meter
 
 
@@ -56,3 +58,9 @@ def test_tensors_are_kept_without_their_graph() -> None:
     meter.settle(counted=True)
     assert meter.newest == {"loss": 3.0}
     assert meter.take() == {"loss": 3.0}
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), "fast", None, 10**400])
+def test_what_is_no_number_is_refused_where_it_is_noted(value: object) -> None:
+    with pytest.raises(UsageError, match=r"log\(speed=...\): .*; give a number"):
+        Meter().note({"speed": value})
