@@ -168,7 +168,6 @@ def test_predictions_come_in_the_order_of_the_input(
     assert close(found, logits)
 
 
-@pytest.mark.slow  # below, metrics are compared under it; models move in test_models_move.py
 def test_a_worker_alone_computes_the_bits_of_a_plain_loop(place: Any) -> None:
     place("run @bits --workers 1 --no-shuffle --batch-size 64 --output bits")
     user = load(MODELS / "bits.py")
@@ -187,6 +186,7 @@ def test_a_worker_alone_computes_the_bits_of_a_plain_loop(place: Any) -> None:
         assert np.array_equal(ours[name], ended.numpy()), name
 
 
+@pytest.mark.slow  # below, metrics are compared under it; models move in test_models_move.py
 def test_the_strategy_local_learns_as_much(place: Any, digits: Path) -> None:
     place(
         f"run %/mnist/model.py --data {digits}/train-*.recordio --eval-data {digits}/test.recordio "
