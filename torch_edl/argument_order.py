@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
@@ -39,14 +40,17 @@ class LabelsFirst:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
+        # torch.compile and torch.jit.script wrap what the user wrote in classes of torch.
+        function = getattr(function, "_orig_mod", function)
         inner: Any = function
         while isinstance(inner, functools.partial):
             inner = inner.func
         inner = inspect.unwrap(inner)
         named = inner if hasattr(inner, "__name__") else type(inner)
+        is_scripted = isinstance(inner, torch.jit.ScriptFunction | torch.jit.ScriptModule)
         self.name = str(named.__name__)
         package = (named.__module__ or "").partition(".")[0]
-        if package in _TORCHS:
+        if package in _TORCHS and not is_scripted:
             self.swapped, self.reason = True, f"the order of {package}"
         else:
             of_module = isinstance(getattr(inner, "__self__", inner), nn.Module)
@@ -94,6 +98,9 @@ def _decide(names: list[str], of_module: bool) -> tuple[bool, str]:
 
 def _parameters(function: Any) -> list[str]:
     """The names of the first two parameters that can be given by position."""
+    if isinstance(function, torch.jit.ScriptFunction):
+        schema: Any = function.schema
+        return [argument.name for argument in schema.arguments][:2]
     try:
         # The signature of a module is that of nn.Module.__call__.
         found = inspect.signature(

@@ -55,6 +55,12 @@ class OwnLabelsFirst(nn.Module):
         (functools.wraps(theirs)(lambda *args: theirs(*args)), "(predictions, labels)"),
         (Own(), "(predictions, labels)"),
         (OwnLabelsFirst(), "(labels, predictions)"),
+        (torch.jit.script(ours), "(labels, predictions)"),
+        (torch.jit.script(theirs), "(predictions, labels)"),
+        (torch.jit.script(OwnLabelsFirst()), "(labels, predictions)"),
+        (torch.jit.script(nn.BCEWithLogitsLoss()), "(predictions, labels)"),
+        (torch.compile(OwnLabelsFirst(), backend="eager"), "(labels, predictions)"),
+        (torch.compile(nn.BCEWithLogitsLoss(), backend="eager"), "(predictions, labels)"),
         (lambda y_pred, y_true: theirs(y_pred, y_true), "(predictions, labels)"),
         (lambda y_true, y_score: ours(y_true, y_score), "(labels, predictions)"),
         # One name is enough.
