@@ -285,7 +285,7 @@ def user_traceback(error: BaseException, path: str) -> str:
         shown.stack = traceback.StackSummary.from_list(frames[files.index(wanted) : last])
     elif isinstance(cause, EdlError) or isinstance(error, DataError):
         return ""
-    elif _OURS not in (files or [_OURS])[-1].parents:
+    elif files and _OURS not in files[-1].parents:
         first = next(n for n, file in enumerate(files) if _OURS not in file.parents)
         shown.stack = traceback.StackSummary.from_list(frames[first:])
     return "".join(shown.format())

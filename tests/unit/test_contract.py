@@ -164,6 +164,8 @@ def test_a_traceback_has_no_frames_of_ours_nor_of_what_ends_the_process(tmp_path
     frames = re.findall(r'  File "(.*)"', user_traceback(failed.value, path))
     assert frames
     assert not any("/torch_edl/" in frame for frame in frames)
+    # One that was never raised has no frames at all.
+    assert user_traceback(ValueError("no good"), path) == "ValueError: no good\n"
 
 
 def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> None:
