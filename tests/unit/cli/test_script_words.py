@@ -127,6 +127,7 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
         ("own.py --workers 4 --lr 1", ""),
         ("elastic.py -- --wrokers 2 --dry-run", ""),
         ("elastic.py --workers 2 --width 4", ""),
+        ("elastic.py --output_dir x --num-workers 2", ""),
     ],
 )
 def test_words_that_look_like_ours_and_go_to_the_script(
