@@ -2,78 +2,114 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch_edl import job_folder
 from torch_edl.cli.terminal import stdout
 
-_POLL_S = 0.05
+if TYPE_CHECKING:
+    from torch_edl.wire import master_pb2 as pb
+
 _INTERRUPTED = 130
 
 
-def detach(name: str) -> int | None:
+class Detached:
+    """In the process that goes on: tells the one with the terminal that the job runs."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def update(self, status: pb.GetStatusResponse) -> None:
+        """The master has told how the job is: it listens, and took this process in."""
+        if self._pipe >= 0:
+            with contextlib.suppress(BrokenPipeError):  # that process was killed meanwhile
+                os.write(self._pipe, b"1")
+        self.close()
+
+    def close(self) -> None:
+        """There is nothing to tell any more."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+def detach(name: str) -> int | Detached:
     """Goes on in a process and a session of its own; must be called before a thread is started.
 
     Args:
-        name: of the job that is about to start.
+        name: of the job that is about to start, or to be joined.
 
     Returns:
-        None in that process. In this one the exit code: 0 as soon as the master listens; else that
-        of the other process, whose words are shown.
+        An observer of the job in that process. In this one the exit code: 0 as soon as the job has
+        told its status; else that of the other process, whose words are shown.
     """
     job = job_folder.Job(name)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
     # The folder of the job is not there yet.
     output = job.dir.parent / f".{name}-{os.getpid()}.log"
-    earlier = job.master()
     sys.stdout.flush()
     sys.stderr.flush()
+    ready, told = os.pipe()
     with open(output, "wb") as file:
         child = os.fork()
         if not child:
+            os.close(ready)
             os.setsid()
             with open(os.devnull, "rb") as nothing:
                 os.dup2(nothing.fileno(), 0)
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-            return None
+            return Detached(told)
+    os.close(told)
     try:
-        code = _wait(child, job, earlier)
+        # It ends without a word where the other process does.
+        code = None if os.read(ready, 1) else _exit_code(child)
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         code = _INTERRUPTED
+    finally:
+        os.close(ready)
     if code is not None:
         sys.stderr.write(output.read_text("utf-8", "replace"))
         output.unlink()
         return code
-    log = job.dir / job_folder.LOGS / "client-0.log"
-    os.replace(output, log)
-    _say(name, log)
+    _say(job, child, output)
     return 0
 
 
-def _wait(child: int, job: job_folder.Job, earlier: job_folder.MasterAddress | None) -> int | None:
-    """Until the master listens (None), or the other process has ended (its exit code)."""
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
-        if job.master() != earlier and job.is_alive():
-            return None
-        time.sleep(_POLL_S)
+def _exit_code(child: int) -> int:
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
 
 
-def _say(name: str, log: Path) -> None:
-    console = stdout()
-    for line in (
-        f"job {name} runs without this terminal",
-        f"see it: torch-edl status {name}, torch-edl logs {name} --follow",
-        f"stop it: torch-edl stop {name}",
-        f"what it would have shown here: {log}",
-    ):
-        console.print(line, soft_wrap=True)
+def _say(job: job_folder.Job, child: int, output: Path) -> None:
+    name = job.name
+    lines = [f"job {name} runs without this terminal"]
+    if job.is_alive():
+        output = output.replace(_free_log(job))
+        lines += [
+            f"see it: torch-edl status {name}, torch-edl logs {name} --follow",
+            f"stop it: torch-edl stop {name}",
+        ]
+    else:
+        lines += [
+            "see and stop it on the machine of its master",
+            f"take this machine out of it: kill {child}",
+        ]
+    for line in (*lines, f"what it would have shown here: {output}"):
+        stdout().print(line, soft_wrap=True)
+
+
+def _free_log(job: job_folder.Job) -> Path:
+    """A log of the job for one more client: several may take part in a script's job."""
+    folder = job.dir / job_folder.LOGS
+    number = 0
+    while (folder / f"client-{number}.log").exists():
+        number += 1
+    return folder / f"client-{number}.log"

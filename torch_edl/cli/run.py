@@ -22,14 +22,17 @@ def main(args: argparse.Namespace) -> int:
 
         return dry_run.show(config, servers_named=args.servers is not None)
 
-    if args.detach and (code := detach(config.name)) is not None:
-        return code
+    detached = detach(config.name) if args.detach else None
+    if isinstance(detached, int):
+        return detached
 
     from torch_edl.cli import submit, summary
     from torch_edl.cli.progress import make_display
     from torch_edl.cli.tensorboard import Scalars
 
-    observers = [Scalars(config.tensorboard)] if config.tensorboard else []
+    observers: list[submit.Observer] = [detached] if detached else []
+    if config.tensorboard:
+        observers.append(Scalars(config.tensorboard))
     if args.summary:
         summary.forget(args.summary)
     console = stdout()

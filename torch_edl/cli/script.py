@@ -30,6 +30,7 @@ from torch_edl.rendezvous import options as rendezvous
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
+    from torch_edl.cli.submit import Observer
     from torch_edl.config import JobConfig
 
 log = logging.getLogger(__name__)
@@ -84,9 +85,10 @@ def main(args: argparse.Namespace) -> int:
         )
     )
     config.run_id = name
-    if parsed.detach and (code := detach(name)) is not None:
-        return code
-    return _run_ours(parsed, config, command, job)
+    detached = detach(name) if parsed.detach else None
+    if isinstance(detached, int):
+        return detached
+    return _run_ours(parsed, config, command, job, [detached] if detached else [])
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -303,7 +305,11 @@ def _experiment(args: argparse.Namespace) -> Experiment:
 
 
 def _run_ours(
-    args: argparse.Namespace, config: LaunchConfig, command: list[str], job: JobConfig
+    args: argparse.Namespace,
+    config: LaunchConfig,
+    command: list[str],
+    job: JobConfig,
+    observers: Sequence[Observer],
 ) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
@@ -329,11 +335,12 @@ def _run_ours(
     log.info("%s", _announcement(args, config, job, master))
     captured = capture(args, config, job_folder.Job(job.name).dir)
     # Whoever hosts the master hears of everything.
-    writes = bool(job.tensorboard) and master.hosted is not None
+    if job.tensorboard and master.hosted is not None:
+        observers = [*observers, Scalars(job.tensorboard)]
     display = ScriptDisplay(
         captured=captured,
         several=job.cluster.max_workers > 1,
-        observers=[Scalars(job.tensorboard)] if writes else [],
+        observers=observers,
     )
     agent = Agent(
         AgentSpec(
