@@ -70,6 +70,7 @@ class Rounds:
             store: made for this wish; the same one again is the same wish.
         """
         if self.closed:
+            self._waiting.pop(node, None)
             return Place(closed=True)
         self._left = False
         if self._members.get(node) == store:
@@ -109,9 +110,8 @@ class Rounds:
             self._left = True
 
     def close(self) -> None:
-        """Nobody may join any more."""
+        """Nobody may join any more; who waits is to hear of it."""
         self.closed = True
-        self._waiting = {}
 
     def __contains__(self, node: str) -> bool:
         return node in self._members

@@ -222,7 +222,7 @@ class ScriptJob(ServedJob):
         if request.closed or request.leaving or request.round:
             return _message(self._rounds.look(request.node, request.round, now))
         if self.outcome is not None:
-            return pb.RendezvousResponse(closed=True)
+            self._rounds.close()
         round = self._rounds.number
         place = self._rounds.ask(
             request.node,

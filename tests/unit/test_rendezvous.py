@@ -231,6 +231,25 @@ def test_who_comes_while_a_job_ends_gets_into_the_next_one(make: Make) -> None:
     timer.join()
 
 
+def test_who_waited_for_a_place_does_not_begin_a_job_anew_when_its_job_is_over(make: Make) -> None:
+    one, two = make(1, 1, run_id="full"), make(1, 1, run_id="full")
+    meet(one)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(two.next_rendezvous)
+        wait_for(lambda: two._belongs)
+        one.shutdown()
+        with pytest.raises(RendezvousClosedError):
+            waiting.result(timeout=60)
+    assert two._hosted is None
+
+
+def test_the_job_that_an_agent_began_is_over_for_it_when_another_closes_it(make: Make) -> None:
+    one, two = make(2), make(2)
+    two.shutdown()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RendezvousClosedError):
+        pool.submit(one.next_rendezvous).result(timeout=30)
+
+
 def test_an_agent_that_raises_says_why_the_job_failed(make: Make) -> None:
     one = make(1)
     meet(one)

@@ -74,7 +74,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._token = os.environ.get(ENV_TOKEN)
         self._hosted, self._stub = self._meet()
         self._round = 0
-        self._took_part = False
+        self._belongs = self._took_part = False
         self._seen = pb.RendezvousResponse()
         self._store: Store | None = None
         self._closed = False
@@ -197,9 +197,14 @@ class MasterRendezvousHandler(RendezvousHandler):
         problem = "too few nodes"
         patience = time.monotonic() + _SUCCESSOR_S
         while (left_s := deadline - time.monotonic()) > 0:
+            if self._hosted is not None:
+                self._hosted.revive()
+                if not self._hosted.pid:
+                    self._closed = True
+                    raise RendezvousClosedError(
+                        f"{self._run_id}: the job is over, its master ended ({self._hosted.exit})"
+                    )
             try:
-                if self._hosted is not None:
-                    self._hosted.revive()
                 timeout_s = min(left_s, _CALL_TIMEOUT_S)
                 answer: pb.RendezvousResponse = self._call(request, timeout_s=timeout_s)
             except grpc.RpcError as error:
@@ -213,12 +218,15 @@ class MasterRendezvousHandler(RendezvousHandler):
                     self._meet_again()
                 continue
             if answer.closed:
-                if self._took_part or time.monotonic() > patience:
+                # Who waited for a place, or began the job, does not begin it anew.
+                belongs = self._belongs or self._hosted is not None
+                if belongs or time.monotonic() > patience:
                     self._closed = True
                     raise RendezvousClosedError(f"{self._run_id}: the job is over")
                 time.sleep(_RETRY_S)
                 self._meet_again()
                 continue
+            self._belongs = True
             if answer.ready:
                 return answer
             time.sleep(_RETRY_S)

@@ -102,6 +102,18 @@ def test_nobody_joins_once_it_is_closed() -> None:
     assert rounds.look("a", 1, 1.0).closed
 
 
+def test_who_waits_is_waited_for_until_it_knows_that_it_is_closed() -> None:
+    rounds = Rounds()
+    for node in ("a", "b"):
+        ask(rounds, node, 0.0, most=1)
+    rounds.close()
+    rounds.leave("a")
+    assert not rounds.deserted(1.0)
+    assert rounds.deserted(SILENT_S)
+    assert ask(rounds, "b", 1.0, most=1).closed
+    assert rounds.deserted(1.0)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_storms(seed: int) -> None:
     """No two nodes have one rank, and those that live are in a round before long."""
