@@ -27,7 +27,7 @@ class OwnLoss:
 
     def call(self, features: Any) -> Any:
         """The predictions for features without labels."""
-        return _predictions_of(self._outputs(features))
+        return _predictions_of(self._outputs(features), with_loss=False)
 
     def predict(self, batch: Any) -> Any:
         """The predictions for a batch, whose loss is that of the next :meth:`loss`.
@@ -37,7 +37,7 @@ class OwnLoss:
         """
         output = self._outputs(batch)
         self._newest = _loss_of(output)
-        return _predictions_of(output)
+        return _predictions_of(output, with_loss=True)
 
     def loss(self, labels: Any, predictions: Any) -> torch.Tensor:
         """The loss of the batch that was predicted last."""
@@ -57,7 +57,7 @@ def whole(value: Any, device: torch.device) -> Batch:
     return Batch(moved(parts, device), batch.labels, batch.size)
 
 
-def _predictions_of(output: Any) -> Any:
+def _predictions_of(output: Any, *, with_loss: bool) -> Any:
     """Of what a model gave: ``logits`` where it has them, else all but the loss."""
     if isinstance(output, Mapping):
         rest = {key: value for key, value in output.items() if key != "loss"}
@@ -65,8 +65,11 @@ def _predictions_of(output: Any) -> Any:
     logits = getattr(output, "logits", None)
     if logits is not None:
         return logits
-    if isinstance(output, tuple | list) and output and _is_scalar(output[0]):
-        return output[1] if len(output) == 2 else tuple(output[1:])
+    if type(output) in (tuple, list) and output:
+        # Without labels there may be no loss; one logit of one record is none: it has dimensions.
+        begins = with_loss or (_is_scalar(output[0]) and not output[0].dim())
+        rest = output[1:] if begins else output
+        return rest[0] if len(rest) == 1 else tuple(rest)
     return output
 
 

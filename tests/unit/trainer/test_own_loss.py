@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from torch_edl import ElasticTrainer
 from torch_edl.errors import UsageError
+from torch_edl.trainer.own_loss import OwnLoss
 
 RECORDS = 40
 X = torch.randn(RECORDS, 3, generator=torch.Generator().manual_seed(4))
@@ -47,7 +48,7 @@ class Classifier(nn.Module):
         if self.form == "attributes":
             return SimpleNamespace(**made)
         if self.form == "tuple":
-            return tuple(made.values()) if labels is not None else logits
+            return tuple(made.values())
         return made if self.form == "dict" else made["loss"]
 
 
@@ -131,3 +132,9 @@ def test_a_model_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert history[-1]["eval_loss"] < 0.7 * history[0]["eval_loss"]
     assert history[-1]["eval_accuracy"] > 0.9
     assert made.predict(records, batch_size=16).shape == (RECORDS, 2)
+
+
+def test_one_logit_of_one_record_is_no_loss() -> None:
+    own = OwnLoss(lambda features: (features,))
+    logit = torch.zeros(1, 1)
+    assert own.call(logit) is logit
