@@ -27,11 +27,13 @@ def main(args: argparse.Namespace) -> int:
     """Prints the logs of a job, and goes on as they grow with ``--follow``.
 
     Raises:
-        UsageError: no such job, or no such log.
+        UsageError: no such job or log, or a number of lines below 0.
     """
     job = job_folder.find(args.job)
     if args.id is not None and args.role in ("", _EVENTS):
         raise UsageError(f"--id {args.id}: of which processes? add --role worker")
+    if args.tail is not None and args.tail < 0:
+        raise UsageError(f"--tail {args.tail}: must be 0 or more")
     found = report(job)
     logs = _logs(job, found, args.role, args.id)
     if not logs and not args.follow:

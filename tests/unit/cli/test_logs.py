@@ -90,6 +90,7 @@ def test_one_log_has_no_names_in_front(
         ("--role worker --id 7", "no log of worker-7 on"),
         ("--id 7", "add --role"),
         ("--role x", "--role: invalid choice"),
+        ("--tail -1", "--tail -1: must be 0 or more"),
     ],
 )
 def test_a_log_that_is_not_there(job: job_folder.Job, capsys: Text, words: str, error: str) -> None:
