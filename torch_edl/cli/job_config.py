@@ -68,7 +68,7 @@ def train_job(args: argparse.Namespace) -> JobConfig:
             every=args.checkpoint_every,
             keep=args.keep_checkpoints,
             resume=args.resume,
-            load=_absolute(args.load),
+            load=args.load,
             output=_absolute(args.output),
         ),
         tensorboard=_absolute(args.tensorboard),
@@ -103,7 +103,7 @@ def inference_job(args: argparse.Namespace, kind: str) -> JobConfig:
             strategy=args.strategy, seed=args.seed, large_embedding=args.large_embedding
         ),
         cluster=_cluster(args),
-        checkpoint=CheckpointConfig(load=_absolute(args.saved)),
+        checkpoint=CheckpointConfig(load=args.saved),
     )
 
 
@@ -139,7 +139,7 @@ def script_job(
             every=args.checkpoint_every,
             keep=args.keep_checkpoints,
             resume=args.resume,
-            load=_absolute(args.load),
+            load=args.load,
             output=_absolute(args.output),
         ),
         tensorboard=_absolute(args.tensorboard),

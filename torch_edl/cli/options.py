@@ -352,7 +352,7 @@ def add_checkpoints(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--load",
         default=_KEEP.load,
-        metavar="DIR",
+        metavar="SOURCE",
         help="a trained model to start from (default none)",
     )
 
@@ -376,7 +376,7 @@ def add_looking(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="check all, print the plan, start nothing",
+        help="try one minibatch, print the plan, start nothing",
     )
     group.add_argument(
         "--log-layers",

@@ -23,10 +23,14 @@ def resolve(named: str, *, option: str) -> str:
     Args:
         named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
 
+    Returns:
+        An absolute path.
+
     Raises:
         UsageError: there is no trained model, or a damaged one.
     """
-    path = Path(named)
+    # The processes of the job may run elsewhere; symbolic links stay what they are.
+    path = Path(named).expanduser().absolute()
     try:
         found = _in_folder(path) if path.is_dir() else _of_job(named, option)
     except CheckpointError as error:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl import checkpoint
+from torch_edl import checkpoint, job_folder
 from torch_edl.cli import preflight
 from torch_edl.cli.job_config import inference_job, train_job
 from torch_edl.cli.parser import parse
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
 
 Check = Callable[..., JobConfig]
@@ -111,13 +111,23 @@ def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(
     check("--checkpoint-dir", folder, "--resume")
 
 
-def test_what_a_trained_model_is(check: Check, tmp_path: Path) -> None:
+def test_what_a_trained_model_is(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_output(tmp_path / "out")
     make_checkpoint(tmp_path / "ckpt", 10)
     newest = make_checkpoint(tmp_path / "ckpt", 20)
     checkpoint.step_dir(tmp_path / "ckpt", 30).mkdir()  # left by a crash
     for given, found in [("out", tmp_path / "out"), ("ckpt", newest), (newest, newest)]:
         assert check("--load", tmp_path / given).checkpoint.load == str(found)
+    kept = JobConfig(name="kept", model_file="m", checkpoint=CheckpointConfig(dir=str(newest)))
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
+    folder = job_folder.Job("kept").dir
+    folder.mkdir(parents=True)
+    (folder / job_folder.CONFIG).write_text(kept.to_json())
+    assert check("--load", "kept").checkpoint.load == str(newest)
+    monkeypatch.chdir(tmp_path)
+    assert check("--load", "out").checkpoint.load == str(tmp_path / "out")
     (tmp_path / "other").mkdir()
     assert "other: no trained model there" in refused(check, "--load", tmp_path / "other")
     assert "none: no such folder" in refused(check, "--load", tmp_path / "none")
