@@ -37,14 +37,24 @@ class Outputs:
         return bool(self._followed)
 
     def follow(self, workers: Sequence[Running]) -> None:
-        """Workers that run; those that are known already are followed only once."""
-        for worker in workers:
-            for stream, path in ((STDOUT, worker.stdout), (STDERR, worker.stderr)):
-                if path and path not in self._followed:
-                    self._followed[path] = (worker.rank, stream, WholeLines(path))
+        """The workers that run now. One that is known already is followed on; of one that ended
+        what is left is shown, and nothing later."""
+        places = {
+            path: (worker.rank, stream)
+            for worker in workers
+            for stream, path in ((STDOUT, worker.stdout), (STDERR, worker.stderr))
+            if path
+        }
+        for path in [path for path in self._followed if path not in places]:
+            self._show(*self._followed.pop(path), final=True)
+        for path, (rank, stream) in places.items():
+            self._followed.setdefault(path, (rank, stream, WholeLines(path)))
 
     def look(self, *, final: bool = False) -> None:
         """Shows new lines; with ``final`` what is left, unfinished lines too."""
-        for rank, stream, lines in self._followed.values():
-            for line in lines.read(final=final):
-                self._watch.output(rank, stream, line)
+        for followed in self._followed.values():
+            self._show(*followed, final=final)
+
+    def _show(self, rank: int, stream: str, lines: WholeLines, *, final: bool) -> None:
+        for line in lines.read(final=final):
+            self._watch.output(rank, stream, line)
