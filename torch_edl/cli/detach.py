@@ -55,7 +55,7 @@ def detach(name: str) -> int | Detached:
     sys.stdout.flush()
     sys.stderr.flush()
     ready, told = os.pipe()
-    with open(output, "wb") as file:
+    with open(output, "wb", opener=_private) as file:
         child = os.fork()
         if not child:
             os.close(ready)
@@ -81,6 +81,11 @@ def detach(name: str) -> int | Detached:
         return code
     _say(job, child, output)
     return 0
+
+
+def _private(path: str, flags: int) -> int:
+    """As in the folder of a job, what is printed is for its user alone."""
+    return os.open(path, flags, 0o600)
 
 
 def _exit_code(child: int) -> int:

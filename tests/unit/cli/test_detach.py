@@ -48,6 +48,7 @@ def test_an_agent_that_joins_leaves_the_terminal_at_the_first_status(home: Path)
     assert kill, done.stdout
     os.kill(int(kill[1]), signal.SIGTERM)
     assert Path(log[1]).read_text() == "a word\n"
+    assert Path(log[1]).stat().st_mode & 0o077 == 0
 
 
 def test_what_ends_before_is_shown_with_its_exit_code(home: Path) -> None:
