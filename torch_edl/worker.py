@@ -114,5 +114,16 @@ def _wait_until_ready(
     raise JobFailedError(f"the master had no servers ready after {_READY_TIMEOUT_S:.0f} s")
 
 
+def _end(code: int) -> None:
+    """Ends the process, whatever the user's ``feed`` does in the loader's thread."""
+    loader = sys.modules.get("torch_edl.data.loader")
+    if loader is not None and loader.Loader.is_preparing():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())

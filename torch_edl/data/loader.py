@@ -328,8 +328,9 @@ class Broken:
 Item = Prepared | Bare | Changed | Ended | Broken
 
 
-# A feed that takes longer hangs, for all that one can see.
-_PREPARED_S = 30.0
+_THREAD = "loader"
+# So long a feed is waited for when its worker leaves; see `is_preparing`.
+_PREPARED_S = 2.0
 
 
 class Loader:
@@ -341,7 +342,7 @@ class Loader:
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
         self._preparing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
 
     def start(self) -> None:
         """Begins to lease."""
@@ -370,6 +371,11 @@ class Loader:
         self._stop.set()
         if self._preparing.acquire(timeout=_PREPARED_S):
             self._preparing.release()
+
+    @staticmethod
+    def is_preparing() -> bool:
+        """Whether a loader of this process did not end: the interpreter must not end then."""
+        return any(thread.name == _THREAD for thread in threading.enumerate())
 
     def _run(self) -> None:
         while not self._stop.is_set():
