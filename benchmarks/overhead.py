@@ -28,8 +28,8 @@ def rate(launcher: list[str], mode: str, out: Path, words: list[str]) -> float:
     pid = notes[0].pid
     times = [note.time for note in notes if note.pid == pid]
     length = len(times) // 40
-    marks = times[len(times) // 4 :: length]
-    return length / statistics.median(b - a for a, b in itertools.pairwise(marks))
+    watermarks = times[len(times) // 4 :: length]
+    return length / statistics.median(b - a for a, b in itertools.pairwise(watermarks))
 
 
 def main() -> None:

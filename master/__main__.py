@@ -23,23 +23,24 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from master import checkpoints, persistence
-from master.effects import Effects, remove_temporary
-from master.fleet import Fleet
-from master.job import Job
-from master.journal import Journal
-from master.processes import Start, Stop
-from master.saves import Saved
-from master.scripts import ScriptJob
-from master.service import Service
-from master.store.sqlite import SqliteStore
-from torch_edl import checkpoint, job_folder
+from master.runtime import checkpoints, persistence
+from master.runtime.effects import Effects, remove_temporary
+from master.runtime.journal import Journal
+from master.runtime.service import Service
+from master.runtime.store.sqlite import SqliteStore
+from master.state.fleet import Fleet
+from master.state.job import Job
+from master.state.processes import Start, Stop
+from master.state.saves import Saved
+from master.state.scripts import ScriptJob
+from torch_edl import job_folder
+from torch_edl.checkpoint import layout
 from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig, job_dir
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.launch.base import Launcher
-from torch_edl.launch.child import follow_parent, setup_logging
-from torch_edl.launch.local import LocalLauncher
+from torch_edl.processes.base import Launcher
+from torch_edl.processes.child import follow_parent, setup_logging
+from torch_edl.processes.local import LocalLauncher
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +274,7 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
         return None
     root = Path(config.checkpoint.dir)
     checkpoints.remove_leftovers(root)
-    newest = checkpoint.newest(root)
+    newest = layout.newest(root)
     if newest is None:
         return None
     if not config.checkpoint.resume:
@@ -281,7 +282,7 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
             f"--checkpoint-dir {root}: holds checkpoints of another run, the newest is "
             f"{newest.name}; add --resume to go on from there, or name an empty directory"
         )
-    return Saved(newest, checkpoint.read(newest))
+    return Saved(newest, layout.read(newest))
 
 
 def _earlier(folder: Path, left: dict[str, object] | None) -> str:

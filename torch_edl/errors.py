@@ -59,3 +59,23 @@ class ServersLostError(EdlError):
 
 class JobFailedError(EdlError):
     """The job ended without processing every record; the message is the first cause."""
+
+
+class MasterLostError(EdlError):
+    """The master does not answer any more."""
+
+
+class DismissedError(EdlError):
+    """The job goes on without this process, or is over.
+
+    Args:
+        last: no other process has the model.
+    """
+
+    def __init__(self, text: str, *, last: bool = False) -> None:
+        super().__init__(text)
+        self.last = last
+
+
+class DeclaredLostError(DismissedError):
+    """The master declared this process lost: the job wants another one in its place."""

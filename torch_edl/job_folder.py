@@ -117,7 +117,7 @@ class Job:
         return self.has_master() or self.has_agents()
 
     def hold(self) -> BinaryIO:
-        """Marks the job as watched until the file is closed, or this process is gone."""
+        """Notes the job as watched until the file is closed, or this process is gone."""
         return _lock(self.dir / LOCK)
 
     def take_part(self) -> BinaryIO:

@@ -22,9 +22,9 @@ from typing import BinaryIO
 from torch_edl import job_folder
 from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig, edl_home
 from torch_edl.errors import EdlError, JobFailedError, UsageError
-from torch_edl.launch.base import ProcessExit, ProcessSpec
-from torch_edl.launch.local import LocalLauncher
 from torch_edl.log_tail import last_error, last_lines
+from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.processes.local import LocalLauncher
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from torch_edl import _core
 from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig
-from torch_edl.data.leases import Heartbeat, LeaseClient, MasterLostError, Progress
-from torch_edl.errors import CheckpointError, JobFailedError, UsageError
-from torch_edl.launch.child import follow_parent, setup_logging
+from torch_edl.errors import CheckpointError, JobFailedError, MasterLostError, UsageError
+from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.master_client.leases import LeaseClient
+from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wait=True,
     )
     config = JobConfig.from_json(registered.config_json)
-    progress = Progress()
+    progress = WorkerStatus()
     heartbeat = Heartbeat(master, worker_id, progress)
     heartbeat.start()
     # From here on SIGTERM means: finish the minibatch, give back what is held, leave.
@@ -61,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(
-    master: Stub, worker_id: int, config: JobConfig, progress: Progress, heartbeat: Heartbeat
+    master: Stub, worker_id: int, config: JobConfig, progress: WorkerStatus, heartbeat: Heartbeat
 ) -> int:
     # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
     from torch_edl.contract import load_contract, report_model, user_traceback
     from torch_edl.data.loader import FeedError
-    from torch_edl.session import Session
-    from torch_edl.strategy.base import NanLossError, UserCodeError
-    from torch_edl.training_loop import TrainingLoop
+    from torch_edl.engine.base import NanLossError, UserCodeError
+    from torch_edl.trainer.session import Session
+    from torch_edl.trainer.training_loop import TrainingLoop
 
     try:
         session = Session(load_contract(config.model_file, config.model_args), config, worker_id)
@@ -83,7 +84,7 @@ def _work(
         leases = LeaseClient(master, worker_id)
         leases.incarnation = ready.cluster.incarnation
         if ready.strategy == "allreduce":
-            from torch_edl.ring_loop import make_ring_loop
+            from torch_edl.trainer.ring_loop import make_ring_loop
 
             return make_ring_loop(session, ready, master, leases, heartbeat, progress, config).run()
         strategy = session.make_strategy(ready.strategy, os.environ[ENV_TOKEN], progress)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from master.store.base import Store
-from master.store.memory import MemoryStore
-from master.store.sqlite import SqliteStore
+from master.runtime.store.base import Store
+from master.runtime.store.memory import MemoryStore
+from master.runtime.store.sqlite import SqliteStore
 from torch_edl.errors import StoreConflictError
 
 

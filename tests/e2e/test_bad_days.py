@@ -84,11 +84,19 @@ def test_a_model_file_that_is_no_use(place: Any, way: str, code_line: str, messa
         pytest.param("nan", "", "the loss is nan; lower .* --on-nan skip", 20, marks=SLOW),
         pytest.param("feed", "OSError", "feed raised OSError: the camera is off", 100, marks=SLOW),
         pytest.param(
-            "exit in feed", "sys.exit(4)", r"feed raised SystemExit: it called .*", 100, marks=SLOW
+            "exit in feed",
+            "sys.exit(4)",
+            r"feed raised SystemExit: it called .*",
+            100,
+            marks=SLOW,
         ),
         pytest.param("nothing", "", "feed returned NoneType", 100, marks=SLOW),
         pytest.param(
-            "float ids", "self.rows(ids)", r"rows: ids are .*int64: .* ids.long\(\)", 20, marks=SLOW
+            "float ids",
+            "self.rows(ids)",
+            r"rows: ids are .*int64: .* ids.long\(\)",
+            20,
+            marks=SLOW,
         ),
         pytest.param("forward", "the net is torn", "model raised ValueError: the", 20, marks=SLOW),
         pytest.param("vector loss", "", "loss returned .* expected a scalar", 20, marks=SLOW),

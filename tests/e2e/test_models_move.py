@@ -101,7 +101,7 @@ def shell(tmp_path: Path) -> Shell:
     [pytest.param(PS, id="ps"), pytest.param(LOCAL, id="local", marks=pytest.mark.slow)],
 )
 def test_a_job_begins_with_the_model_of_another(shell: Shell, strategy: list[str]) -> None:
-    """From its output and from its checkpoint: the values, and none of its marks."""
+    """From its output and from its checkpoint: the values, and none of its watermarks."""
     shell.train(*strategy, "--checkpoint-dir", "A", epochs=2, output="first")
     assert shell.counts("first") == (80, {2})
     for number, source in enumerate(["first", "A"]):

@@ -18,7 +18,8 @@ KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[] if seed == 5 else pytest.mark.slow) for seed in range(10)]
+    "seed",
+    [pytest.param(seed, marks=[] if seed == 5 else pytest.mark.slow) for seed in range(10)],
 )
 def test_workers_are_killed_at_random(start_job: Callable[..., Any], seed: int) -> None:
     """SIGKILL, mostly; SIGTERM now and then; the next one as soon as anybody has trained."""

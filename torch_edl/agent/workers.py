@@ -29,7 +29,7 @@ from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.agent.environment import Placement, worker_environment
-from torch_edl.launch import exec_child, process_group
+from torch_edl.processes import exec_child, process_group
 
 _HAS_PIDFD = hasattr(os, "pidfd_open")
 _REAP_POLL_S = 0.02

@@ -14,7 +14,7 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import ContractError, UsageError
 
 if TYPE_CHECKING:
-    from torch_edl.session import Session
+    from torch_edl.trainer.session import Session
     from torch_edl.wire import master_pb2 as pb
 
 
@@ -93,7 +93,7 @@ def plan(
     Raises:
         UsageError: the strategy that the user asked for cannot be had.
     """
-    from torch_edl.strategy.choose import EmbeddingSize, choose
+    from torch_edl.engine.choose import EmbeddingSize, choose
 
     sizes = [
         EmbeddingSize(name=e.name, num_embeddings=e.num_embeddings, dim=e.dim, dynamic=e.dynamic)
@@ -144,7 +144,7 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
     """What the model file raises ends the dry run with its traceback."""
     from torch_edl.contract import user_traceback
     from torch_edl.data.loader import FeedError
-    from torch_edl.strategy.base import NanLossError, UserCodeError
+    from torch_edl.engine.base import NanLossError, UserCodeError
 
     try:
         yield
@@ -158,7 +158,7 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
 def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple[str, str]]]:
     """What is in the model file, and how its loss and metrics are called."""
     from torch_edl.contract import argument_orders, load_contract, report_model
-    from torch_edl.session import Session
+    from torch_edl.trainer.session import Session
 
     contract = load_contract(config.model_file, config.model_args)
     session = Session(contract, config, worker_id=0)
@@ -169,8 +169,8 @@ def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple
 def _try_batch(session: Session, config: JobConfig) -> str:
     """Takes the first minibatch through feed, model, loss and backward; the loss in words."""
     from torch_edl.data.task_space import Shard
-    from torch_edl.strategy.base import Step
-    from torch_edl.strategy.server_rows import bind_tables
+    from torch_edl.engine.base import Step
+    from torch_edl.engine.servers.rows import bind_tables
     from torch_edl.wire import master_pb2 as pb
 
     names = [shard.name for shard in session.shards()] or config.data.train
@@ -199,7 +199,7 @@ def _try_batch(session: Session, config: JobConfig) -> str:
 
 
 def _describe(size: object) -> str:
-    from torch_edl.strategy.choose import EmbeddingSize
+    from torch_edl.engine.choose import EmbeddingSize
 
     assert isinstance(size, EmbeddingSize)
     rows = f"{size.num_embeddings:,}" if size.num_embeddings else "any id"

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
 from torch_edl.cli import saved_model, static_check, tensorboard
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig
 from torch_edl.errors import UsageError
@@ -115,7 +115,7 @@ def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--
 
 def _check_checkpoint_dir(directory: str, *, resume: bool) -> None:
     _check_writable(Path(directory), "--checkpoint-dir", is_file=False)
-    newest = checkpoint.newest(directory)
+    newest = layout.newest(directory)
     # Without this, `newest` would later find the older job's last one rather than this one's.
     if newest is not None and not resume:
         raise UsageError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch_edl import checkpoint, job_folder
+from torch_edl import job_folder
+from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.errors import CheckpointError, UsageError
 
@@ -46,9 +47,9 @@ def resolve(named: str, *, option: str) -> str:
 def _in_folder(path: Path) -> Path | None:
     if is_output(path):
         return path
-    found = path if (path / checkpoint.MANIFEST).exists() else checkpoint.newest(path)
+    found = path if (path / layout.MANIFEST).exists() else layout.newest(path)
     if found is not None:
-        checkpoint.read(found)
+        layout.read(found)
     return found
 
 

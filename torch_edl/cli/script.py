@@ -25,7 +25,7 @@ from torch_edl.cli.script_words import why_not
 from torch_edl.config import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
-from torch_edl.rendezvous import options as rendezvous
+from torch_edl.torchrun_plugin import options as rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch_edl import job_folder
 from torch_edl.cli.progress import TRAINS, duration, number
-from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.terminal import stdout
+from torch_edl.status_json import as_dict
 
 if TYPE_CHECKING:
     from rich.table import Table

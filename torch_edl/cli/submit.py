@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch_edl import job_folder
 from torch_edl.cli.progress import Display
 from torch_edl.config import ENV_TOKEN, JobConfig, hash_environment
-from torch_edl.launch.base import ProcessExit, ProcessSpec
-from torch_edl.launch.local import LocalLauncher
 from torch_edl.log_tail import LogTail, last_error, last_lines
+from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.processes.local import LocalLauncher
 
 if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb

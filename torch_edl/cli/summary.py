@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch_edl import job_folder
 from torch_edl.cli.progress import TRAINS, counted, duration, number
-from torch_edl.cli.snapshot import as_dict
 from torch_edl.cli.submit import Outcome
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
+from torch_edl.status_json import as_dict
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,12 +17,12 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch, BatchError, length, slice_tensors, split
-from torch_edl.data.leases import LeaseClient
 from torch_edl.data.samples import SKIP, Damaged, SampleError, Sound, minibatches, note, read_all
 from torch_edl.data.sources import Source, open_source
 from torch_edl.data.task_records import check_unchanged, read_task, record_of
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import EdlError, describe_error
+from torch_edl.master_client.leases import LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_edl import _core
+from torch_edl.checkpoint.reader import RestoringTable
 from torch_edl.kernels import read_optimizer
 from torch_edl.nn.lookup import RowBlock, lookup
-from torch_edl.ps_server.optimizers import FROZEN, Optimizers
-from torch_edl.ps_server.snapshot import RestoringTable
-from torch_edl.ps_server.table import EmbeddingTable, Rows
+from torch_edl.tables.optimizers import FROZEN, Optimizers
+from torch_edl.tables.table import EmbeddingTable, Rows
 
 if TYPE_CHECKING:
     from torch_edl.nn.embedding import Table

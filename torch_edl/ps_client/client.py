@@ -353,10 +353,10 @@ class PsClient:
             whole[ids.unique] = pull.wait().rows[0]
         return whole
 
-    def marks(self, task_id: int) -> int:
+    def watermarks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""
-        call = pb.GetMarksRequest(fence=self._fence, task_ids=[task_id])
-        answers = self._servers.ask("GetMarks", [call] * self.servers, wait=True)
+        call = pb.GetWatermarksRequest(fence=self._fence, task_ids=[task_id])
+        answers = self._servers.ask("GetWatermarks", [call] * self.servers, wait=True)
         return min(int(a.offsets[0]) for a in answers)
 
     def close(self) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import grpc
 
 from torch_edl import _core
+from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import ENV_MASTER, ENV_TOKEN, SYNC_MODES
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.launch.child import follow_parent, setup_logging
+from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard, UpdateRules
-from torch_edl.ps_server.snapshot import Source
 from torch_edl.wire import master_pb2, pserver_pb2
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.server import serve
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate-by-staleness", action="store_true")
     parser.add_argument("--restore", type=Path, help="a checkpoint or an exported model")
     parser.add_argument(
-        "--values-only", action="store_true", help="without its marks and optimizer state"
+        "--values-only", action="store_true", help="without its watermarks and optimizer state"
     )
     return parser
 
@@ -89,7 +89,9 @@ def _run(args: argparse.Namespace) -> int:
     )
     source = None
     if args.restore:
-        source = Source(args.restore, args.shard, args.shards, values_only=args.values_only)
+        source = CheckpointReader(
+            args.restore, args.shard, args.shards, values_only=args.values_only
+        )
     service = PserverService(
         Shard(rules, source, fail),
         job=args.job,

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
+from torch_edl.checkpoint import writer
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server import snapshot
-from torch_edl.ps_server.gate import Gate
-from torch_edl.ps_server.marks import Marks
+from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.shard import Shard, entry_ids
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
@@ -58,7 +58,7 @@ class PserverService:
         self._incarnation = incarnation
         self._index = shard_index
         self._shards = shards
-        self._gate = Gate()
+        self._gate = PushBarrier()
         self._snapshots = threading.Lock()
         self._pulls = 0
 
@@ -70,7 +70,7 @@ class PserverService:
             "Pull": self._pull,
             "PushGradients": self._push_gradients,
             "ReadRows": self._read_rows,
-            "GetMarks": self._get_marks,
+            "GetWatermarks": self._get_marks,
             "Hold": self._hold,
             "Snapshot": self._snapshot,
             "Release": self._release,
@@ -154,10 +154,10 @@ class PserverService:
         )
 
     def _get_marks(
-        self, request: pb.GetMarksRequest, _: grpc.ServicerContext
-    ) -> pb.GetMarksResponse:
+        self, request: pb.GetWatermarksRequest, _: grpc.ServicerContext
+    ) -> pb.GetWatermarksResponse:
         self._check(request.fence)
-        return pb.GetMarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
+        return pb.GetWatermarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
 
     def _hold(self, request: pb.HoldRequest, _: grpc.ServicerContext) -> pb.HoldResponse:
         self._check(request.fence)
@@ -169,13 +169,13 @@ class PserverService:
         if not self._shard.initialized:
             return pb.HoldResponse(initialized=False)
         self._gate.hold(request.timeout_ms / 1000)
-        return pb.HoldResponse(initialized=True, marks=self._shard.marks().to_proto())
+        return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
 
     def _snapshot(
         self, request: pb.SnapshotRequest, _: grpc.ServicerContext
     ) -> pb.SnapshotResponse:
         self._check(request.fence)
-        targets = Marks.from_proto(request.targets)
+        targets = Watermarks.from_proto(request.targets)
         directory = Path(request.directory)
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such folder here; make it before the snapshot")
@@ -184,7 +184,7 @@ class PserverService:
             with self._gate.cut(targets, lambda: shard.has_received(targets)) as elapsed:
                 cut = shard.cut(targets)
                 stall_s = elapsed()
-            sizes = snapshot.write(cut, directory, self._index, self._shards)
+            sizes = writer.write(cut, directory, self._index, self._shards)
         log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
             cut.version,

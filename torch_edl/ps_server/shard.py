@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.writer import Cut
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.ps_server.dense import DenseShard, DenseState
-from torch_edl.ps_server.exact import Array, ExactValues, is_exact
-from torch_edl.ps_server.marks import Marks
-from torch_edl.ps_server.optimizers import Optimizers
-from torch_edl.ps_server.snapshot import Source
 from torch_edl.ps_server.sync import Buffer, Gradients, Waiting, mean
-from torch_edl.ps_server.table import EmbeddingTable
+from torch_edl.tables.dense import DenseShard
+from torch_edl.tables.exact import ExactValues, is_exact
+from torch_edl.tables.optimizers import Optimizers
+from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
@@ -39,21 +40,8 @@ class UpdateRules:
     learning_rate_by_staleness: bool = False
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Everything as of one moment. The tables' rows follow by ``EmbeddingTable.snapshot_rows``."""
-
-    version: int
-    marks: Marks
-    dense: DenseState
-    tables: list[tuple[EmbeddingTable, int]]
-    """Each table with its step."""
-    beside: dict[str, Array] = field(default_factory=dict)
-    """Values of other types than float32, and those of tied weights under their other names."""
-
-
 class Shard:
-    """Dense parameters, tables, version and marks.
+    """Dense parameters, tables, version and watermarks.
 
     Args:
         source: what values come from rather than from the worker that initialises; or None.
@@ -62,7 +50,7 @@ class Shard:
     """
 
     def __init__(
-        self, rules: UpdateRules, source: Source | None, on_fatal: Callable[[], None]
+        self, rules: UpdateRules, source: CheckpointReader | None, on_fatal: Callable[[], None]
     ) -> None:
         self._rules = rules
         self._source = source
@@ -80,7 +68,7 @@ class Shard:
         self.optimizers: Optimizers | None = None
         self.tables: dict[str, EmbeddingTable] = {}
         self.version = source.version if source else 0
-        self._applied = source.marks.copy() if source else Marks()
+        self._applied = source.watermarks.copy() if source else Watermarks()
         self._received = self._applied.copy()  # sync mode: what waits for its quorum, too
         self._buffer = Buffer()
         self._seed = 0
@@ -171,7 +159,7 @@ class Shard:
         with self._state:
             return (self._received if self._rules.sync else self._applied).offset(task_id)
 
-    def marks(self) -> Marks:
+    def watermarks(self) -> Watermarks:
         """A copy of what is applied."""
         with self._state:
             return self._applied.copy()
@@ -213,9 +201,9 @@ class Shard:
     def _push_sync(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
         r = request.range
         with self._sync:
-            for marks in (self._applied, self._received):
+            for watermarks in (self._applied, self._received):
                 with self._state:
-                    marks.retire(request.retired_before)
+                    watermarks.retire(request.retired_before)
             if self._received.has(r.task_id, r.first, r.last):
                 self.repeated += 1
                 return pb.PushGradientsResponse(accepted=True, duplicate=True, version=self.version)
@@ -300,12 +288,12 @@ class Shard:
 
     # ---- snapshots; the caller keeps pushes out ----
 
-    def has_received(self, targets: Marks) -> bool:
+    def has_received(self, targets: Watermarks) -> bool:
         """Whether every record of ``targets`` is here, applied or waiting for its quorum."""
         with self._state:
             return (self._received if self._rules.sync else self._applied).reached(targets)
 
-    def cut(self, targets: Marks) -> Cut:
+    def cut(self, targets: Watermarks) -> Cut:
         """Freezes the state in which the records of ``targets`` are applied.
 
         In sync mode other servers may have applied pushes that wait here, their quorums being
@@ -322,7 +310,7 @@ class Shard:
         exact = self.exact.state()
         values = {**dense.values, **exact}
         tied = {alias: values[name] for alias, name in self._aliases.items()}
-        return Cut(self.version, self.marks(), dense, tables, {**exact, **tied})
+        return Cut(self.version, self.watermarks(), dense, tables, {**exact, **tied})
 
 
 def entry_ids(entry: pb.TableIds | pb.TableGradient, before: Sequence[Ids]) -> Ids:

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
-from torch_edl.ps_server.exact import Array
-from torch_edl.ps_server.table import EmbeddingTable
+from torch_edl.tables.exact import Array
+from torch_edl.tables.table import EmbeddingTable
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -15,8 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from torch_edl.errors import EdlError
-from torch_edl.strategy.meeting import DismissedError, GivenUpError
+from torch_edl.errors import DeclaredLostError, DismissedError, EdlError
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Ending:
             self.finished = False
             self.last = error.last
             self._close()
-            if isinstance(error, GivenUpError) or self._terminated():
+            if isinstance(error, DeclaredLostError) or self._terminated():
                 # As if the signal had not been caught: who sent it sees what became of it. An
                 # agent replaces who ends by a signal.
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

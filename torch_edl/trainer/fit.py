@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from torch_edl.data.batch import Batch
+from torch_edl.engine.base import caller, describe
 from torch_edl.errors import UsageError
-from torch_edl.strategy.base import caller, describe
 from torch_edl.trainer import evaluate, weights
 from torch_edl.trainer.inputs import (
     features_of,

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from torch_edl.contract import report_model
+from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.rendezvous import MasterRendezvous, RingRendezvous, TorchrunRendezvous
+from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import UsageError
-from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.strategy.meeting import Meeting, TorchrunMeeting
-from torch_edl.strategy.replica import Replica
+from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.interrupts import Interrupts
-from torch_edl.trainer.link import Link
 from torch_edl.trainer.loader import Loader, Reading
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.prepared import check_parameters, check_tables, gate, gate_scaler
@@ -37,7 +37,7 @@ class Job:
 
     def __init__(
         self,
-        link: Link | None,
+        session: MasterSession | None,
         settings: Settings,
         *,
         seed: int,
@@ -48,8 +48,8 @@ class Job:
         self.reading = Reading()
         self.restored = False
         """It goes on from a checkpoint."""
-        self._link = link
-        self._seed = seed or (0 if link is None else link.config.train.seed)
+        self._session = session
+        self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
         self._on_resize = on_resize
         self._engine: AllReduce | None = None
@@ -62,23 +62,29 @@ class Job:
         """Of the loops before the newest, and of that."""
         self._first_step = 0
         self._skipped = False  # a loader, whose records were in the model before
-        meeting: Meeting | None = None
-        if link is not None:
-            settings = settings.under(link.config.checkpoint)
-            meeting = link.meeting()
+        rendezvous: RingRendezvous | None = None
+        if session is not None:
+            settings = settings.under(session.config.checkpoint)
+            rendezvous = MasterRendezvous(
+                session.master,
+                session.worker_id,
+                session.heartbeat,
+                session.progress,
+                heartbeat_timeout_s=session.config.cluster.heartbeat_timeout_s,
+            )
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            meeting = TorchrunMeeting()
+            rendezvous = TorchrunRendezvous()
             settings = settings.under_torchrun()
-        self._meeting = meeting
-        first = link is None or (not link.ring and not link.config.checkpoint.dir)
-        self._saver = Saver(settings, meeting, first=first)
+        self._rendezvous = rendezvous
+        first = session is None or (not session.ring and not session.config.checkpoint.dir)
+        self._saver = Saver(settings, rendezvous, first=first)
         self.ending = Ending(
-            self.close, lambda: self._link is not None and self._link.terminated.is_set()
+            self.close, lambda: self._session is not None and self._session.terminated.is_set()
         )
         self._interrupts: Interrupts | None = None
-        if meeting is None and settings.directory:
+        if rendezvous is None and settings.directory:
             self._interrupts = Interrupts(self._save_interrupted)
-        if meeting is not None or settings.directory:
+        if rendezvous is not None or settings.directory:
             # Else there is nothing to end, and a notebook may let go of the model.
             self.ending.watch()
 
@@ -89,7 +95,7 @@ class Job:
         """This process's number among those that train now; it may change."""
         if self._served is not None:
             return self._served.rank
-        if self._meeting is not None and (self._engine is None or not self._engine.rings):
+        if self._rendezvous is not None and (self._engine is None or not self._engine.rings):
             return int(os.environ.get("RANK", "0"))  # what the launcher said
         return 0 if self._engine is None else self._engine.rank
 
@@ -98,7 +104,7 @@ class Job:
         """How many processes train now; it may change."""
         if self._served is not None:
             return self._served.world_size
-        if self._meeting is not None and (self._engine is None or not self._engine.rings):
+        if self._rendezvous is not None and (self._engine is None or not self._engine.rings):
             return int(os.environ.get("WORLD_SIZE", "1"))
         return 1 if self._engine is None else self._engine.world
 
@@ -171,7 +177,7 @@ class Job:
                 keeps no checkpoints, where the model is another from then on (a notebook).
         """
         if self._engine is not None or self._served is not None:
-            if self._meeting is not None or self._saver.keeps:
+            if self._rendezvous is not None or self._saver.keeps:
                 raise UsageError("prepare(): called twice; give all parts in one call")
             self.reading.close()
             self._release()
@@ -183,21 +189,21 @@ class Job:
                 raise UsageError(
                     f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
                 )
-        check_parameters(model, optimizers, alone=self._meeting is None)
+        check_parameters(model, optimizers, alone=self._rendezvous is None)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
-        if self._link is not None and self._link.config.train.strategy != "allreduce":
-            report = report_model(model, optimizers[0], self._link.worker_id)
+        if self._session is not None and self._session.config.train.strategy != "allreduce":
+            report = report_model(model, optimizers[0], self._session.worker_id)
             with self.ending.dismissal():
-                ready = self._link.report(report)
+                ready = self._session.report(report)
             if ready.strategy == "ps":
-                self._serve(self._link, model, optimizers, scheduler)
+                self._serve(self._session, model, optimizers, scheduler)
                 return given
         if self._saver.keeps:
             check_tables(model)
         stateful = [part for part in (scheduler, scaler) if part is not None]
         engine = AllReduce(
             Replica(model, optimizers, stateful),
-            self._meeting,
+            self._rendezvous,
             check_every=self._check_every,
             on_resize=self._resized,
             checkpoint=self._saver.newest,
@@ -207,11 +213,11 @@ class Job:
             gate(scheduler, ("step",), engine)
         if scaler is not None:
             gate_scaler(scaler, engine)
-        if self._link is not None:
-            self._link.heartbeat.on_broken_ring = engine.interrupt
+        if self._session is not None:
+            self._session.heartbeat.on_broken_ring = engine.interrupt
         restored = self._saver.newest()
         self.restored = restored is not None
-        if restored is not None and self._meeting is None:
+        if restored is not None and self._rendezvous is None:
             engine.restore(restored, values_only=False)
             self._first_step = self.step
             log.info("going on from %s, step %d", restored, self.step)
@@ -219,7 +225,7 @@ class Job:
 
     def _serve(
         self,
-        link: Link,
+        session: MasterSession,
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         scheduler: Any,
@@ -229,11 +235,11 @@ class Job:
                 f"prepare(): {len(optimizers)} optimizers; parameter servers run one, "
                 "use --strategy allreduce"
             )
-        self._saver.leave_to_servers(link.config.checkpoint)
+        self._saver.leave_to_servers(session.config.checkpoint)
         # Imported where it is needed: rings are not to wait for it.
         from torch_edl.trainer.served import Served
 
-        self._served = Served(link, model, optimizers[0], scheduler)
+        self._served = Served(session, model, optimizers[0], scheduler)
 
     def loader(
         self,
@@ -378,12 +384,12 @@ class Job:
                 if ending.finished and self.restored and self._skipped:
                     self._note_if_over()
                 if ending.finished or ending.last:
-                    if ending.last and self._link is not None:
-                        self._link.heartbeat.beat()  # does the user stop the whole job?
-                    asked = self._meeting is not None and self._meeting.stopping
+                    if ending.last and self._session is not None:
+                        self._session.heartbeat.beat()  # does the user stop the whole job?
+                    asked = self._rendezvous is not None and self._rendezvous.stopping
                     self._saver.save_last(self._engine, last=ending.last, asked=asked)
-                if ending.finished and self._link is not None:
-                    config = self._link.config
+                if ending.finished and self._session is not None:
+                    config = self._session.config
                     write_output(self._engine, config.checkpoint.output, job=config.name)
                 with ending.dismissal():
                     self._engine.leave(finished=ending.finished)
@@ -391,10 +397,10 @@ class Job:
             self._saver.close()
             if self._served is not None:
                 self._served.close()
-                if self._meeting is not None:
-                    self._meeting.leave(0, finished=ending.finished)
-            if self._link is not None:
-                self._link.close()
+                if self._rendezvous is not None:
+                    self._rendezvous.leave(0, finished=ending.finished)
+            if self._session is not None:
+                self._session.close()
 
     # ---- for loaders ----
 
@@ -450,7 +456,7 @@ class Job:
     def late(self) -> bool:
         """Whether others trained before this process came: it warms up before it asks in."""
         joined = self._engine is not None and self._engine.joined
-        return self._link is not None and self._link.ring > 0 and not joined
+        return self._session is not None and self._session.ring > 0 and not joined
 
     def _release(self) -> None:
         """A cell of a notebook is run again: what was prepared before is let go of."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, Sampler
 
+from torch_edl.data.batches import ENDLESS, Batches, StreamBatches, open_batches
 from torch_edl.data.order import Pass
+from torch_edl.engine.ring.allreduce import AllReduce
 from torch_edl.errors import UsageError
-from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.trainer.batches import ENDLESS, Batches, StreamBatches, open_batches
 
 if TYPE_CHECKING:
+    from torch_edl.master_client.session import MasterSession
     from torch_edl.trainer.job import Job
-    from torch_edl.trainer.link import Link
 
 
 class Reading:
@@ -141,7 +141,7 @@ class Loader:
             self._until = job.epochs_begun if self._data["epochs"] > 1 else 0
         if job.late and job._engine is not None:
             try:
-                yield from self._rehearse()
+                yield from self._warm_up()
             except GeneratorExit:
                 # The script left its loop there; it is in the same pass as the others all the same.
                 job.enter_pass()
@@ -176,7 +176,7 @@ class Loader:
         job = self._job
         pass_index = engine.replica.position.pass_index
         part = data.part(start, engine.rank, engine.world)
-        engine.expect(start + part.records - engine.replica.position.records)
+        engine.set_update_size(start + part.records - engine.replica.position.records)
         for number, span in enumerate(part.spans):
             batch = batches.take(span, start, engine.rank, engine.world)
             records = span[1] - span[0]
@@ -200,36 +200,37 @@ class Loader:
         job._meter.settle(counted=counted)
         if counted:
             job._saver.after_step(engine)
-            if job._link is not None:
-                self._tell(job._link, engine, data)
-        engine.tend()
+            if job._session is not None:
+                self._tell(job._session, engine, data)
+        engine.reform_if_asked()
         job.heed_interrupt()
 
-    def _tell(self, link: Link, engine: AllReduce, data: Pass) -> None:
+    def _tell(self, session: MasterSession, engine: AllReduce, data: Pass) -> None:
         """How far this pass is; the end of a stream is known when it is there."""
         position, epochs = engine.replica.position, self._data["epochs"]
         self._job.records_here = position.records
         records = 0 if data.records >= ENDLESS else data.records
         start = data.next_start(position.records, engine.world)
         over = epochs if start >= data.total else start // data.records
-        link.tell(
-            position,
-            self._job._meter,
-            epoch=self._first + over,
-            epochs=self._until,
-            before=self._job.records_before,
-            total=data.total if records else 0,
-            to_come=records * max(0, self._until - self._first - epochs),
-        )
+        told = session.progress
+        told.phase = "training"
+        told.steps = told.version = position.step
+        told.position = told.records = position.records
+        told.pass_index = position.pass_index
+        told.pass_records = data.total if records else 0
+        told.records_before = self._job.records_before
+        told.records_to_come = records * max(0, self._until - self._first - epochs)
+        told.epoch, told.epochs = self._first + over, self._until
+        told.note(self._job._meter.newest)
 
-    def _rehearse(self) -> Iterator[Any]:
+    def _warm_up(self) -> Iterator[Any]:
         """One batch that counts for nothing: what is slow the first time is over when this
         process asks in, and the others wait for it."""
         batches = open_batches(self._dataset, self._data, 0, self._options)
         engine = self._job._engine
         assert engine is not None
         data = batches.known_end(0, 1)
-        engine.rehearse()
+        engine.warm_up()
         self._job._meter.open(0)
         try:
             yield batches.sample((0, min(data.batch_size, data.records)))

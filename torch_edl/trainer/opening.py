@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from torch_edl.config import ENV_MASTER
 from torch_edl.errors import UsageError
+from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.job import Job
-from torch_edl.trainer.link import Link
 from torch_edl.trainer.saver import Settings
 
 _current: Job | None = None
@@ -77,8 +77,8 @@ def open_job(
                 "ElasticTrainer(..., job=job)"
             )
         _current.close()
-    link = Link.connect() if os.environ.get(ENV_MASTER) else None
-    job = Job(link, settings, seed=seed, check_every=check_every, on_resize=on_resize)
+    session = MasterSession.connect() if os.environ.get(ENV_MASTER) else None
+    job = Job(session, settings, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:
         _current = job
     return job

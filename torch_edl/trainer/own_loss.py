@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from torch_edl.data.batch import Batch
+from torch_edl.engine.base import describe
 from torch_edl.errors import UsageError
-from torch_edl.strategy.base import describe
 from torch_edl.trainer.inputs import labelled, moved
 
 

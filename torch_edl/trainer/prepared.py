@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_edl.engine.ring.allreduce import AllReduce
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
-from torch_edl.strategy.allreduce import AllReduce
 
 
 def check_parameters(

@@ -9,15 +9,15 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch_edl import checkpoint
-from torch_edl.checkpoint import Manifest
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.export import MODEL, replacing_folder, write_about
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
+from torch_edl.engine.ring import replica
+from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.ring.replica import State
 from torch_edl.errors import CheckpointError, EdlError, UsageError
-from torch_edl.ps_server.export import MODEL, replacing_folder, write_about
-from torch_edl.strategy import replica
-from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.strategy.meeting import Meeting
-from torch_edl.strategy.replica import State
 from torch_edl.trainer import weights
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ class Settings:
         they go on from where they were: from a checkpoint of this run of torchrun."""
         if not self.directory:
             return self
-        found = checkpoint.newest(self.directory)
-        mine = found is not None and checkpoint.read(found).job == run_name() != ""
+        found = layout.newest(self.directory)
+        mine = found is not None and layout.read(found).job == run_name() != ""
         restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         return replace(self, resume=True) if mine or restarted else self
 
@@ -80,14 +80,16 @@ class Saver:
         UsageError: the folder holds checkpoints of an earlier job, and ``resume`` is not set.
     """
 
-    def __init__(self, settings: Settings, meeting: Meeting | None, *, first: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, rendezvous: RingRendezvous | None, *, first: bool = True
+    ) -> None:
         self._settings = settings
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._root = Path(settings.directory) if settings.directory else None
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest one
         if self._root is not None and not settings.resume and first:
-            found = checkpoint.newest(self._root)
+            found = layout.newest(self._root)
             if found is not None:
                 raise UsageError(
                     f"checkpoint_dir={settings.directory}: holds {found.name} of an earlier job; "
@@ -115,7 +117,7 @@ class Saver:
         """The checkpoint to go on from; None: begin afresh."""
         if self._root is None or not self._settings.resume:
             return None
-        return checkpoint.newest(self._root)
+        return layout.newest(self._root)
 
     def after_step(self, engine: AllReduce) -> None:
         """Takes one if it is due and this is rank 0; training goes on while it is written."""
@@ -156,15 +158,17 @@ class Saver:
 
     def _write(self, state: State, ring: int, step: int) -> None:
         assert self._root is not None
-        folder = checkpoint.step_dir(self._root, step)
+        folder = layout.step_dir(self._root, step)
         try:
-            if (folder / checkpoint.MANIFEST).exists():
+            if (folder / layout.MANIFEST).exists():
                 return
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             files = replica.write(state, folder)
             # A ring that was given up must not overrule the one that goes on.
-            if self._meeting and not self._meeting.may_commit(ring, str(folder), written=False):
+            if self._rendezvous and not self._rendezvous.may_commit(
+                ring, str(folder), written=False
+            ):
                 log.warning(
                     "checkpoint of step %d dropped: the ring is not the newest, or the job is over",
                     step,
@@ -172,7 +176,7 @@ class Saver:
                 shutil.rmtree(folder, ignore_errors=True)
                 return
             position = state.header["position"]
-            checkpoint.commit(
+            layout.commit(
                 folder,
                 Manifest(
                     job=run_name(),
@@ -188,9 +192,9 @@ class Saver:
             self._last = step
             log.info("checkpoint %s", folder)
             # Before older ones go: the master may have to name one that is there.
-            if self._meeting:
-                self._meeting.may_commit(ring, str(folder), written=True)
-            checkpoint.prune(self._root, self._settings.keep)
+            if self._rendezvous:
+                self._rendezvous.may_commit(ring, str(folder), written=True)
+            layout.prune(self._root, self._settings.keep)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)
 

@@ -19,16 +19,15 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from torch_edl.config import ENV_TOKEN
-from torch_edl.data.leases import LeaseClient, MasterLostError
+from torch_edl.data.batches import Batches, open_batches
 from torch_edl.data.loader import Window
 from torch_edl.data.order import Span
-from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.engine.ring.reducer import Reducer
+from torch_edl.engine.servers.own_loop import OwnLoop
+from torch_edl.errors import DismissedError, MasterLostError, ServersLostError, UsageError
+from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.swap import swap_large
-from torch_edl.strategy.gradients import Gradients
-from torch_edl.strategy.meeting import DismissedError
-from torch_edl.strategy.own_loop import OwnLoop
-from torch_edl.trainer.batches import Batches, open_batches
-from torch_edl.trainer.link import Link
 from torch_edl.trainer.metrics import Meter
 from torch_edl.wire import master_pb2 as pb
 
@@ -48,23 +47,27 @@ class Served:
     """
 
     def __init__(
-        self, link: Link, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any
+        self,
+        session: MasterSession,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
     ) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self._link = link
-        self._leases = LeaseClient(link.master, link.worker_id)
-        swap_parameters(model, optimizer, link.config.train.large_embedding)
+        self._session = session
+        self._leases = LeaseClient(session.master, session.worker_id)
+        swap_parameters(model, optimizer, session.config.train.large_embedding)
         self._loop = OwnLoop(
             model,
             optimizer,
             None if scheduler is None else _Driven(scheduler),
-            config=link.config,
+            config=session.config,
             token=os.environ.get(ENV_TOKEN, ""),
-            progress=link.progress,
+            progress=session.progress,
         )
         optimizer.register_step_pre_hook(self._before_step)
-        self._gradients = Gradients(model)
+        self._gradients = Reducer(model)
         self._left = False  # the script made no step of the batch before
         self._open = False
         self._steps = 0
@@ -117,7 +120,7 @@ class Served:
                 return self._loop.state_dict()
             except ServersLostError as error:
                 self._lose(error)
-                self._link.report(pb.ReportModelRequest(worker_id=self._link.worker_id))
+                self._session.report(pb.ReportModelRequest(worker_id=self._session.worker_id))
 
     def batches(
         self,
@@ -179,9 +182,9 @@ class Served:
     def _report(self, batches: Batches) -> None:
         """Tells the master what there is to go through."""
         whole = batches.data
-        self._link.report(
+        self._session.report(
             pb.ReportModelRequest(
-                worker_id=self._link.worker_id,
+                worker_id=self._session.worker_id,
                 data=pb.ScriptData(
                     records=whole.records,
                     epochs=whole.epochs,
@@ -196,7 +199,7 @@ class Served:
 
     def _lease(self) -> tuple[pb.LeaseMessage, int] | None:
         """The next task, and the life of the servers that it is of; None: all are done."""
-        heartbeat = self._link.heartbeat
+        heartbeat = self._session.heartbeat
         while True:
             if heartbeat.lost.is_set() or heartbeat.draining.is_set():
                 raise DismissedError("the job goes on without this worker, or is over")
@@ -206,7 +209,7 @@ class Served:
             if answer.next == pb.LeaseResponse.DRAIN:
                 raise DismissedError("asked to leave")
             if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
-                self._link.cluster = answer.cluster
+                self._session.cluster = answer.cluster
             for lease in answer.leases:
                 return lease, self._leases.incarnation
 
@@ -225,7 +228,7 @@ class Served:
         loader = batches.of([(first + start, first + end) for start, end in spans])
         for span, batch in zip(spans, loader, strict=True):
             yield from self._update(lease, life, span, batch, meter)
-            if self._link.heartbeat.draining.is_set() and span != spans[-1]:
+            if self._session.heartbeat.draining.is_set() and span != spans[-1]:
                 self._leases.release([lease])
                 return
         self._leases.report(
@@ -253,7 +256,7 @@ class Served:
         self._loop.commit(Window(lease, *span, []), self._leases.retired_before)
         meter.settle(counted=True)
         self._steps += 1
-        progress = self._link.progress
+        progress = self._session.progress
         progress.phase = "training"
         progress.steps += 1
         progress.records += records
@@ -275,12 +278,12 @@ class Served:
                 return
             except ServersLostError as error:
                 self._lose(error)
-                self._link.report(pb.ReportModelRequest(worker_id=self._link.worker_id))
+                self._session.report(pb.ReportModelRequest(worker_id=self._session.worker_id))
 
     def _connect(self) -> None:
-        life = self._link.cluster.incarnation
+        life = self._session.cluster.incarnation
         if self._connected != life:
-            self._loop.connect(self._link.cluster)
+            self._loop.connect(self._session.cluster)
             self._connected = life
 
     def _check_life(self, life: int) -> None:

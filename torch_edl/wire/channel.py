@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 # The other side is there, but cannot keep what its answer would say: its disk is full.
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 FULL_RETRY_S = 0.5
+# What a call ends with while there is no master, or one that has just come back.
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 # A message may be this large; a shard's dense parameters travel in one.
 MAX_MESSAGE_BYTES = 1 << 30

@@ -255,7 +255,7 @@ class MetricState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., object: _Optional[bool] = ..., sum: _Optional[float] = ..., records: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ...) -> None: ...
 
 class ReportTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "outcome", "records", "steps", "damaged", "nan_steps", "error", "traceback", "first", "last", "metrics", "values", "files", "sizes", "marks", "version", "fatal")
+    __slots__ = ("worker_id", "lease_id", "outcome", "records", "steps", "damaged", "nan_steps", "error", "traceback", "first", "last", "metrics", "values", "files", "sizes", "watermarks", "version", "fatal")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DONE: _ClassVar[ReportTaskRequest.Outcome]
@@ -286,7 +286,7 @@ class ReportTaskRequest(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
@@ -304,10 +304,10 @@ class ReportTaskRequest(_message.Message):
     values: _containers.ScalarMap[str, float]
     files: _containers.RepeatedScalarFieldContainer[str]
     sizes: _containers.RepeatedScalarFieldContainer[int]
-    marks: _pserver_pb2.Marks
+    watermarks: _pserver_pb2.Watermarks
     version: int
     fatal: bool
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., outcome: _Optional[_Union[ReportTaskRequest.Outcome, str]] = ..., records: _Optional[int] = ..., steps: _Optional[int] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., values: _Optional[_Mapping[str, float]] = ..., files: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., marks: _Optional[_Union[_pserver_pb2.Marks, _Mapping]] = ..., version: _Optional[int] = ..., fatal: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., outcome: _Optional[_Union[ReportTaskRequest.Outcome, str]] = ..., records: _Optional[int] = ..., steps: _Optional[int] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., values: _Optional[_Mapping[str, float]] = ..., files: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., watermarks: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., version: _Optional[int] = ..., fatal: _Optional[bool] = ...) -> None: ...
 
 class ReportTaskResponse(_message.Message):
     __slots__ = ("known",)
@@ -316,7 +316,7 @@ class ReportTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "sent_bytes", "received_bytes", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged")
     class LoggedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -330,8 +330,6 @@ class HeartbeatRequest(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
-    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PASS_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -349,8 +347,6 @@ class HeartbeatRequest(_message.Message):
     loss: float
     version: int
     phase: str
-    sent_bytes: float
-    received_bytes: float
     ring: int
     position: int
     pass_index: int
@@ -362,7 +358,7 @@ class HeartbeatRequest(_message.Message):
     records_before: int
     records_to_come: int
     logged: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., sent_bytes: _Optional[float] = ..., received_bytes: _Optional[float] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring", "stopping")

@@ -16,16 +16,14 @@ class Fence(_message.Message):
     def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RecordRange(_message.Message):
-    __slots__ = ("task_id", "first", "last", "lease_id")
+    __slots__ = ("task_id", "first", "last")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     task_id: int
     first: int
     last: int
-    lease_id: int
-    def __init__(self, task_id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, task_id: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Initializer(_message.Message):
     __slots__ = ("kind", "args", "measured")
@@ -231,7 +229,7 @@ class ReadRowsResponse(_message.Message):
     cursor: int
     def __init__(self, ids: _Optional[bytes] = ..., vectors: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., cursor: _Optional[int] = ...) -> None: ...
 
-class GetMarksRequest(_message.Message):
+class GetWatermarksRequest(_message.Message):
     __slots__ = ("fence", "task_ids")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -239,7 +237,7 @@ class GetMarksRequest(_message.Message):
     task_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., task_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class GetMarksResponse(_message.Message):
+class GetWatermarksResponse(_message.Message):
     __slots__ = ("offsets",)
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedScalarFieldContainer[int]
@@ -253,7 +251,7 @@ class HoldRequest(_message.Message):
     timeout_ms: int
     def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
-class TaskMark(_message.Message):
+class Watermark(_message.Message):
     __slots__ = ("task_id", "offset")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -261,21 +259,21 @@ class TaskMark(_message.Message):
     offset: int
     def __init__(self, task_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
-class Marks(_message.Message):
+class Watermarks(_message.Message):
     __slots__ = ("retired_before", "tasks")
     RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     retired_before: int
-    tasks: _containers.RepeatedCompositeFieldContainer[TaskMark]
-    def __init__(self, retired_before: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[TaskMark, _Mapping]]] = ...) -> None: ...
+    tasks: _containers.RepeatedCompositeFieldContainer[Watermark]
+    def __init__(self, retired_before: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ...) -> None: ...
 
 class HoldResponse(_message.Message):
-    __slots__ = ("initialized", "marks")
+    __slots__ = ("initialized", "watermarks")
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     initialized: bool
-    marks: Marks
-    def __init__(self, initialized: _Optional[bool] = ..., marks: _Optional[_Union[Marks, _Mapping]] = ...) -> None: ...
+    watermarks: Watermarks
+    def __init__(self, initialized: _Optional[bool] = ..., watermarks: _Optional[_Union[Watermarks, _Mapping]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("fence", "targets", "directory")
@@ -283,9 +281,9 @@ class SnapshotRequest(_message.Message):
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
-    targets: Marks
+    targets: Watermarks
     directory: str
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Marks, _Mapping]] = ..., directory: _Optional[str] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Watermarks, _Mapping]] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("files", "sizes", "version", "stall_ms")

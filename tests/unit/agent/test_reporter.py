@@ -4,9 +4,9 @@ import threading
 import time
 from pathlib import Path
 
-from master.fleet import Fleet
-from master.scripts import ScriptJob
-from master.service import Service
+from master.runtime.service import Service
+from master.state.fleet import Fleet
+from master.state.scripts import ScriptJob
 from torch_edl.agent.reporter import Reporter
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.experiment import Experiment

@@ -13,8 +13,8 @@ from torch_edl import job_folder
 from torch_edl._core import init_rows
 from torch_edl.cli.__main__ import main
 from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.engine.ring.replica import read_model as state_dict
 from torch_edl.errors import CheckpointError
-from torch_edl.strategy.replica import read_model as state_dict
 from torch_edl.trainer import weights
 
 START = {"kind": "uniform", "args": {"low": -0.5, "high": 0.5}}
@@ -64,7 +64,7 @@ def test_export(output: Path, tmp_path: Path, name: str) -> None:
 
 def test_blocks_make_no_difference(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = state_dict(output)["deep.rows.weight"]
-    monkeypatch.setattr("torch_edl.ps_server.snapshot._INIT_ROWS", 2)
+    monkeypatch.setattr("torch_edl.checkpoint.reader._INIT_ROWS", 2)
     assert torch.equal(state_dict(output)["deep.rows.weight"], whole)
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl import checkpoint, job_folder
+from torch_edl import job_folder
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.cli import preflight
 from torch_edl.cli.job_config import inference_job, train_job
 from torch_edl.cli.parser import parse
@@ -43,10 +45,10 @@ def make_output(folder: Path) -> None:
 
 
 def make_checkpoint(root: Path, steps: int) -> Path:
-    folder = checkpoint.step_dir(root, steps)
+    folder = layout.step_dir(root, steps)
     folder.mkdir(parents=True)
-    manifest = checkpoint.Manifest(job="j", strategy="ps", steps=steps, shards=1, retired_before=0)
-    checkpoint.commit(folder, manifest)
+    manifest = Manifest(job="j", strategy="ps", steps=steps, shards=1, retired_before=0)
+    layout.commit(folder, manifest)
     return folder
 
 
@@ -117,7 +119,7 @@ def test_what_a_trained_model_is(
     make_output(tmp_path / "out")
     make_checkpoint(tmp_path / "ckpt", 10)
     newest = make_checkpoint(tmp_path / "ckpt", 20)
-    checkpoint.step_dir(tmp_path / "ckpt", 30).mkdir()  # left by a crash
+    layout.step_dir(tmp_path / "ckpt", 30).mkdir()  # left by a crash
     for given, found in [("out", tmp_path / "out"), ("ckpt", newest), (newest, newest)]:
         assert check("--load", tmp_path / given).checkpoint.load == str(found)
     kept = JobConfig(name="kept", model_file="m", checkpoint=CheckpointConfig(dir=str(newest)))
@@ -137,7 +139,7 @@ def test_what_a_trained_model_is(
 
 def test_a_damaged_checkpoint_is_refused(check: Check, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "ckpt", 10)
-    manifest = checkpoint.read(folder)
+    manifest = layout.read(folder)
     raw = json.dumps({**dataclasses.asdict(manifest), "files": {"shard-0.safetensors": 7}})
     (folder / "manifest.json").write_text(raw)
     assert "shard-0.safetensors: None bytes" in refused(check, "--load", tmp_path / "ckpt")

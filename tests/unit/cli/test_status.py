@@ -10,7 +10,7 @@ import pytest
 
 from torch_edl import job_folder
 from torch_edl.cli.__main__ import main
-from torch_edl.cli.snapshot import as_dict
+from torch_edl.status_json import as_dict
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from master.tasks import Pass, TaskQueue
+from master.state.tasks import Pass, TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.loader import Feeder, FeedError, Loader, Window
 from torch_edl.data.sources import open_source

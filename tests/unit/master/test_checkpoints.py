@@ -1,4 +1,4 @@
-"""Hold, Snapshot and Release over real gRPC, with servers whose marks are written by the test."""
+"""Hold, Snapshot and Release over real gRPC, with servers whose marks the test writes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from master import checkpoints
-from master.saves import Contents
-from master.tasks import Progress
-from torch_edl import checkpoint
+from master.runtime import checkpoints
+from master.state.saves import Contents
+from torch_edl.checkpoint import layout
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.server import serve
 
@@ -24,16 +24,16 @@ CONTENTS = Contents(job="j", strategy="ps", data={"seed": 1}, space=SPACE)
 class Shard0:
     """Answers as a parameter server does; keeps what it was asked."""
 
-    def __init__(self, number: int, marks: dict[int, int], retired: int = 0) -> None:
+    def __init__(self, number: int, watermarks: dict[int, int], retired: int = 0) -> None:
         self.number = number
-        self.marks = ps.Marks(
+        self.watermarks = ps.Watermarks(
             retired_before=retired,
-            tasks=[ps.TaskMark(task_id=k, offset=v) for k, v in marks.items()],
+            tasks=[ps.Watermark(task_id=k, offset=v) for k, v in watermarks.items()],
         )
         self.initialized = True
         self.fails = ""
         self.calls: list[str] = []
-        self.targets: ps.Marks | None = None
+        self.targets: ps.Watermarks | None = None
         unused = dict.fromkeys(m.name for m in ps.DESCRIPTOR.services_by_name["Pserver"].methods)
         handlers = dict.fromkeys(unused, self._refuse) | {
             "Hold": self._hold,
@@ -57,7 +57,7 @@ class Shard0:
         assert (request.fence.job, request.fence.incarnation) == ("j", 3)
         assert request.timeout_ms > 0
         self.calls.append("Hold")
-        return ps.HoldResponse(initialized=self.initialized, marks=self.marks)
+        return ps.HoldResponse(initialized=self.initialized, watermarks=self.watermarks)
 
     def _snapshot(self, request: ps.SnapshotRequest, context) -> ps.SnapshotResponse:
         self.calls.append("Snapshot")
@@ -79,38 +79,38 @@ class Shard0:
 def start():
     with contextlib.ExitStack() as stack:
 
-        def make(number: int, marks: dict[int, int], retired: int = 0) -> Shard0:
-            made = Shard0(number, marks, retired)
+        def make(number: int, watermarks: dict[int, int], retired: int = 0) -> Shard0:
+            made = Shard0(number, watermarks, retired)
             stack.callback(lambda: made.server.stop(0).wait())
             return made
 
         yield make
 
 
-def save(servers, root: Path, known: Progress | None = None):
+def save(servers, root: Path, known: Watermarks | None = None):
     return checkpoints.save_servers(
         [s.address for s in servers],
         token="t",
         incarnation=3,
         root=root,
-        known=known or Progress(),
+        known=known or Watermarks(),
         contents=CONTENTS,
     )
 
 
 def test_all_cut_at_the_union_of_their_marks(start, tmp_path):
     servers = [start(0, {2: 2, 3: 4}, retired=1), start(1, {1: 4, 2: 4, 5: 2})]
-    found = save(servers, tmp_path, Progress(1, {6: 4}))
+    found = save(servers, tmp_path, Watermarks(1, {6: 4}))
     # What the master knows to be done from before is in it, too, and must be at the cut: in sync
     # mode it may still wait for its quorum.
-    marks = {1: 4, 2: 4, 3: 4, 5: 2, 6: 4}
+    watermarks = {1: 4, 2: 4, 3: 4, 5: 2, 6: 4}
     for server in servers:
         assert server.calls == ["Hold", "Snapshot"]
         assert server.targets.retired_before == 1
-        assert {t.task_id: t.offset for t in server.targets.tasks} == marks
-    manifest = checkpoint.read(found.path)
+        assert {t.task_id: t.offset for t in server.targets.tasks} == watermarks
+    manifest = layout.read(found.path)
     assert manifest == found.manifest
-    assert (manifest.retired_before, manifest.marks) == (1, marks)
+    assert (manifest.retired_before, manifest.watermarks) == (1, watermarks)
     assert manifest.steps == 2 * 5 + 1
     assert found.path.name == "step-0000000011"
     assert manifest.files == {"shard-0": 3, "shard-1": 3}
@@ -166,12 +166,12 @@ def test_local_is_committed_by_rename(tmp_path):
         folder,
         {"f": 3},
         version=4,
-        progress=Progress(2, {3: 2}),
+        progress=Watermarks(2, {3: 2}),
         contents=CONTENTS,
         root=tmp_path,
     )
-    assert found.path == checkpoint.step_dir(tmp_path, 5)
-    assert checkpoint.read(found.path).versions == (4,)
+    assert found.path == layout.step_dir(tmp_path, 5)
+    assert layout.read(found.path).versions == (4,)
     assert [p.name for p in tmp_path.iterdir()] == ["step-0000000005"]
 
 
@@ -181,7 +181,7 @@ def test_local_with_a_cut_file_leaves_nothing(tmp_path):
     (folder / "f").write_bytes(b"ab")
     with pytest.raises(CheckpointError, match="2 bytes"):
         checkpoints.commit_local(
-            folder, {"f": 3}, version=4, progress=Progress(), contents=CONTENTS, root=tmp_path
+            folder, {"f": 3}, version=4, progress=Watermarks(), contents=CONTENTS, root=tmp_path
         )
     assert list(tmp_path.iterdir()) == []
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from master.actions import CommitLocal
-from master.effects import Effects
-from master.fleet import Fleet
-from master.job import Job
-from master.saves import Contents, identity
-from master.service import Service
-from master.tasks import Progress
-from torch_edl import checkpoint
+from master.runtime.effects import Effects
+from master.runtime.service import Service
+from master.state.actions import CommitLocal
+from master.state.fleet import Fleet
+from master.state.job import Job
+from master.state.saves import Contents, identity
+from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.tables.watermarks import Watermarks
 
 SHARDS = [Shard("a", 40)]
 SPACE = TaskSpace(SHARDS, 4, batch_size=2)
@@ -47,7 +47,7 @@ class Thing:
         folder = self.root / f".snapshot-{steps}"
         folder.mkdir(parents=True)
         (folder / "model").write_bytes(b"xyz")
-        progress = Progress(steps // 2, {})
+        progress = Watermarks(steps // 2, {})
         saves = self.job.keeper.saves
         with self.service.changed:
             assert saves.due(steps, settled=False, now=0)
@@ -66,12 +66,12 @@ def thing(tmp_path: Path) -> Thing:
 def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(
     thing: Thing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stuck = checkpoint.step_dir(thing.root, 1)
-    (stuck / checkpoint.MANIFEST).mkdir(parents=True)  # to unlink a folder is an OSError
+    stuck = layout.step_dir(thing.root, 1)
+    (stuck / layout.MANIFEST).mkdir(parents=True)  # to unlink a folder is an OSError
     for steps in (2, 4, 6):
         thing.save(steps)
     assert thing.job.outcome is None
-    manifest = checkpoint.read(checkpoint.step_dir(thing.root, 6))
+    manifest = layout.read(layout.step_dir(thing.root, 6))
     assert (manifest.job, manifest.strategy, manifest.steps) == ("j", "local", 6)
     assert manifest.data["shards"] == [["a", 40]]
     assert f"old checkpoint {stuck} cannot be removed" in caplog.text
@@ -81,7 +81,7 @@ def test_old_checkpoints_are_removed_without_the_lock(
     thing: Thing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thing.save(2)
-    old, real = checkpoint.step_dir(thing.root, 2), shutil.rmtree
+    old, real = layout.step_dir(thing.root, 2), shutil.rmtree
     free: dict[object, bool] = {}
     removed = threading.Event()
 
@@ -102,4 +102,4 @@ def test_old_checkpoints_are_removed_without_the_lock(
     thing.save(4)
     assert removed.wait(20)
     assert free[old]
-    assert checkpoint.complete(thing.root) == [checkpoint.step_dir(thing.root, 4)]
+    assert layout.complete(thing.root) == [layout.step_dir(thing.root, 4)]

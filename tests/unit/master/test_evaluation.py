@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from master.evaluation import Evaluations
+from master.state.evaluation import Evaluations
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.events import Events, Rates
+from master.state.events import Events, Rates
 
 
 def test_events_are_numbered_and_told_once():

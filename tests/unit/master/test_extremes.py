@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from master.fleet import Fleet
-from master.job import Job
-from master.scripts import ScriptJob
-from master.service import Service
+from master.runtime.service import Service
+from master.state.fleet import Fleet
+from master.state.job import Job
+from master.state.scripts import ScriptJob
 from tests.unit.wire.extremes import variants
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source
@@ -111,7 +111,7 @@ class World:
             values={"m": 1.0},
             files=["f"],
             sizes=[1],
-            marks=pserver_pb2.Marks(retired_before=0),
+            watermarks=pserver_pb2.Watermarks(retired_before=0),
             version=1,
         )
         failed, released = pb.ReportTaskRequest(), pb.ReportTaskRequest()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from master.fleet import Fleet
-from master.processes import CrashLoop, ServersGone, Start, Stop, WorkerGone, check_scale
+from master.state.fleet import Fleet
+from master.state.processes import CrashLoop, ServersGone, Start, Stop, WorkerGone, check_scale
 from torch_edl.errors import UsageError
-from torch_edl.launch.base import ProcessExit
+from torch_edl.processes.base import ProcessExit
 
 
 def fleet(workers: int = 2, servers: int = 2) -> Fleet:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from master.actions import CommitLocal, Flush, MakeFolder, SaveServers, WriteOutput
-from master.checkpoints import steps_of
-from master.fleet import Fleet
-from master.job import Job
-from master.processes import Start, Stop
-from master.saves import Saved, identity
-from master.workers import Workers
-from torch_edl.checkpoint import Manifest, step_dir
+from master.runtime.checkpoints import steps_of
+from master.state.actions import CommitLocal, Flush, MakeFolder, SaveServers, WriteOutput
+from master.state.fleet import Fleet
+from master.state.job import Job
+from master.state.processes import Start, Stop
+from master.state.saves import Saved, identity
+from master.state.workers import Workers
+from torch_edl.checkpoint.layout import step_dir
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import (
     CheckpointConfig,
     ClusterConfig,
@@ -26,7 +27,7 @@ from torch_edl.config import (
 )
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
-from torch_edl.launch.base import ProcessExit
+from torch_edl.processes.base import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 DONE, RELEASED, FAILED = pb.ReportTaskRequest.DONE, 1, 2
@@ -200,7 +201,7 @@ class World:
             steps=steps,
             shards=2,
             retired_before=progress.retired_before,
-            marks=dict(progress.marks),
+            watermarks=dict(progress.watermarks),
             data=identity(self.config, SHARDS),
         )
         saved = Saved(step_dir(self.job.keeper.saves.root, steps), manifest)
@@ -328,13 +329,13 @@ class TestTheGoodWay:
             files=["f"],
             sizes=[3],
             version=6,
-            marks={"tasks": [{"task_id": held.task_id, "offset": 2}]},
+            watermarks={"tasks": [{"task_id": held.task_id, "offset": 2}]},
         )
         w.tick()
         commit = w.settle(CommitLocal)
         assert (commit.files, commit.version) == ({"f": 3}, 6)
         assert commit.progress.retired_before == 3
-        assert dict(commit.progress.marks) == {held.task_id: 2}
+        assert dict(commit.progress.watermarks) == {held.task_id: 2}
 
 
 class TestDecisions:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from master.events import Events
-from master.journal import Journal
+from master.runtime.journal import Journal
+from master.state.events import Events
 
 
 def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:

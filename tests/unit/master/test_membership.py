@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from master.membership import Membership
+from master.state.membership import Membership
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from master.membership import Member, Membership
-from master.passes import Passes
+from master.state.membership import Member, Membership
+from master.state.passes import Passes
 from torch_edl.wire import master_pb2 as pb
 
 

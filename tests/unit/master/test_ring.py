@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from master.ring import GRACE_S, PATIENCE_S, Formed, Ring
+from master.state.ring import GRACE_S, PATIENCE_S, Formed, Ring
 
 
 def ask(ring: Ring, worker: int, step: int = 0, *, now: float = 0.0, was: int | None = None):

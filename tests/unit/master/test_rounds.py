@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from master.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Place, Rounds
+from master.state.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Place, Rounds
 
 
 def ask(rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_call=1.0) -> Place:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from master.saves import Saved, Saves, check_resume, identity
-from torch_edl.checkpoint import Manifest
+from master.state.saves import Saved, Saves, check_resume, identity
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, DataConfig, JobConfig
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError

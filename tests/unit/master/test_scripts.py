@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from master.fleet import Fleet
-from master.saves import Saved
-from master.scripts import ScriptJob
-from master.status import describe
-from master.workers import Workers
-from torch_edl.checkpoint import Manifest
+from master.state.fleet import Fleet
+from master.state.saves import Saved
+from master.state.scripts import ScriptJob
+from master.state.status import describe
+from master.state.workers import Workers
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from master.actions import Flush, SaveServers
-from master.fleet import Fleet
-from master.processes import Start, Stop
-from master.saves import Saved, identity
-from master.scripts import ScriptJob
-from master.status import describe
-from master.workers import Workers
-from torch_edl.checkpoint import Manifest
+from master.state.actions import Flush, SaveServers
+from master.state.fleet import Fleet
+from master.state.processes import Start, Stop
+from master.state.saves import Saved, identity
+from master.state.scripts import ScriptJob
+from master.state.status import describe
+from master.state.workers import Workers
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
-from torch_edl.launch.base import ProcessExit
+from torch_edl.processes.base import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 LEASED, FINISHED = pb.LeaseResponse.LEASED, pb.LeaseResponse.FINISHED

@@ -10,8 +10,9 @@ from collections import Counter
 
 import pytest
 
-from master.tasks import Progress, TaskQueue
+from master.state.tasks import TaskQueue
 from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.tables.watermarks import Watermarks
 
 
 def queue(space: TaskSpace, timeout_s: float = 10.0) -> TaskQueue:
@@ -107,7 +108,7 @@ class TestTaskQueue:
         assert lease.task.records == 6
         q.complete_lease(lease.id, 0.0)
         assert q.complete
-        assert (q.retired_before, q.progress()) == (0, Progress(0, {0: 6}))
+        assert (q.retired_before, q.progress()) == (0, Watermarks(0, {0: 6}))
         longer = queue(TaskSpace([Shard("a", 8)], 8, batch_size=2, max_steps=4))
         longer.restore(q.progress())
         assert longer.lease(1, 0.0).offset == 6
@@ -123,7 +124,7 @@ class TestTaskQueue:
         q.complete_lease(leases[3].id, 0.0)
         q.release(leases[2].id, 0.0, committed=2)
         progress = q.progress()
-        assert progress == Progress(1, {3: 4, 2: 2})
+        assert progress == Watermarks(1, {3: 4, 2: 2})
         new = queue(space)
         new.restore(progress)
         assert (new.records_done, new.steps_done, new.done, new.todo) == (10, 5, 2, 3)

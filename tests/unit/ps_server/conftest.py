@@ -15,10 +15,11 @@ import grpc
 import numpy as np
 import pytest
 
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import ENV_MASTER, ENV_TOKEN
 from torch_edl.ps_client.partition import dense_owners
-from torch_edl.ps_server.marks import Marks
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -126,9 +127,9 @@ class Server:
         answer: pb.PushGradientsResponse = self.call("PushGradients", request)
         return answer
 
-    def hold(self, timeout_ms: int = 10_000) -> Marks:
+    def hold(self, timeout_ms: int = 10_000) -> Watermarks:
         request = pb.HoldRequest(fence=self.fence, timeout_ms=timeout_ms)
-        return Marks.from_proto(self.call("Hold", request).marks)
+        return Watermarks.from_proto(self.call("Hold", request).watermarks)
 
     def status(self) -> pb.PserverStatusResponse:
         answer: pb.PserverStatusResponse = self.call("Status", pb.PserverStatusRequest())
@@ -190,12 +191,12 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a checkpoint as the master does: hold all, union the marks, snapshot all, commit."""
+    """Makes a checkpoint as the master does: hold all, union of marks, snapshot all, commit."""
 
     def checkpoint_of(servers: list[Server], steps: int = 1) -> Path:
-        directory = checkpoint.step_dir(tmp_path / "checkpoints", steps)
+        directory = layout.step_dir(tmp_path / "checkpoints", steps)
         directory.mkdir(parents=True)
-        targets = Marks.union(s.hold() for s in servers)
+        targets = Watermarks.union(s.hold() for s in servers)
         answers = [
             s.call(
                 "Snapshot",
@@ -205,15 +206,15 @@ def save(tmp_path: Path) -> Callable[..., Path]:
             )
             for s in servers
         ]
-        checkpoint.commit(
+        layout.commit(
             directory,
-            checkpoint.Manifest(
+            Manifest(
                 job="job",
                 strategy="ps",
                 steps=steps,
                 shards=len(servers),
                 retired_before=targets.retired_before,
-                marks=targets.offsets,
+                watermarks=targets.offsets,
                 files={f: z for a in answers for f, z in zip(a.files, a.sizes, strict=True)},
                 versions=tuple(a.version for a in answers),
             ),

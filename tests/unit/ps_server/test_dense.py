@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from torch_edl import checkpoint
-from torch_edl.ps_server import files, snapshot
+from torch_edl.checkpoint import files, layout, reader, writer
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.ps_server.shard import Shard, UpdateRules
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -28,7 +28,7 @@ class Server:
         hyper: dict[str, float],
         *,
         quorum: int = 0,
-        source: snapshot.Source | None = None,
+        source: reader.CheckpointReader | None = None,
         groups: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         rules = UpdateRules(sync=bool(quorum), grads_to_wait=quorum or 1)
@@ -63,15 +63,15 @@ class Server:
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
-        sizes = snapshot.write(self.shard.cut(self.shard.marks()), folder, 0, 1)
+        sizes = writer.write(self.shard.cut(self.shard.watermarks()), folder, 0, 1)
         commit(folder, sizes)
 
 
 def commit(folder: Path, sizes: dict[str, int]) -> None:
-    manifest = checkpoint.Manifest(
+    manifest = Manifest(
         job="j", strategy="ps", steps=1, shards=1, retired_before=0, files=sizes, versions=(1,)
     )
-    checkpoint.commit(folder, manifest)
+    layout.commit(folder, manifest)
 
 
 class Torch:
@@ -102,7 +102,7 @@ def test_each_parameter_counts_its_own_steps_as_in_torch(tmp_path: Path) -> None
         if step == 35:
             folder = tmp_path / "saved"
             ours.save(folder)
-            ours = Server("adam", ADAM, source=snapshot.Source(folder))
+            ours = Server("adam", ADAM, source=reader.CheckpointReader(folder))
     assert 1.0 - ours.values[1] == pytest.approx(1.0, rel=1e-3)  # ten steps of 0.1
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_with_one_step_for_all_is_restored(tmp_path: Path) -> None:
     tensors = {n: t for n, t in files.read(path).items() if not n.endswith("@step")}
     assert len(tensors) == 9
     commit(path.parent, {path.name: files.write(path, tensors, {"step": "5"})})
-    part = Server("adam", ADAM, source=snapshot.Source(path.parent))
+    part = Server("adam", ADAM, source=reader.CheckpointReader(path.parent))
     for server in (whole, part):
         server.push(None, 0.5, 0.5)
     assert part.values == whole.values

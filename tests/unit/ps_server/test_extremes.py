@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.wire.extremes import variants
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.gate import HoldEndedError
+from torch_edl.ps_server.push_barrier import HoldEndedError
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard, UpdateRules
 from torch_edl.wire import codec
@@ -76,10 +76,10 @@ class World:
                 learning_rates=[0.1],
                 without_gradient=[1],
             ),
-            "GetMarks": pb.GetMarksRequest(task_ids=[3]),
+            "GetWatermarks": pb.GetWatermarksRequest(task_ids=[3]),
             "Hold": pb.HoldRequest(timeout_ms=20),
             "Snapshot": pb.SnapshotRequest(
-                targets=pb.Marks(tasks=[pb.TaskMark(task_id=3)]), directory=str(directory)
+                targets=pb.Watermarks(tasks=[pb.Watermark(task_id=3)]), directory=str(directory)
             ),
             "Flush": pb.FlushRequest(),
             "Release": pb.ReleaseRequest(),

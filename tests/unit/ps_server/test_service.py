@@ -15,9 +15,9 @@ import grpc
 import numpy as np
 import pytest
 
+from torch_edl.checkpoint import files
 from torch_edl.config import ENV_TOKEN
-from torch_edl.ps_server import files
-from torch_edl.ps_server.marks import Marks
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
@@ -99,11 +99,11 @@ def test_a_range_is_applied_once(start: Callable[..., Any]) -> None:
     assert server.push(4, 0, 32, rows=rows).duplicate
     assert (server.pull("t", ids) == 1).all()
     assert server.status().repeated_pushes == 3
-    request = pb.GetMarksRequest(fence=server.fence, task_ids=[4, 5])
-    assert list(server.call("GetMarks", request).offsets) == [64, 0]
+    request = pb.GetWatermarksRequest(fence=server.fence, task_ids=[4, 5])
+    assert list(server.call("GetWatermarks", request).offsets) == [64, 0]
     server.push(9, 0, 64, rows=rows, retired_before=9)
     assert server.push(4, 64, 128, rows=rows).duplicate  # retired: it was whole
-    assert list(server.call("GetMarks", request).offsets) == [2**63 - 1, 2**63 - 1]
+    assert list(server.call("GetWatermarks", request).offsets) == [2**63 - 1, 2**63 - 1]
 
 
 def test_the_same_push_from_many_connections_at_once_counts_once(start: Callable[..., Any]) -> None:
@@ -190,7 +190,7 @@ def test_callers_of_another_life_or_job_or_without_the_token(start: Callable[...
         "PushEmbeddingTableInfos": pb.PushEmbeddingTableInfosRequest(),
         "Pull": pb.PullRequest(),
         "PushGradients": pb.PushGradientsRequest(range=pb.RecordRange(last=1)),
-        "GetMarks": pb.GetMarksRequest(),
+        "GetWatermarks": pb.GetWatermarksRequest(),
         "Hold": pb.HoldRequest(timeout_ms=1000),
         "Snapshot": pb.SnapshotRequest(),
         "Release": pb.ReleaseRequest(),
@@ -328,7 +328,7 @@ def test_servers_with_different_quorums_snapshot_the_same_records(
         server.initialize({}, {"t": 4})
         server.push(0, 0, 64, rows=rows)
     second.push(1, 0, 64, rows=rows)  # a quorum there; on the first, task 0 still waits
-    targets = Marks.union([first.hold(), second.hold()])
+    targets = Watermarks.union([first.hold(), second.hold()])
     assert targets.offsets == {0: 64, 1: 64}
 
     late = [  # one is in the targets, one is not

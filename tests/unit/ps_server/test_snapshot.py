@@ -17,14 +17,16 @@ import safetensors.torch
 import torch
 from safetensors.numpy import load_file, save_file
 
-from torch_edl import _core, checkpoint
+from torch_edl import _core
+from torch_edl.checkpoint import files, layout
+from torch_edl.checkpoint.export import write_output
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.writer import write_tables
 from torch_edl.errors import CheckpointError
-from torch_edl.ps_server import files
-from torch_edl.ps_server.export import write_output
-from torch_edl.ps_server.marks import Marks
-from torch_edl.ps_server.optimizers import Optimizers
-from torch_edl.ps_server.snapshot import Source, write_tables
-from torch_edl.ps_server.table import EmbeddingTable
+from torch_edl.tables.optimizers import Optimizers
+from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
 
 INT64 = np.iinfo(np.int64)
@@ -77,8 +79,8 @@ def test_three_servers_become_two_become_five(
             # What a restored server is told to start from does not matter.
             other = {n: v + 100 * step for n, v in DENSE.items()}
             assert server.initialize(other, {"t": 4}, **arguments)
-            request = pb.GetMarksRequest(fence=server.fence, task_ids=[0])
-            assert list(server.call("GetMarks", request).offsets) == [10 * step]
+            request = pb.GetWatermarksRequest(fence=server.fence, task_ids=[0])
+            assert list(server.call("GetWatermarks", request).offsets) == [10 * step]
             assert server.status().version == 2 * step
         for half in (0, 5):
             push_all(servers, 0, 10 * step + half, 10 * step + half + 5, scale=step + half + 1)
@@ -100,15 +102,15 @@ def test_a_model_of_any_type_of_number_is_written(tmp_path: Path) -> None:
         "small": torch.arange(3, dtype=torch.int8),
         "float": torch.ones(2, 2),
     }
-    folder = checkpoint.step_dir(tmp_path, 1)
+    folder = layout.step_dir(tmp_path, 1)
     folder.mkdir()
     name = "shard-0-of-1.dense.safetensors"
     safetensors.torch.save_file(model, folder / name)
     size = (folder / name).stat().st_size
-    manifest = checkpoint.Manifest(
+    manifest = Manifest(
         job="j", strategy="allreduce", steps=1, shards=1, retired_before=0, files={name: size}
     )
-    checkpoint.commit(folder, manifest)
+    layout.commit(folder, manifest)
     write_output(folder, tmp_path / "out")
     written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == model.keys()
@@ -174,7 +176,7 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
     start: Callable[..., Any], save: Callable[..., Path]
 ) -> None:
     """SGD with rate 1 and gradient -n for n records counts records: every weight, every row and
-    the marks must say the same number, on both servers, though workers push all the time."""
+    the watermarks must say the same number, on both servers, though workers push all the time."""
     servers = start(2)
     for server in servers:
         server.initialize({"w": np.zeros(64, np.float32), "v": np.zeros(64, np.float32)}, {"t": 4})
@@ -207,9 +209,9 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
             while servers[0].status().pushes < before + 10 and time.monotonic() < deadline:
                 time.sleep(0.005)
             directory = save(servers, steps=step)
-            manifest = checkpoint.read(directory)
-            records = sum(manifest.marks.values())
-            source = Source(directory)
+            manifest = layout.read(directory)
+            records = sum(manifest.watermarks.values())
+            source = CheckpointReader(directory)
             values, _ = source.dense()
             assert set(values) == {"v", "v@step", "w", "w@step"}
             for name in ("v", "w"):
@@ -292,7 +294,7 @@ def test_a_snapshot_without_a_hold_or_in_time_is_refused(
     snapshot = pb.SnapshotRequest(fence=server.fence, directory=str(tmp_path))
     assert server.refusal("Snapshot", snapshot)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     server.hold(timeout_ms=50)
-    snapshot.targets.CopyFrom(Marks(0, {5: 64}).to_proto())  # nobody pushes it
+    snapshot.targets.CopyFrom(Watermarks(0, {5: 64}).to_proto())  # nobody pushes it
     assert "timed out" in server.refusal("Snapshot", snapshot)[1]
     assert not list(tmp_path.iterdir())
     server.push(5, 0, 64)  # the hold is over
@@ -336,7 +338,7 @@ def test_damaged_checkpoints_are_refused(
     flat = "shard-0-of-1.dense.safetensors"
 
     def restored(directory: Path) -> None:
-        source = Source(directory)
+        source = CheckpointReader(directory)
         source.dense()
         for _ in source.tables["t"].rows():
             pass
@@ -394,7 +396,7 @@ def test_a_model_of_another_shape_is_refused(
 def test_an_exported_model_without_its_tables_is_refused(tmp_path: Path) -> None:
     save_file({"a": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"metadata\.json"):
-        Source(tmp_path)
+        CheckpointReader(tmp_path)
 
 
 def test_slots_are_matched_by_name() -> None:
@@ -438,8 +440,8 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     old.core.begin_snapshot()
     sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
     manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1, "retired_before": 0}
-    checkpoint.commit(tmp_path, checkpoint.Manifest(**manifest, files=sizes))
-    new = Source(tmp_path, values_only=values_only).table("t").restore(info, optimizers)
+    layout.commit(tmp_path, Manifest(**manifest, files=sizes))
+    new = CheckpointReader(tmp_path, values_only=values_only).table("t").restore(info, optimizers)
     assert new.step == (0 if values_only else 200)
     update(new, 9, 1)
     assert new.core.size == 2

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.engine.ring.rings import Member, office, wait_until
 
-from tests.unit.strategy.rings import Member, office, wait_until
 from tests.unit.trainer.test_job import counted, numbers, train
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
 from torch_edl.errors import EdlError
 from torch_edl.trainer.ending import Ending
 
@@ -100,9 +100,9 @@ def test_the_last_ones_to_leave_write_a_checkpoint(world: int, tmp_path: Path) -
         for each in members:
             each.process.join(30)
             assert each.process.exitcode == 0
-        found = checkpoint.newest(tmp_path)
+        found = layout.newest(tmp_path)
         assert found is not None
-        assert checkpoint.read(found).steps == 3
+        assert layout.read(found).steps == 3
     with office(1) as one:
         assert one.start(long, str(tmp_path)).hear() == (5, [1.0] * 40)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_edl
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -41,6 +41,6 @@ def test_ctrl_c_ends_after_the_update_with_a_checkpoint(tmp_path: Path, times: i
         job.ending.finished = False
         job.close()
     assert came == 3
-    found = [path.name for path in checkpoint.complete(tmp_path)]
-    assert found == ([checkpoint.step_dir(tmp_path, 3).name] if times == 1 else [])
+    found = [path.name for path in layout.complete(tmp_path)]
+    assert found == ([layout.step_dir(tmp_path, 3).name] if times == 1 else [])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

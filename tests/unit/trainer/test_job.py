@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_edl
-from tests.unit.strategy.rings import Member, office, wait_until
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
+from torch_edl.engine.ring import replica as replicas
+from torch_edl.engine.ring.allreduce import DivergedError
 from torch_edl.errors import UsageError
-from torch_edl.strategy import replica as replicas
-from torch_edl.strategy.allreduce import DivergedError
 from torch_edl.trainer.job import Job
 
 
@@ -226,7 +226,7 @@ def one_behind(member: Member) -> None:
         scheduler.step()
         job.log(x=1.0)
     records = sum(n for _, n in job._meter._kept["x"])
-    rings = [(seat.source, seat.heal) for seat in member.seats]
+    rings = [(assignment.source, assignment.heal) for assignment in member.seats]
     member.tell((job.step, engine.replica.digest(), scheduler.last_epoch, records, rings))
     job.close()
 
@@ -452,16 +452,16 @@ def test_a_checkpoint_goes_on_in_another_world_with_the_rest(tmp_path: Path, acc
         for each in members:
             assert each.hear() == "there"
         if not accept:
-            assert checkpoint.newest(tmp_path) is None
+            assert layout.newest(tmp_path) is None
             return
         # Of step 4, or of step 2 where that was being written still.
-        wait_until(lambda: checkpoint.newest(tmp_path) is not None)
+        wait_until(lambda: layout.newest(tmp_path) is not None)
     with office(2) as one:
-        one.restored_from = str(checkpoint.newest(tmp_path))
+        one.restored_from = str(layout.newest(tmp_path))
         for each in [one.start(saving, str(tmp_path), 10**9) for _ in range(2)]:
             assert each.hear() == (10, [2.0] * 40)
         # The last one, when the script ends.
-        wait_until(lambda: (checkpoint.newest(tmp_path) or tmp_path).name == "step-0000000010")
+        wait_until(lambda: (layout.newest(tmp_path) or tmp_path).name == "step-0000000010")
 
 
 # ---- one process ----

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
 from torch_edl.errors import UsageError
 
 DATA = TensorDataset(torch.randn(22, 3), torch.arange(22) % 2)
@@ -75,7 +75,7 @@ def test_a_loader_that_was_left_half_read_counts_its_last_update(jobs: Any, tmp_
         if job.step == 2:
             break
     job.close()
-    newest = checkpoint.newest(tmp_path)
+    newest = layout.newest(tmp_path)
     assert newest is not None
-    assert checkpoint.read(newest).data == {"pass": 0, "records": 8}
+    assert layout.read(newest).data == {"pass": 0, "records": 8}
     assert next(batches, None) is None

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from torch_edl import checkpoint
+from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig
+from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import UsageError
-from torch_edl.strategy.allreduce import AllReduce
-from torch_edl.strategy.replica import Replica
 from torch_edl.trainer.saver import Saver, Settings
 
 
@@ -24,7 +24,7 @@ def engine(step: int) -> AllReduce:
     return one
 
 
-class Meeting:
+class RingRendezvous:
     """Says whether a ring may commit, and what it was asked."""
 
     def __init__(self, *, accept: bool) -> None:
@@ -32,7 +32,7 @@ class Meeting:
         self.asked: list[bool] = []
 
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
-        assert not written or checkpoint.read(directory)
+        assert not written or layout.read(directory)
         self.asked.append(written)
         return self.accept
 
@@ -62,23 +62,23 @@ def test_only_rank_0_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("accept", [True, False])
 def test_a_ring_that_is_not_the_newest_commits_nothing(tmp_path: Path, accept: bool) -> None:
-    meeting: Any = Meeting(accept=accept)
-    saver = Saver(Settings(directory=str(tmp_path), every=1), meeting)
+    rendezvous: Any = RingRendezvous(accept=accept)
+    saver = Saver(Settings(directory=str(tmp_path), every=1), rendezvous)
     saver.after_step(engine(1))
     saver.close()
     assert names(tmp_path) == (["step-0000000001"] if accept else [])
-    assert meeting.asked == ([False, True] if accept else [False])
+    assert rendezvous.asked == ([False, True] if accept else [False])
 
 
 def test_what_a_crash_left_behind_is_written_anew(tmp_path: Path) -> None:
-    left = checkpoint.step_dir(tmp_path, 1)
+    left = layout.step_dir(tmp_path, 1)
     left.mkdir()
     (left / "half").write_text("x")
     saver = Saver(Settings(directory=str(tmp_path), every=1), None)
     saver.after_step(engine(1))
     saver.close()
     assert "half" not in names(left)
-    assert checkpoint.newest(tmp_path) == left
+    assert layout.newest(tmp_path) == left
 
 
 def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_checkpoints_of_an_earlier_job_are_not_mixed_with_new_ones(tmp_path: Pat
     with pytest.raises(UsageError, match="pass resume=True"):
         Saver(Settings(directory=str(tmp_path)), None)
     again = Saver(Settings(directory=str(tmp_path), resume=True), None)
-    assert again.newest() == checkpoint.step_dir(tmp_path, 3)
+    assert again.newest() == layout.step_dir(tmp_path, 3)
 
 
 def test_the_command_line_goes_first(tmp_path: Path) -> None:

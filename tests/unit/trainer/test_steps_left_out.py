@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.engine.ring.rings import Member, office
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.unit.strategy.rings import Member, office
 from tests.unit.trainer.test_job import Count, counted, numbers
 from torch_edl.errors import UsageError
 

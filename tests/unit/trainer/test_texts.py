@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from torch_edl.data.batches import open_batches
 from torch_edl.errors import UsageError
-from torch_edl.trainer.batches import open_batches
 
 TEXTS = ["the cat sat", "on the mat", "and looked"]
 DATA = {

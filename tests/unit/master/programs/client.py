@@ -3,8 +3,8 @@
 import sys
 import time
 
-from torch_edl.launch.base import ProcessSpec
-from torch_edl.launch.local import LocalLauncher
+from torch_edl.processes.base import ProcessSpec
+from torch_edl.processes.local import LocalLauncher
 
 launcher = LocalLauncher(sys.argv[1])
 launcher.start(ProcessSpec(role="master", id=0, module="run_master", args=["--job", "j"]))

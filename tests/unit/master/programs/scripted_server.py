@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from torch_edl.launch.child import follow_parent
+from torch_edl.processes.child import follow_parent
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 

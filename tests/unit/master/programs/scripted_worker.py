@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_edl.launch.child import follow_parent
+from torch_edl.processes.child import follow_parent
 from torch_edl.wire import codec
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub

@@ -1,0 +1,222 @@
+"""Keeps the state of the job in the store, its status in a file for those who ask when it is over,
+and the lock of the job, off the path of the RPCs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from master.runtime.service import Clock, Service
+from master.runtime.store.base import Store
+from master.state.job import Job
+from master.state.scripts import ScriptJob
+from torch_edl import job_folder
+from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.status_json import as_dict
+
+log = logging.getLogger(__name__)
+
+LOCK_TTL_S = 3.0
+_EVERY_S = 1.0
+_KEY = "job"
+_DURABLE = "durable"
+
+
+def acquire(store: Store, name: str) -> tuple[str, int]:
+    """Takes the lock of the job, waiting for one whose owner died without giving it back, unless
+    that was here and is certain.
+
+    Returns the name under which it is held, and its token.
+
+    Raises:
+        UsageError: another master of this job runs.
+    """
+    owner = f"{socket.gethostname()}/{os.getpid()}"
+    give_up = time.monotonic() + LOCK_TTL_S + _EVERY_S
+    while True:
+        try:
+            holder = store.holder()
+            dead = holder if _is_dead(holder) else ""
+            return owner, store.acquire(owner, LOCK_TTL_S, time.time(), instead_of=dead)
+        except StoreConflictError as error:
+            if time.monotonic() >= give_up:
+                raise UsageError(
+                    f"--job-name {name}: another master of this job is running ({error}); "
+                    "choose another name, or stop that job"
+                ) from error
+            time.sleep(0.2)
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether the owner of a lock was a process of this machine that is gone."""
+    host, _, pid = owner.rpartition("/")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+        # One that nobody has waited for yet is as dead.
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
+    """What an earlier master of this very run wrote with :meth:`Persistence.keep`; None: nothing.
+
+    Args:
+        secret: the token of the job, which another run of the same name does not share.
+    """
+    found = store.get(_DURABLE)
+    if found is None:
+        return None
+    state: dict[str, Any] = json.loads(found[0])
+    return state if state.pop("run") == _fingerprint(secret) else None
+
+
+def _fingerprint(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Persistence:
+    """A thread that renews the lock and writes what changed, once a second; and, at once, what
+    others rely on.
+
+    Args:
+        secret: the token of the job, see :func:`left_behind`.
+        status_file: what ``torch-edl status`` reads when there is no master to ask.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        store: Store,
+        owner: str,
+        token: int,
+        clock: Clock,
+        *,
+        secret: str,
+        status_file: Path,
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._owner = owner
+        self._token = token
+        self._clock = clock
+        found = store.get(_KEY)
+        self._revision = 0 if found is None else found[1]
+        self._written = b""
+        found = store.get(_DURABLE)
+        self._durable_revision = 0 if found is None else found[1]
+        self._durable_written = b""
+        self._run_of = _fingerprint(secret)
+        self._full = False  # and told
+        self._status_file = status_file
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
+        self._thread.start()
+
+    def keep(self) -> None:
+        """Writes what a restarted master goes on with, if it changed; the caller holds the lock.
+
+        Raises:
+            StoreConflictError: another master took the job over.
+            OSError: the disk refused.
+        """
+        job = self._service.job
+        if not isinstance(job, ScriptJob):
+            return
+        value = json.dumps({"run": self._run_of, **job.durable()}).encode()
+        if value != self._durable_written:
+            try:
+                self._durable_revision = self._store.put(
+                    _DURABLE, value, self._durable_revision, token=self._token
+                )
+            except OSError as error:
+                self._told(error)
+                raise
+            self._durable_written = value
+
+    def close(self) -> None:
+        """Writes the last state and gives the lock back."""
+        self._ended.set()
+        self._thread.join(LOCK_TTL_S)
+        try:
+            self._store.release(self._token)
+        except OSError as error:  # whose owner is gone can be taken
+            log.warning("the lock of the job is not given back: %s", error)
+        self._store.close()
+
+    def _told(self, error: OSError | None) -> None:
+        """Says once that there is no room, and once that there is some again; the caller holds
+        the lock."""
+        if (error is not None) == self._full:
+            return
+        self._full = error is not None
+        job, now = self._service.job, self._clock()
+        if error is None:
+            job.tell("info", "the state of the job is kept again", now)
+            return
+        waits = isinstance(job, ScriptJob)
+        then = "no worker joins or leaves until there is room" if waits else "the job goes on"
+        job.tell("warning", f"the state of the job cannot be kept: {error}; {then}", now)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_EVERY_S):
+            self._keep()
+        self._keep()
+
+    def _keep(self) -> None:
+        try:
+            self._store.acquire(self._owner, LOCK_TTL_S, time.time())
+            with self._service.changed:
+                state = state_of(self._service.job)
+                status = self._service.status()
+            value = json.dumps(state).encode()
+            if value != self._written:
+                self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
+                self._written = value
+            job_folder.write_text(self._status_file, json.dumps(as_dict(status), indent=1))
+            with self._service.changed:
+                self.keep()
+                self._told(None)
+        except StoreConflictError as error:
+            with self._service.changed:
+                self._service.job.fail(f"another master took this job over: {error}", self._clock())
+                self._service.changed.notify_all()
+        except OSError as error:
+            with self._service.changed:
+                self._told(error)
+
+
+def state_of(job: Job) -> dict[str, Any]:
+    """What a successor must know to go on."""
+    state: dict[str, Any] = {
+        "state": job.state,
+        "strategy": job.fleet.strategy,
+        "incarnation": job.fleet.incarnation,
+        "workers_wanted": job.fleet.workers_wanted,
+        "processes": [
+            {"role": p.role, "id": p.id, "pid": p.pid, "address": p.address}
+            for p in job.fleet.alive()
+        ],
+        "checkpoint": str(job.keeper.newest.path) if job.keeper.newest is not None else "",
+    }
+    if job.work.main is not None:
+        progress = job.work.main.queue.progress()
+        state["retired_before"] = progress.retired_before
+        state["watermarks"] = {str(id): mark for id, mark in progress.offsets.items()}
+    if job.work.evaluations is not None:
+        state["evaluations"] = [
+            {"steps": r.steps, "metrics": dict(r.metrics)} for r in job.work.evaluations.results
+        ]
+    return state

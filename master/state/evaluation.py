@@ -1,0 +1,145 @@
+"""When to evaluate, and what came of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from master.state.tasks import Pass, TaskQueue, errand
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.metric_states import MetricStates
+
+
+@dataclass(frozen=True)
+class Result:
+    """An evaluation that is over."""
+
+    steps: int
+    """Training steps when it began."""
+    metrics: Mapping[str, float]
+
+
+class _Schedule:
+    """When an evaluation is due: each ``every`` steps, and once when all training is done."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._next = every
+        self.final_begun = False
+
+    def due(self, steps: int, *, trained: bool) -> bool:
+        """Whether one is to begin now. Said once for each; several missed ones are one."""
+        if trained:
+            due, self.final_begun = not self.final_begun, True
+            return due
+        if self._every and steps >= self._next:
+            self._next = (steps // self._every + 1) * self._every
+            return True
+        return False
+
+    def restore(self, steps: int) -> None:
+        """Training is at ``steps`` and goes on from there."""
+        self.final_begun = False
+        self._next = (steps // self._every + 1) * self._every if self._every else 0
+
+
+@dataclass
+class _Running:
+    steps: int
+    tasks: Pass
+    states: MetricStates
+    summary: Pass | None = None
+
+
+class Evaluations:
+    """The evaluations of a job, one at a time.
+
+    Args:
+        space: the tasks of the evaluation data.
+        every: training steps between two of them; 0: only the last one.
+        lease_ids: numbers for leases; shared by the queues of a job.
+        timeout_s: see :class:`master.state.tasks.TaskQueue`.
+    """
+
+    def __init__(
+        self, space: TaskSpace, *, every: int, lease_ids: Iterator[int], timeout_s: float
+    ) -> None:
+        self.space = space
+        self.results: list[Result] = []
+        self._schedule = _Schedule(every)
+        self._lease_ids = lease_ids
+        self._timeout_s = timeout_s
+        self._count = 0
+        self._running: _Running | None = None
+
+    @property
+    def complete(self) -> bool:
+        """The final evaluation is over."""
+        return self._schedule.final_begun and self._running is None
+
+    def passes(self) -> list[Pass]:
+        """What workers can lease for the evaluation that runs."""
+        running = self._running
+        if running is None:
+            return []
+        return [running.tasks] if running.summary is None else [running.summary]
+
+    @property
+    def queue(self) -> TaskQueue | None:
+        """The tasks of the evaluation that runs."""
+        return self._running.tasks.queue if self._running is not None else None
+
+    @property
+    def records_done(self) -> int:
+        """Records of the running evaluation that are done; all of them once the last is over."""
+        if self._running is not None:
+            return self._running.tasks.queue.records_done
+        return self.space.total_records if self.complete else 0
+
+    def tick(self, steps: int, *, trained: bool) -> Result | None:
+        """Begins one that is due, and returns the result of one that ended."""
+        running = self._running
+        if running is None:
+            if self._schedule.due(steps, trained=trained):
+                self._count += 1
+                queue = TaskQueue(self.space, lease_ids=self._lease_ids, timeout_s=self._timeout_s)
+                tasks = Pass(pb.TASK_EVALUATE, queue, self._count)
+                self._running = _Running(steps, tasks, MetricStates())
+            return None
+        if not running.tasks.queue.complete:
+            return None
+        if running.states.has_objects and running.summary is None:
+            running.summary = errand(
+                pb.TASK_SUMMARIZE,
+                "summary",
+                lease_ids=self._lease_ids,
+                timeout_s=self._timeout_s,
+                evaluation=self._count,
+                states=running.states.objects(),
+            )
+        if running.states.has_objects:
+            return None
+        return self._end(running, {})
+
+    def evaluated(self, task_id: int, states: Iterable[pb.MetricState]) -> None:
+        """A task of the running evaluation is done."""
+        assert self._running is not None
+        self._running.states.add(task_id, states)
+
+    def summarized(self, values: Mapping[str, float]) -> Result:
+        """The values of the metric objects are there: the evaluation is over."""
+        assert self._running is not None
+        return self._end(self._running, values)
+
+    def restore(self, steps: int) -> None:
+        """Training went back to ``steps``: what was evaluated later, and what runs, is void."""
+        self._running = None
+        self.results = [r for r in self.results if r.steps <= steps]
+        self._schedule.restore(steps)
+
+    def _end(self, running: _Running, values: Mapping[str, float]) -> Result:
+        result = Result(running.steps, {**running.states.means(), **values})
+        self.results.append(result)
+        self._running = None
+        return result

@@ -1,0 +1,386 @@
+"""Which processes should run. Pure: events change the plan, :meth:`Fleet.plan` says what to do.
+
+Exactly ``workers`` workers are kept alive, from the start: they take seconds to import what they
+need. The servers follow when the strategy is known: all of one incarnation or none.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from master.state.processes import (
+    DRAINING,
+    EXITED,
+    RUNNING,
+    STARTING,
+    STOPPING,
+    Action,
+    CrashLoop,
+    Outcome,
+    Process,
+    ServersGone,
+    Start,
+    Stop,
+    WorkerGone,
+)
+from torch_edl.processes.base import ProcessExit, ProcessSpec
+
+# Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
+CRASH_LIMIT = 5
+# The same for those that somebody ended with SIGKILL or SIGTERM. That is how machines are taken
+# away, which is no fault of the job; but so does the kernel when memory is short, for ever.
+KILL_LIMIT = 30
+_KILLS = (signal.SIGKILL, signal.SIGTERM)
+_FIRST_BACKOFF_S = 0.5
+_STOP_GRACE_S = 2.0
+_DRAIN_S = 60.0
+_UNUSED_DRAIN_S = 10.0
+# A worker that imports a large framework on a busy machine registers within this.
+_REGISTER_S = 180.0
+
+
+@dataclass
+class _Servers:
+    incarnation: int = 0
+    restore: str = ""
+    values_only: bool = False
+    ids: list[int] = field(default_factory=list)
+
+
+class Fleet:
+    """The processes of one job.
+
+    Args:
+        job: name of the job.
+        workers: how many workers to keep alive.
+        servers: parameter servers of the strategy ``ps``.
+        server_args: arguments that all of them get.
+        env: environment of every process: where the master is.
+        external: agents start the workers and stop them; only servers are ours.
+        worker_module: run with ``python -m``.
+        server_module: run with ``python -m``.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        *,
+        workers: int,
+        servers: int,
+        server_args: Sequence[str] = (),
+        worker_module: str = "torch_edl.worker",
+        server_module: str = "torch_edl.ps_server",
+        external: bool = False,
+    ) -> None:
+        self.env: dict[str, str] = {}
+        self.workers_wanted = workers
+        self.strategy = ""
+        self._job = job
+        self._shards = servers
+        self._server_args = tuple(server_args)
+        self._worker_module = worker_module
+        self._server_module = server_module
+        self.external = external
+        self._processes: dict[tuple[str, int], Process] = {}
+        self._servers = _Servers()
+        self._next_id = {"worker": 0, "ps": 0}
+        self._worker_crashes = 0
+        self._worker_kills = 0
+        self._server_crashes = 0
+        self._start_after = 0.0
+        self._ending: float | None = None
+        self._hurry = False
+        self._retired = False
+
+    # ---- what it says ----
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._processes.values())
+
+    def process(self, role: str, id: int) -> Process | None:
+        """A process that the job has or had."""
+        return self._processes.get((role, id))
+
+    def alive(self, role: str | None = None) -> list[Process]:
+        """Processes that have not ended, of one role or all."""
+        return [p for p in self._processes.values() if p.state != EXITED and role in (None, p.role)]
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the model this is; from 1 once the strategy is known."""
+        return self._servers.incarnation
+
+    @property
+    def restored_from(self) -> str:
+        """What this life of the model started from; empty: from scratch."""
+        return self._servers.restore
+
+    @property
+    def values_only(self) -> bool:
+        """Whether only values are taken of it."""
+        return self._servers.values_only
+
+    @property
+    def addresses(self) -> Sequence[str] | None:
+        """Addresses of the servers in shard order; None while one of them has not registered."""
+        if not self.strategy:
+            return None
+        if self.strategy in ("local", "allreduce"):
+            return ()
+        servers = [self._processes["ps", id] for id in self._servers.ids]
+        if not servers or not all(s.address and s.state == RUNNING for s in servers):
+            return None
+        return [s.address for s in servers]
+
+    # ---- what happens ----
+
+    def decide(
+        self, strategy: str, *, restore: str, values_only: bool = False, incarnation: int = 1
+    ) -> None:
+        """The strategy is known: servers may start, and all workers.
+
+        Args:
+            restore: a checkpoint or exported model that the servers (or the worker) load.
+            values_only: it is of another job: its watermarks and optimizer state are not ours.
+            incarnation: more than 1 where a restarted master goes on.
+        """
+        assert not self.strategy
+        self.strategy = strategy
+        self._servers = _Servers(incarnation, restore, values_only)
+
+    def renew(self, *, restore: str, values_only: bool = False) -> None:
+        """A new life of the model: servers are replaced by new ones that load ``restore``."""
+        for id in self._servers.ids:
+            process = self._processes["ps", id]
+            if process.state != EXITED:
+                process.lost = True
+                process.stop_by = 0.0
+        self._servers = _Servers(self._servers.incarnation + 1, restore, values_only)
+
+    def scale(self, workers: int) -> None:
+        """Keep so many workers from now on."""
+        self.workers_wanted = workers
+
+    def adopt(self, id: int, pid: int, log: str = "") -> None:
+        """An agent started this worker."""
+        assert self.external
+        self._processes["worker", id] = Process("worker", id, state=RUNNING, pid=pid, log=log)
+
+    def abandon(self, worker: int, exit: str) -> None:
+        """A worker that an agent started ended, or is counted on no longer."""
+        process = self._processes.get(("worker", worker))
+        if process is not None and process.state != EXITED:
+            process.state, process.exit = EXITED, exit
+
+    def started(self, role: str, id: int, pid: int) -> None:
+        """A process of a :class:`Start` runs."""
+        self._processes[role, id].pid = pid
+
+    def not_started(self, role: str, id: int, reason: str) -> None:
+        """A process of a :class:`Start` could not be started."""
+        process = self._processes[role, id]
+        process.state, process.exit = EXITED, reason
+
+    def registered(self, id: int, now: float) -> bool:
+        """A worker registered; False if it is not one of ours, or was told to end."""
+        process = self._processes.get(("worker", id))
+        if process is None or process.state in (EXITED, STOPPING):
+            return False
+        if process.state == STARTING:
+            process.state = RUNNING
+        return True
+
+    def server_registered(self, shard: int, incarnation: int, address: str, pid: int) -> bool:
+        """A server listens; False if it is of another life."""
+        if incarnation != self._servers.incarnation:
+            return False
+        for id in self._servers.ids:
+            process = self._processes["ps", id]
+            if process.shard == shard and process.state in (STARTING, RUNNING):
+                process.state = RUNNING
+                process.address = address
+                return True
+        return False
+
+    def ready(self, worker: int) -> None:
+        """A worker has its model and may lease."""
+        process = self._processes.get(("worker", worker))
+        if process is not None:
+            process.ready = True
+
+    def trained(self, worker: int) -> None:
+        """A worker made progress: whatever crashed before did not keep the job from training."""
+        process = self._processes.get(("worker", worker))
+        if process is not None:
+            process.trained = True
+        self._worker_crashes = self._worker_kills = self._server_crashes = 0
+
+    def retire(self, now: float, *, by: float) -> None:
+        """All workers are to leave, and none is started any more.
+
+        Args:
+            by: when those that have not left are stopped; one that only starts is stopped now.
+        """
+        self._retired = True
+        for process in self.alive("worker"):
+            if process.state in (STARTING, RUNNING, DRAINING):
+                process.stop_by = now if process.state == STARTING else by
+                process.state = DRAINING
+
+    def hurry(self) -> None:
+        """Nobody waits for a process that is to end: it is ended by force."""
+        for process in self.alive(None):
+            process.lost = True
+            if process.state == STOPPING:
+                process.state = RUNNING
+
+    def lost(self, worker: int) -> None:
+        """A worker hangs or does not answer: it is ended by force, and replaced."""
+        process = self._processes.get(("worker", worker))
+        if process is not None and process.state != EXITED:
+            process.lost = True
+            process.stop_by = 0.0
+
+    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Outcome | None:
+        """A process ended. Returns what that means, if anything."""
+        process = self._processes[exit.role, exit.id]
+        was, process.state, process.exit = process.state, EXITED, str(exit)
+        name = f"{exit.role}-{exit.id}"
+        if exit.role == "worker":
+            killed = exit.signal in _KILLS
+            return self._worker_exited(process, was, f"{name} ended with {exit}", log, now, killed)
+        if self._ending is not None or process.id not in self._servers.ids:
+            return None
+        self._server_crashes += 1
+        if self._server_crashes >= CRASH_LIMIT:
+            return CrashLoop(
+                f"a parameter server died {CRASH_LIMIT} times in a row before anything was "
+                f"trained; the last one, {name}, with {exit}; its log is {log}"
+            )
+        return ServersGone(f"{name} ended with {exit}")
+
+    def _worker_exited(
+        self, process: Process, was: str, text: str, log: str, now: float, killed: bool
+    ) -> Outcome | None:
+        if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
+            return WorkerGone(process.id, text, expected=True)
+        if not process.trained and killed:
+            self._worker_kills += 1
+            if self._worker_kills >= KILL_LIMIT:
+                return CrashLoop(
+                    f"workers were killed {KILL_LIMIT} times in a row before anything was trained; "
+                    f"is there enough memory? {text}; its log is {log}"
+                )
+        elif not process.trained:
+            self._worker_crashes += 1
+            # The first replacement comes at once: one death is more likely a preemption.
+            if self._worker_crashes > 1:
+                self._start_after = now + _FIRST_BACKOFF_S * 2 ** (self._worker_crashes - 2)
+            if self._worker_crashes >= CRASH_LIMIT:
+                return CrashLoop(
+                    f"workers died {CRASH_LIMIT} times in a row before anything was trained; "
+                    f"{text}; its log is {log}"
+                )
+        return WorkerGone(process.id, text, expected=False)
+
+    def end(self, now: float, *, leave_s: float) -> None:
+        """The job is over: nothing starts any more.
+
+        Args:
+            leave_s: how long workers have to leave by themselves, servers staying until they
+                did; 0 stops everything at once.
+        """
+        self._hurry = leave_s <= 0
+        if self._ending is None or now + leave_s < self._ending:
+            self._ending = now + leave_s
+
+    # ---- what to do ----
+
+    def plan(self, now: float) -> list[Action]:
+        """What must be started and stopped now; each is said once."""
+        actions: list[Action] = []
+        # What agents started is theirs to stop.
+        ours = self.alive("ps" if self.external else None)
+        if self._ending is not None:
+            # Workers first: they have no use for servers that are gone.
+            workers_leave = any(p.role == "worker" for p in ours) and not self._hurry
+            roles = ["worker"] if workers_leave else ["worker", "ps"]
+            for process in ours:
+                # One that still builds its model would not hear for seconds that it is over.
+                due = process.role == "ps" or now >= self._ending or not process.ready
+                if due and process.role in roles and process.state != STOPPING:
+                    actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
+            return actions
+        for process in ours:
+            if process.stop_by is not None and now >= process.stop_by:
+                process.stop_by = None
+                actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
+            elif (
+                process.role == "worker"
+                and process.state == STARTING
+                and now - process.started_at >= _REGISTER_S
+            ):
+                process.lost = True
+                actions.append(self._stop(process, 0.0))
+        if self.strategy == "ps" and not self._servers.ids:
+            actions += self._start_servers(now)
+        if not self.external and not self._retired:
+            actions += self._fit_workers(now)
+        return actions
+
+    def draining(self) -> list[int]:
+        """Workers that are to finish what they do and leave."""
+        return [p.id for p in self.alive("worker") if p.state == DRAINING]
+
+    def _stop(self, process: Process, grace_s: float) -> Stop:
+        process.state = STOPPING
+        return Stop(process.role, process.id, grace_s)
+
+    def _start_servers(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for shard in range(self._shards):
+            args = [
+                *("--job", self._job),
+                *("--shard", str(shard)),
+                *("--shards", str(self._shards)),
+                *("--incarnation", str(self._servers.incarnation)),
+                *self._server_args,
+            ]
+            if self._servers.restore:
+                args += ["--restore", self._servers.restore]
+                args += ["--values-only"] if self._servers.values_only else []
+            process, start = self._start("ps", self._server_module, args, now)
+            process.shard, process.incarnation = shard, self._servers.incarnation
+            self._servers.ids.append(process.id)
+            actions.append(start)
+        return actions
+
+    def _fit_workers(self, now: float) -> list[Action]:
+        staying = [p for p in self.alive("worker") if p.state in (STARTING, RUNNING)]
+        wanted = self.workers_wanted
+        if len(staying) > wanted:
+            # Those that came last leave; one that only starts has nothing to finish.
+            for process in staying[wanted:]:
+                process.state = DRAINING
+                process.stop_by = now + (_DRAIN_S if process.trained else _UNUSED_DRAIN_S)
+        actions: list[Action] = []
+        if now >= self._start_after:
+            # Not before those that hang are gone: never more than the maximum run at once.
+            ending = sum(p.state in (DRAINING, STOPPING) for p in self.alive("worker"))
+            for _ in range(wanted - len(staying) - ending):
+                id = str(self._next_id["worker"])
+                actions.append(self._start("worker", self._worker_module, ["--id", id], now)[1])
+        return actions
+
+    def _start(
+        self, role: str, module: str, args: Sequence[str], now: float
+    ) -> tuple[Process, Start]:
+        id = self._next_id[role]
+        self._next_id[role] += 1
+        process = Process(role, id, started_at=now)
+        self._processes[role, id] = process
+        return process, Start(
+            ProcessSpec(role=role, id=id, module=module, args=args, env=dict(self.env))
+        )

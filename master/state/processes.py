@@ -1,0 +1,106 @@
+"""What a fleet consists of: processes, what is to be done to them, and what their ends mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_edl.errors import UsageError
+from torch_edl.processes.base import ProcessSpec
+
+STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
+    "starting",
+    "running",
+    "draining",
+    "stopping",
+    "exited",
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start this process and tell :meth:`Fleet.started`."""
+
+    spec: ProcessSpec
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask this process to end, and end it by force after the grace."""
+
+    role: str
+    id: int
+    grace_s: float
+
+
+Action = Start | Stop
+
+
+@dataclass
+class Process:
+    """One process that the job has or had."""
+
+    role: str
+    id: int
+    state: str = STARTING
+    pid: int = 0
+    address: str = ""
+    exit: str = ""
+    started_at: float = 0.0
+    stop_by: float | None = None
+    """When a worker that drains is stopped."""
+    trained: bool = False
+    """A worker that has finished a task or a minibatch."""
+    ready: bool = False
+    """A worker that has its model and may lease."""
+    lost: bool = False
+    """Given up by us; its end is no crash of its own."""
+    shard: int = 0
+    incarnation: int = 0
+    log: str = ""
+    """A worker that an agent started: the file of its output; empty if it is kept in none."""
+
+
+@dataclass(frozen=True)
+class WorkerGone:
+    """A worker is gone and what it held is free; ``expected`` if it had been told to leave."""
+
+    id: int
+    text: str
+    expected: bool
+
+
+@dataclass(frozen=True)
+class ServersGone:
+    """A server died: the model is lost with it, the job goes back to a checkpoint."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CrashLoop:
+    """Starting again does not help: the job fails."""
+
+    text: str
+
+
+Outcome = WorkerGone | ServersGone | CrashLoop
+
+
+_MOST_WORKERS = 10_000
+
+
+def check_scale(min_workers: int, max_workers: int, *, strategy: str) -> None:
+    """Raises UsageError if a running job cannot be scaled so."""
+    wanted = f"--workers {min_workers}:{max_workers}"
+    if min_workers < 1 or max_workers < 1:
+        raise UsageError(f"{wanted}: at least one worker is needed; torch-edl stop ends a job")
+    if min_workers > max_workers:
+        raise UsageError(
+            f"{wanted}: the minimum is above the maximum; write {max_workers}:{min_workers}"
+        )
+    if max_workers > _MOST_WORKERS:
+        raise UsageError(f"{wanted}: a job has {_MOST_WORKERS:,} workers at most")
+    if strategy == "local" and max_workers > 1:
+        raise UsageError(
+            f"{wanted}: the strategy local runs one worker; start the job with --strategy allreduce"
+        )

@@ -1,0 +1,353 @@
+"""Who has which task, and what is done. Pure: nothing here reads a clock, and nothing is held per
+task that is neither in flight nor left over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch_edl.data.task_space import Shard, Task, TaskSpace
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A task in somebody's hands."""
+
+    id: int
+    task: Task
+    worker: int
+    offset: int
+    """Records of the task known to be committed."""
+    retried: bool
+    """Somebody had it before."""
+
+
+class TaskQueue:
+    """Todo, doing and done of one pass.
+
+    Tasks are leased in the order of their ids, those that came back first. Holds only what is
+    leased, what came back, and what is done beyond the first task that is not.
+
+    Args:
+        lease_ids: numbers for leases; shared by the queues of a job.
+        timeout_s: a worker that made no progress for so long loses its leases.
+    """
+
+    def __init__(
+        self, space: TaskSpace, *, lease_ids: Iterator[int], timeout_s: float = 600.0
+    ) -> None:
+        self.space = space
+        self.timeout_s = timeout_s
+        self._lease_ids = lease_ids
+        self._failures: dict[int, int] = {}
+        self._clear(Watermarks())
+
+    def _clear(self, progress: Watermarks) -> None:
+        self._doing: dict[int, Lease] = {}
+        self._by_worker: dict[int, dict[int, Lease]] = {}
+        self._deadlines: dict[int, float] = {}
+        self._back: list[int] = []  # heap of tasks that came back
+        self._waiting: dict[int, int] = {}  # task that came back -> its last lease, 0: none
+        self._late: dict[int, int] = {}  # last lease -> task that came back
+        self._retried: set[int] = set()
+        self._ahead: set[int] = set()  # done, beyond the first that is not
+        self._offsets: dict[int, int] = {}
+        self._retired = min(progress.retired_before, self.space.total)
+        self._next = self._retired
+        self._done_records = self.space.records_before(self._retired)
+        self._done_steps = self.space.steps_before(self._retired)
+        watermarks = {
+            id: mark
+            for id, mark in progress.offsets.items()
+            if self._retired <= id < self.space.total and mark > 0
+        }
+        if not watermarks:
+            return
+        self._next = max(watermarks) + 1
+        for id in range(self._retired, self._next):
+            if watermarks.get(id, 0) >= self.space.task(id).records:
+                self._finish(self.space.task(id))
+                continue
+            if id in watermarks:
+                self._commit(id, watermarks[id])
+            self._return(id, 0)
+
+    # ---- what it says ----
+
+    @property
+    def complete(self) -> bool:
+        """Every task is done."""
+        return self._retired >= self.space.total
+
+    @property
+    def retired_before(self) -> int:
+        """All tasks below this id are done.
+
+        A task that ``max_steps`` cut is never counted: with a later limit it goes on.
+        """
+        cut = self.space.cut
+        return self._retired if cut is None else min(self._retired, cut.id)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the first task that is not done."""
+        return self.space.epoch_of(self._retired)
+
+    @property
+    def doing(self) -> int:
+        """Tasks that are leased."""
+        return len(self._doing)
+
+    @property
+    def done(self) -> int:
+        """Tasks that are done."""
+        return self._retired + len(self._ahead)
+
+    @property
+    def todo(self) -> int:
+        """Tasks that nobody has."""
+        return self.space.total - self.done - self.doing
+
+    @property
+    def records_done(self) -> int:
+        """Records of done tasks, and the committed part of the others."""
+        return self._done_records + sum(self._offsets.values())
+
+    @property
+    def steps_done(self) -> int:
+        """Minibatches of done tasks, and the committed part of the others."""
+        return self._done_steps + sum(map(self.space.steps_of, self._offsets.values()))
+
+    def held_by(self, worker: int) -> Sequence[Lease]:
+        """What a worker has, oldest first."""
+        return tuple(self._by_worker.get(worker, {}).values())
+
+    def open_steps(self, worker: int) -> tuple[int, int]:
+        """(records, minibatches) that a worker has not reported yet of what it holds."""
+        records = steps = 0
+        for lease in self._by_worker.get(worker, {}).values():
+            records += lease.task.records - lease.offset
+            steps += self.space.steps_of(lease.task.records) - self.space.steps_of(lease.offset)
+        return records, steps
+
+    def progress(self) -> Watermarks:
+        """What is done, for a checkpoint; the inverse of :meth:`restore`."""
+        watermarks = {id: self.space.task(id).records for id in self._ahead}
+        cut = self.space.cut
+        if cut is not None and self._retired > cut.id:
+            watermarks[cut.id] = cut.records
+        return Watermarks(self.retired_before, watermarks | self._offsets)
+
+    # ---- what happens to it ----
+
+    def lease(self, worker: int, now: float) -> Lease | None:
+        """The next task for a worker; None if there is none now."""
+        while self._back:
+            id = heapq.heappop(self._back)
+            if id in self._waiting:
+                self._late.pop(self._waiting.pop(id), None)
+                break
+        else:
+            if self._next >= self.space.total:
+                return None
+            id = self._next
+            self._next += 1
+        lease = Lease(
+            next(self._lease_ids),
+            self.space.task(id),
+            worker,
+            self._offsets.get(id, 0),
+            id in self._retried,
+        )
+        self._doing[lease.id] = lease
+        self._by_worker.setdefault(worker, {})[lease.id] = lease
+        self._deadlines.setdefault(worker, now + self.timeout_s)
+        return lease
+
+    def advance(self, records: int) -> bool:
+        """The first ``records`` records in the order of tasks are done; never goes back.
+
+        For a pass that is trained on in lockstep: nothing of it is leased. Returns whether more
+        is done than before.
+        """
+        if records <= self.records_done:
+            return False
+        self._offsets.clear()
+        while self._retired < self.space.total:
+            task = self.space.task(self._retired)
+            if self._done_records + task.records > records:
+                break
+            self._finish(task)
+        if self._retired < self.space.total and records > self._done_records:
+            self._offsets[self._retired] = records - self._done_records
+        self._next = max(self._next, self._retired)
+        return True
+
+    def touch(self, worker: int, now: float) -> None:
+        """The worker made progress: its leases live on."""
+        if worker in self._deadlines:
+            self._deadlines[worker] = now + self.timeout_s
+
+    def complete_lease(self, lease_id: int, now: float) -> Lease | None:
+        """The task is done; None if the lease is not known, and the report counts for nothing.
+
+        A lease that was taken away is still good while nobody else has the task.
+        """
+        lease = self._doing.get(lease_id)
+        if lease is not None:
+            self._forget(lease)
+            self.touch(lease.worker, now)
+        else:
+            id = self._late.pop(lease_id, None)
+            if id is None:
+                return None
+            del self._waiting[id]
+            lease = Lease(lease_id, self.space.task(id), -1, self._offsets.get(id, 0), True)
+        self._finish(lease.task)
+        return lease
+
+    def release(self, lease_id: int, now: float, *, committed: int = 0) -> Lease | None:
+        """The task comes back unfinished, ``committed`` more of its records done."""
+        lease = self._doing.get(lease_id)
+        if lease is None:
+            return None
+        self.touch(lease.worker, now)
+        self._forget(lease)
+        if committed:
+            self._commit(lease.task.id, lease.offset + committed)
+        self._return(lease.task.id, lease.id)
+        return lease
+
+    def fail(self, lease_id: int, now: float, *, committed: int = 0) -> tuple[Lease, int] | None:
+        """The user's code raised: the task comes back; also how often that happened to it."""
+        lease = self.release(lease_id, now, committed=committed)
+        if lease is None:
+            return None
+        count = self._failures.get(lease.task.id, 0) + 1
+        self._failures[lease.task.id] = count
+        return lease, count
+
+    def keep_only(self, worker: int, held: Iterable[int]) -> bool:
+        """Takes back what a worker does not know that it has (an answer that was lost).
+
+        Returns whether anything came back.
+        """
+        mine = self._by_worker.get(worker)
+        if not mine:
+            return False
+        lost = mine.keys() - set(held)
+        for lease_id in sorted(lost):
+            self.release(lease_id, 0.0)
+        return bool(lost)
+
+    def drop_worker(self, worker: int) -> Sequence[Lease]:
+        """Takes back all that a worker has."""
+        leases = self.held_by(worker)
+        for lease in leases:
+            self._forget(lease)
+            self._return(lease.task.id, lease.id)
+        return leases
+
+    def expire(self, now: float) -> Sequence[int]:
+        """Takes back what is held by workers without progress, and returns these workers."""
+        late = [worker for worker, deadline in self._deadlines.items() if deadline <= now]
+        for worker in late:
+            self.drop_worker(worker)
+        return late
+
+    def void(self) -> None:
+        """Takes back every lease, and no late report of them counts."""
+        for worker in list(self._by_worker):
+            self.drop_worker(worker)
+        self._late.clear()
+        self._waiting = dict.fromkeys(self._waiting, 0)
+
+    def restore(self, progress: Watermarks) -> None:
+        """Goes to what a checkpoint holds; every lease is void."""
+        self._clear(progress)
+
+    def _forget(self, lease: Lease) -> None:
+        del self._doing[lease.id]
+        mine = self._by_worker[lease.worker]
+        del mine[lease.id]
+        if not mine:
+            del self._by_worker[lease.worker]
+            del self._deadlines[lease.worker]
+
+    def _return(self, id: int, lease_id: int) -> None:
+        heapq.heappush(self._back, id)
+        self._waiting[id] = lease_id
+        self._retried.add(id)
+        if lease_id:
+            self._late[lease_id] = id
+
+    def _commit(self, id: int, offset: int) -> None:
+        # All of it is not done: the worker has not said so.
+        offset = min(offset, self.space.task(id).records)
+        self._offsets[id] = max(offset, self._offsets.get(id, 0))
+
+    def _finish(self, task: Task) -> None:
+        self._offsets.pop(task.id, None)
+        self._failures.pop(task.id, None)
+        self._retried.discard(task.id)
+        self._done_records += task.records
+        self._done_steps += self.space.steps_of(task.records)
+        self._ahead.add(task.id)
+        while self._retired in self._ahead:
+            self._ahead.remove(self._retired)
+            self._retired += 1
+
+
+@dataclass
+class Pass:
+    """A queue and what its leases are for."""
+
+    kind: pb.TaskKind
+    queue: TaskQueue
+    evaluation: int = 0
+    """Which evaluation it is part of."""
+    states: Sequence[pb.MetricState] = ()
+    """TASK_SUMMARIZE: the merged states to compute values from."""
+    directory: str = ""
+    """TASK_SNAPSHOT: where to write."""
+
+    def message(self, lease: Lease) -> pb.LeaseMessage:
+        """The lease as a worker hears of it."""
+        task = lease.task
+        shard = self.queue.space.shard(task.shard)
+        return pb.LeaseMessage(
+            lease_id=lease.id,
+            kind=self.kind,
+            task_id=task.id,
+            shard=task.shard,
+            start=task.start,
+            end=task.end,
+            epoch=task.epoch,
+            offset=lease.offset,
+            retried=lease.retried,
+            evaluation=self.evaluation,
+            states=self.states,
+            directory=self.directory,
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
+        )
+
+
+def errand(
+    kind: pb.TaskKind,
+    name: str,
+    *,
+    lease_ids: Iterator[int],
+    timeout_s: float,
+    evaluation: int = 0,
+    states: Sequence[pb.MetricState] = (),
+    directory: str = "",
+) -> Pass:
+    """A pass of one task without data: something that any one worker is to do once."""
+    queue = TaskQueue(TaskSpace([Shard(name, 1)], 1), lease_ids=lease_ids, timeout_s=timeout_s)
+    return Pass(kind, queue, evaluation, states, directory)

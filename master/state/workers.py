@@ -1,0 +1,260 @@
+"""What workers tell the job, and what it answers them. Pure."""
+
+from __future__ import annotations
+
+from master.state.job import Job
+from master.state.scripts import ScriptJob
+from master.state.tasks import Lease, Pass
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+class Workers:
+    """The RPCs of workers, as events of the job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def register(self, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
+        """A worker is there.
+
+        Raises:
+            UsageError: it is none of this job's, or was given up.
+        """
+        worker = request.worker_id
+        if worker < 0 and isinstance(self._job, ScriptJob):
+            worker = self._job.register(request, now)
+        known = self._job.fleet.registered(worker, now)
+        if not known or not self._job.members.register(worker, request.pid, request.host, now):
+            raise UsageError(f"worker {worker}: not one that this job waits for")
+        return pb.RegisterResponse(
+            config_json=self._job.config.to_json(),
+            worker_id=worker,
+            ring=self._job.lockstep.ring.number,
+        )
+
+    def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+        """A worker lives."""
+        member = self._job.members.get(request.worker_id)
+        if member is None:
+            # One whose script goes on after its training is none of our business any more.
+            left = request.worker_id in self._job.lockstep.ring.left
+            if left and isinstance(self._job, ScriptJob):
+                self._job.last_words(request)
+            return pb.HeartbeatResponse(known=left, drain=not left)
+        steps_before = member.steps
+        moved = self._job.members.heartbeat(
+            request.worker_id,
+            now,
+            phase=request.phase,
+            steps=request.steps,
+            records=request.records,
+            loss=request.loss,
+        )
+        self._job.damaged += request.damaged - member.damaged
+        member.version, member.ring, member.damaged = request.version, request.ring, request.damaged
+        member.data_pass = request.pass_index
+        member.position, member.pass_records = request.position, request.pass_records
+        member.epoch, member.epochs = request.epoch, request.epochs
+        member.records_before = request.records_before
+        member.records_to_come = request.records_to_come
+        member.logged.update(request.logged)
+        if self._job.lockstep.stepped(member):
+            size = self._job.config.data.batch_size
+            self._job.left_out.told(request.left_out, member.position, size)
+        if moved:
+            self._job.work.touch(request.worker_id, now)
+            if request.steps > steps_before:
+                self._job.fleet.trained(request.worker_id)
+        return pb.HeartbeatResponse(
+            known=True,
+            drain=member.draining or self._job.outcome is not None,
+            stopping=self._job.stopping is not None,
+            incarnation=self._job.fleet.incarnation,
+            broken_ring=self._job.lockstep.ring.broken(now),
+            stale_ring=self._job.lockstep.ring.stale(),
+        )
+
+    def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+        """A worker asks into the next ring, or leaves; None while there is nothing to say."""
+        job, worker = self._job, request.worker_id
+        member = job.members.get(worker)
+        # Others may have died since it was asked to leave: who alone has the model is to give it
+        # to those who wait first.
+        dismissed = member is not None and member.draining and job.lockstep.may_drain(worker)
+        if member is not None and (request.leaving or dismissed):
+            by_itself = request.leaving and not member.draining
+            job.left_ring(member, now, finished=by_itself and request.finished, ends=by_itself)
+            return pb.JoinRingResponse(leave=True)
+        if member is None or job.outcome is not None:
+            return pb.JoinRingResponse(leave=True)
+        over = request.ended and job.lockstep.ring.finished
+        if over or not job.lockstep.ring.wanted(worker):
+            # It ends now, and says no more: silence of it is no loss.
+            job.left_ring(member, now, finished=over)
+            return pb.JoinRingResponse(leave=True)
+        if request.ended:
+            formed = job.lockstep.stand_by(member, request, now)
+        else:
+            formed = job.lockstep.join(member, request, now)
+        if formed is None:
+            return None
+        return pb.JoinRingResponse(
+            ready=True,
+            ring=formed.number,
+            workers=formed.workers,
+            store=formed.store,
+            source=formed.source,
+            heal=formed.heal,
+            fresh=formed.fresh,
+            restored_from=formed.restored_from,
+            values_only=formed.values_only,
+        )
+
+    def commit_checkpoint(
+        self, request: pb.CommitCheckpointRequest, now: float
+    ) -> pb.CommitCheckpointResponse:
+        """A member asks whether a checkpoint of its ring counts, or says that it is written."""
+        job, ring = self._job, self._job.lockstep.ring
+        newest = request.ring == ring.number and request.worker_id in ring.living()
+        accepted = newest and job.outcome is None
+        if accepted and request.written:
+            job.checkpoint_written(request.directory, now)
+        return pb.CommitCheckpointResponse(accepted=accepted)
+
+    def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+        """Tasks for a worker; None if there are none now but may be later."""
+        member = self._job.members.get(request.worker_id)
+        if member is None:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        script = self._job if isinstance(self._job, ScriptJob) else None
+        if script is not None and script.settled:
+            return self._answer(pb.LeaseResponse.FINISHED)
+        if self._job.outcome is not None:
+            # A script that hears of the end goes on with what it has trained: is there such?
+            over = pb.LeaseResponse.FINISHED if script is None else pb.LeaseResponse.DRAIN
+            return self._answer(over)
+        if self._job.stopping is not None or request.leaving:
+            return self._leaving(request, now)
+        cluster = self._job.cluster()
+        if cluster is None or not self._job.work.ready:
+            return None
+        if request.incarnation != cluster.incarnation:
+            answer = self._answer(pb.LeaseResponse.CLUSTER_CHANGED)
+            answer.cluster.CopyFrom(cluster)
+            return answer
+        if not self._job.lockstep.may_lease(member):
+            return None
+        leases = self._job.work.lease(
+            request.worker_id,
+            request.want,
+            request.held,
+            now,
+            draining=member.draining,
+            snapshots=self._job.lockstep.may_snapshot(member),
+        )
+        if member.draining:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if not leases:
+            return None
+        self._job.leased(now)
+        answer = self._answer(pb.LeaseResponse.LEASED)
+        answer.leases.extend(leases)
+        return answer
+
+    def _leaving(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+        """A worker that goes writes the last checkpoint, if nobody else has the model."""
+        job = self._job
+        member = job.members.get(request.worker_id)
+        holds = job.fleet.strategy in ("local", "allreduce") and not job.keeper.complete
+        has_model = member is not None and job.lockstep.may_lease(member)
+        if job.stopping is None or not request.leaving or not holds or not has_model:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        # What it held it has given back.
+        job.work.drop_worker(request.worker_id)
+        leases = job.work.lease_snapshot(request.worker_id, now)
+        if not leases:
+            return None
+        job.keeper.saves.promote()
+        answer = self._answer(pb.LeaseResponse.LEASED)
+        answer.leases.extend(leases)
+        return answer
+
+    def waiting(self) -> pb.LeaseResponse:
+        """The answer when there was nothing to lease for a while."""
+        return self._answer(pb.LeaseResponse.WAIT)
+
+    def _answer(self, next: pb.LeaseResponse.Next) -> pb.LeaseResponse:
+        return pb.LeaseResponse(next=next, retired_before=self._job.work.retired_before)
+
+    def report_task(self, request: pb.ReportTaskRequest, now: float) -> pb.ReportTaskResponse:
+        """A worker tells what became of a task."""
+        if self._job.outcome is not None:
+            return pb.ReportTaskResponse(known=False)
+        for each in self._job.work.passes():
+            if request.outcome == pb.ReportTaskRequest.DONE:
+                lease = each.queue.complete_lease(request.lease_id, now)
+                if lease is not None:
+                    self._task_done(each, lease, request, now)
+            elif request.outcome == pb.ReportTaskRequest.RELEASED:
+                lease = each.queue.release(request.lease_id, now, committed=request.records)
+            else:
+                lease = self._task_failed(each, request, now)
+            if lease is not None:
+                self._count(each, request, now)
+                return pb.ReportTaskResponse(known=True)
+        return pb.ReportTaskResponse(known=False)
+
+    def _count(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> None:
+        self._job.damaged += request.damaged
+        own = each is self._job.work.main
+        if own:
+            self._job.left_out.reported(
+                records=request.records, steps=request.steps, nan_steps=request.nan_steps
+            )
+        self._job.members.reported(
+            request.worker_id,
+            now,
+            steps=request.steps if own else 0,
+            records=request.records if own else 0,
+        )
+        if request.outcome == pb.ReportTaskRequest.DONE:
+            self._job.fleet.trained(request.worker_id)
+
+    def _task_done(
+        self, each: Pass, lease: Lease, request: pb.ReportTaskRequest, now: float
+    ) -> None:
+        try:
+            evaluations = self._job.work.evaluations
+            if each.kind == pb.TASK_EVALUATE and evaluations is not None:
+                evaluations.evaluated(lease.task.id, request.metrics)
+            elif each.kind == pb.TASK_SUMMARIZE and evaluations is not None:
+                self._job.evaluated(evaluations.summarized(request.values), now)
+            elif each.kind == pb.TASK_SNAPSHOT:
+                job, base = self._job, self._job.work.end_snapshot()
+                to = each.directory
+                job.want(job.keeper.snapshot_written(base, request, to, job.contents()))
+        except UsageError as error:
+            self._job.fail(str(error), now, usage=True)
+
+    def _task_failed(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> Lease | None:
+        failed = each.queue.fail(request.lease_id, now, committed=request.records)
+        if failed is None:
+            return None
+        lease, count = failed
+        if each.kind == pb.TASK_SNAPSHOT and not request.fatal:
+            self._job.work.end_snapshot()
+            self._job.keeper.save_failed(request.error, self._job.fleet.incarnation, now)
+            return lease
+        limit = self._job.config.cluster.max_task_failures
+        if request.fatal or count >= limit:
+            self._job.fail(request.error, now, traceback=request.traceback)
+        else:
+            self._job.tell(
+                "warning",
+                f"worker-{request.worker_id}: {request.error}; failure "
+                f"{count} of {limit} of this task, trying it again",
+                now,
+                request.traceback,
+            )
+        return lease

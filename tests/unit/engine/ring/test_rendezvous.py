@@ -1,0 +1,49 @@
+"""Who is refused a ring: since the job is over, or since the master took it for lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from torch_edl.engine.ring.rendezvous import MasterRendezvous
+from torch_edl.errors import DeclaredLostError, DismissedError
+from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.server import serve
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
+
+
+@pytest.fixture
+def refused() -> Iterator[Callable[[bool], MasterRendezvous]]:
+    """``refused(known)``: a rendezvous whose master wants nobody, and knows the worker or not."""
+    opened: list[Callable[[], object]] = []
+
+    def start(known: bool) -> MasterRendezvous:
+        handlers = {m.name: lambda request, _: None for m in SERVICE.methods}
+        handlers["JoinRing"] = lambda request, _: pb.JoinRingResponse(leave=True)
+        handlers["Heartbeat"] = lambda request, _: pb.HeartbeatResponse(known=known)
+        server, port = serve(SERVICE, handlers, address="127.0.0.1:0", token="t", threads=4)
+        stub, progress = Stub(SERVICE, f"127.0.0.1:{port}", "t"), WorkerStatus()
+        opened.extend([stub.close, lambda: server.stop(grace=None).wait()])
+        heartbeat = Heartbeat(stub, 0, progress)
+        return MasterRendezvous(stub, 0, heartbeat, progress, heartbeat_timeout_s=3.0)
+
+    yield start
+    for close in opened:
+        close()
+
+
+def test_one_that_was_given_up_is_to_be_replaced(
+    refused: Callable[[bool], MasterRendezvous],
+) -> None:
+    with pytest.raises(DeclaredLostError):
+        refused(False).next(1, 5)
+
+
+def test_one_that_is_not_wanted_leaves(refused: Callable[[bool], MasterRendezvous]) -> None:
+    with pytest.raises(DismissedError) as caught:
+        refused(True).next(1, 5)
+    assert not isinstance(caught.value, DeclaredLostError)

@@ -1,0 +1,58 @@
+"""Values of another model: what is said of the difference, by whoever loads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from torch_edl.argument_order import labels_first
+from torch_edl.checkpoint.reader import FORMAT
+from torch_edl.config import JobConfig
+from torch_edl.contract import Contract
+from torch_edl.engine import same_model
+from torch_edl.engine.local import LocalStrategy
+from torch_edl.engine.ring.replica import Replica
+from torch_edl.errors import CheckpointError
+from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.wire import master_pb2 as pb
+
+THERE = {"weight": (1, 2), "bias": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(2, 3), "weight is (1, 2) there and (3, 2) here, bias is (1) there and (3) here"),
+        (nn.Sequential(nn.Linear(2, 1)), "it lacks 0.weight, 0.bias, it has bias, weight besides"),
+        (nn.Linear(2, 1, bias=False), "it has bias besides"),
+    ],
+)
+def test_the_difference_is_named(model: nn.Module, message: str, tmp_path: Path) -> None:
+    saved = {name: torch.zeros(shape) for name, shape in THERE.items()}
+    expected = re.escape(f" is of another model: {message}; use the model file")
+    with pytest.raises(CheckpointError, match=f"the saved state{expected}"):
+        Replica(model, []).load_model(saved)
+    safetensors.torch.save_file(saved, tmp_path / "model.safetensors")
+    (tmp_path / "metadata.json").write_text(json.dumps({"format": FORMAT, "tables": {}}))
+    contract = Contract(
+        path="m.py", model=lambda: model, loss=labels_first(nn.MSELoss()),
+        optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
+        callbacks=None, data_source=None, prediction_outputs_processor=None,
+    )  # fmt: skip
+    strategy = LocalStrategy(
+        contract, model, torch.optim.SGD(model.parameters()), None,
+        config=JobConfig(name="t", model_file="m.py"), progress=WorkerStatus(),
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path)) + expected):
+        strategy.connect(pb.Cluster(restored_from=str(tmp_path), values_only=True))
+
+
+def test_many_differences_are_some() -> None:
+    with pytest.raises(CheckpointError, match="lacks 0, 1, 2 and 97 more;"):
+        same_model.check({}, {str(n): () for n in range(100)}, where="it")

@@ -1,0 +1,410 @@
+"""A model file under the strategy allreduce, in simulated time: the ring tells the progress."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from master.runtime.checkpoints import steps_of
+from master.state.actions import CommitLocal, MakeFolder
+from master.state.fleet import Fleet
+from master.state.job import Job
+from master.state.processes import Start, Stop
+from master.state.saves import Saved, identity
+from master.state.tasks import TaskQueue
+from master.state.workers import Workers
+from torch_edl.checkpoint.layout import step_dir
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.errors import UsageError
+from torch_edl.processes.base import ProcessExit
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
+
+SHARDS = [Shard("a", 20), Shard("b", 11)]
+
+
+class World:
+    """Plays processes and disk; every worker that lives asks into the ring and trains in it."""
+
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        epochs: int = 1,
+        eval_records: int = 0,
+        strategy: str = "allreduce",
+        resumed: Saved | None = None,
+        **checkpoint,
+    ) -> None:
+        self.config = JobConfig(
+            name="j",
+            model_file="/m.py",
+            data=DataConfig(batch_size=2, records_per_task=4, epochs=epochs),
+            train=TrainConfig(strategy=strategy),
+            cluster=ClusterConfig(max_workers=workers, heartbeat_timeout_s=10),
+            checkpoint=CheckpointConfig(**checkpoint),
+        )
+        self.now = 0.0
+        fleet = Fleet("j", workers=workers, servers=1)
+        self.job = Job(self.config, fleet, folder=Path("/job"), cores=4, resumed=resumed)
+        self.workers = Workers(self.job)
+        self.eval_records = eval_records
+        self.effects: list[object] = []
+        self.ring: dict[int, int] = {}  # worker -> the ring that it is in
+        self.job.start(0.0)
+        self.tick()
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        for action in self.job.tick(self.now):
+            if isinstance(action, Start):
+                self.job.fleet.started(action.spec.role, action.spec.id, 1)
+            elif isinstance(action, Stop):
+                self.exit(action.id)
+            else:
+                self.effects.append(action)
+
+    def exit(self, id: int, signal: int = 9) -> None:
+        self.ring.pop(id, None)
+        self.job.exited(
+            ProcessExit(role="worker", id=id, code=None, signal=signal), self.now, log="/l"
+        )
+
+    def up(self) -> list[pb.ReportModelResponse]:
+        """Workers that were started come as far as the ring; their model reports' answers."""
+        self.tick()
+        answers = []
+        for process in self.job.fleet.alive("worker"):
+            if process.state == "starting":
+                self.workers.register(pb.RegisterRequest(worker_id=process.id), self.now)
+                self.ring[process.id] = 0
+        request = pb.ReportModelRequest(worker_id=min(self.ring))
+        if not self.job.work.ready:
+            self.job.report_model(request, self.now)
+            found = {"train": SHARDS}
+            if self.eval_records:
+                found["eval"] = [Shard("test", self.eval_records)]
+            self.job.scanned(found, self.now)
+        if self.job.outcome is None:
+            answers.append(self.job.report_model(request, self.now))
+        return answers
+
+    def meet(self, step: int = -1) -> pb.JoinRingResponse:
+        """All that live ask, those without a ring having no model."""
+        ring = self.job.lockstep.ring
+        for _ in range(5):
+            for id, was in sorted(self.ring.items()):
+                if was < ring.number or was == 0 or ring.stale() or ring.broken(self.now):
+                    answer = self.join(id, was, step if was else -1)
+                    self.ring[id] = answer.ring if answer is not None else was
+            self.tick(0.6)
+        assert set(self.ring.values()) == {ring.number}
+        return self.join(min(self.ring), 0, -1)
+
+    def join(self, id: int, ring: int, step: int, **fields) -> pb.JoinRingResponse | None:
+        request = pb.JoinRingRequest(worker_id=id, ring=ring, step=step, store=f"s{id}", **fields)
+        return self.workers.join_ring(request, self.now)
+
+    def at(self, position: int, *ids: int, ring: int | None = None) -> pb.HeartbeatResponse:
+        """These members (all) have so many records in their model."""
+        for id in ids or sorted(self.ring):
+            request = pb.HeartbeatRequest(
+                worker_id=id,
+                loss=1.0,
+                steps=position,
+                position=position,
+                ring=self.ring[id] if ring is None else ring,
+            )
+            answer = self.workers.heartbeat(request, self.now)
+        self.tick(0.1)
+        return answer
+
+    def left_out(self, records: int, position: int) -> None:
+        """A member tells how many records gave no gradient."""
+        request = pb.HeartbeatRequest(
+            worker_id=0, position=position, left_out=records, ring=self.ring[0]
+        )
+        self.workers.heartbeat(request, self.now)
+
+    def lease(self, id: int) -> pb.LeaseResponse | None:
+        request = pb.LeaseRequest(
+            worker_id=id, want=1, incarnation=self.job.fleet.incarnation, held=()
+        )
+        return self.workers.lease(request, self.now)
+
+    def done(self, id: int, lease: pb.LeaseMessage, **fields) -> bool:
+        request = pb.ReportTaskRequest(
+            worker_id=id, lease_id=lease.lease_id, records=lease.end - lease.start, **fields
+        )
+        return self.workers.report_task(request, self.now).known
+
+    def effect(self, type: type):
+        found = [e for e in self.effects if isinstance(e, type)]
+        assert len(found) == 1, self.effects
+        self.effects.remove(found[0])
+        return found[0]
+
+    def checkpoint(self, id: int, position: int) -> Saved:
+        """The checkpoint that was asked for, written by a worker that is at ``position``."""
+        made = self.effect(MakeFolder)
+        self.job.folder_made(made.directory, made.incarnation)
+        lease = self.lease(id).leases[0]
+        assert lease.kind == pb.TASK_SNAPSHOT
+        task = position // 4
+        watermarks = {"retired_before": task, "tasks": [{"task_id": task, "offset": position % 4}]}
+        assert self.done(id, lease, files=["f"], sizes=[1], watermarks=watermarks, version=3)
+        self.tick()
+        commit = self.effect(CommitLocal)
+        saved = made_from(self.config, commit.progress)
+        self.job.keeper.saved(saved, commit.incarnation, self.now)
+        return saved
+
+
+def made_from(config: JobConfig, progress: Watermarks) -> Saved:
+    space = TaskSpace(SHARDS, 4, batch_size=2, shuffle=True)
+    steps = steps_of(space, progress)
+    manifest = Manifest(
+        job="j",
+        strategy="allreduce",
+        steps=steps,
+        shards=1,
+        retired_before=progress.retired_before,
+        watermarks=dict(progress.watermarks),
+        data=identity(config, SHARDS),
+    )
+    return Saved(step_dir("/ck", steps), manifest)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "allreduce"])
+def test_workers_are_told_the_data_and_get_no_tasks_of_it(strategy: str) -> None:
+    w = World(strategy=strategy)
+    answer = w.up()[0]
+    assert (answer.ready, answer.strategy, list(answer.cluster.servers)) == (True, "allreduce", [])
+    assert [(s.name, s.records) for s in answer.shards] == [("a", 20), ("b", 11)]
+    assert answer.cluster.incarnation == 1
+    assert w.job.fleet.alive("ps") == []
+    w.meet()
+    assert w.job.state == "running"
+    assert w.lease(0) is None
+
+
+def test_the_progress_is_what_members_of_the_newest_ring_tell() -> None:
+    w = World(epochs=2)
+    w.up()
+    w.at(8)
+    assert w.job.done() == (0, 0), "in no ring yet"
+    w.meet()
+    w.at(9, 0)
+    assert w.job.done() == (9, 5)
+    w.at(6, 1)
+    assert w.job.done() == (9, 5), "it never goes back"
+    w.at(50, 1, ring=7)
+    assert w.job.done() == (9, 5), "another ring's"
+    w.at(31)
+    assert (w.job.work.queue.epoch, w.job.work.queue.progress()) == (1, Watermarks(8, {}))
+    w.at(62)
+    assert w.job.work.trained
+    assert w.job.outcome.state == "finished"
+
+
+def test_a_death_costs_nothing_while_somebody_has_the_model() -> None:
+    w = World()
+    w.up()
+    w.meet()
+    w.at(10)
+    w.exit(0)
+    assert w.at(10).broken_ring == 1
+    w.meet(step=5)
+    w.at(12)
+    assert w.job.done()[0] == 12
+    assert w.job.fleet.incarnation == 1
+    w.up()
+    assert sorted(w.ring) == [1, 2], "a worker was started in its place"
+    w.join(2, 0, -1)
+    assert w.at(12, 1).stale_ring == 2
+    answer = w.meet(step=6)
+    assert list(answer.workers) == [1, 2]
+    assert (answer.source, answer.heal, answer.fresh) == (0, True, False)
+
+
+def test_when_the_last_holder_is_gone_training_goes_back_to_the_checkpoint() -> None:
+    w = World(dir="/ck", every=4)
+    w.up()
+    w.meet()
+    w.at(10)
+    saved = w.checkpoint(1, 9)
+    assert (saved.manifest.retired_before, saved.manifest.watermarks) == (2, {2: 1})
+    w.at(20)
+    w.exit(0)
+    w.exit(1)
+    w.up()
+    assert w.job.done()[0] == 20, "nobody asked for a new life yet"
+    answer = w.meet()
+    assert (answer.ring, answer.fresh, answer.restored_from) == (2, True, str(saved.path))
+    assert w.job.done() == (9, 5)
+    assert w.job.fleet.incarnation == 2
+    w.at(12)
+    assert w.job.done()[0] == 12
+    assert "going" not in w.job.reason
+
+
+def test_evaluations_and_the_last_checkpoint_come_from_members_that_are_there() -> None:
+    w = World(dir="/ck", eval_records=4)
+    w.up()
+    w.meet()
+    w.exit(0)
+    w.up()
+    w.meet(step=2)
+    w.at(31, 1)
+    lease = w.lease(2).leases[0]
+    assert lease.kind == pb.TASK_EVALUATE, "it has a model"
+    w.done(2, lease, metrics=[pb.MetricState(name="loss", sum=1.0, records=4)])
+    w.tick(0.1)
+    made = w.effect(MakeFolder)
+    w.job.folder_made(made.directory, made.incarnation)
+    assert w.lease(2) is None, "it has not told that the last step came through"
+    w.at(31, 2)
+    assert w.lease(2).leases[0].kind == pb.TASK_SNAPSHOT
+
+
+def test_a_worker_outside_the_ring_evaluates_nothing() -> None:
+    w = World(eval_records=4, workers=3)
+    w.up()
+    w.meet()
+    w.exit(0)
+    w.at(31, 1)
+    w.up()
+    assert w.lease(3) is None
+    assert w.lease(2).leases[0].kind == pb.TASK_EVALUATE
+
+
+@pytest.mark.parametrize(("left_out", "text"), [(31, "nothing was trained"), (30, "15 of 16")])
+def test_a_ring_tells_what_it_left_out(left_out: int, text: str) -> None:
+    w = World()
+    w.up()
+    w.meet()
+    w.left_out(8, 8)
+    w.left_out(left_out, 31)
+    w.tick()
+    assert w.job.outcome.state == ("failed" if left_out == 31 else "finished")
+    assert text in w.job.events.after(0)[-2 if left_out < 31 else -1].text
+
+
+def test_samples_that_members_left_out_are_added_up() -> None:
+    w = World()
+    w.up()
+    w.meet()
+    for id, damaged in ((0, 1), (1, 2), (0, 3), (0, 3)):
+        w.workers.heartbeat(pb.HeartbeatRequest(worker_id=id, damaged=damaged), w.now)
+    assert w.job.damaged == 5
+    w.exit(0)
+    assert w.job.damaged == 5
+
+
+def test_a_resumed_job_begins_there() -> None:
+    config = World(dir="/ck").config
+    w = World(dir="/ck", resume=True, resumed=made_from(config, Watermarks(3, {3: 2})))
+    w.up()
+    answer = w.meet()
+    assert (answer.fresh, answer.restored_from) == (True, "/ck/step-0000000007")
+    assert w.job.done()[0] == 14
+
+
+def test_tasks_in_many_hands_cannot_be_resumed() -> None:
+    config = World(dir="/ck").config
+    w = World(dir="/ck", resume=True, resumed=made_from(config, Watermarks(1, {1: 2, 2: 4})))
+    w.up()
+    assert "use --strategy ps, or --load it" in w.job.outcome.error
+    assert w.job.outcome.usage_error
+
+
+def test_who_drains_leaves_once_another_has_the_model() -> None:
+    w = World(workers=1)
+    w.up()
+    w.meet()
+    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.up()
+    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.tick()
+    # The newest one goes; it has no model, so nobody has to wait for that.
+    assert w.at(2, 1).drain
+    assert not w.at(2, 0).drain
+    assert w.join(1, 0, -1).leave
+
+
+def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
+    w = World(workers=2)
+    w.tick()
+    w.workers.register(pb.RegisterRequest(worker_id=1), w.now)
+    w.ring[1] = 0
+    w.up()
+    del w.ring[0]  # it imports for long
+    w.meet()
+    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.tick()
+    assert not w.at(2, 1).drain
+    w.ring[0] = 0
+    w.meet(step=1)
+    assert w.at(2, 1).drain
+    assert w.join(1, 2, 1, leaving=True).leave
+    assert w.at(2, 0).stale_ring == 2
+
+
+def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
+    w = World(workers=3)
+    w.up()
+    del w.ring[0]  # it imports for long
+    w.meet()
+    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.tick()
+    assert w.at(2, 2).drain
+    w.exit(1)
+    assert w.join(0, 0, -1) is None, "there is a model to wait for"
+    answer = w.join(2, 1, 2)
+    assert (answer.ring, list(answer.workers), answer.source) == (2, [2, 0], 0)
+    assert (answer.heal, answer.fresh) == (True, False)
+    assert w.join(2, 2, 2).leave
+    assert list(w.join(0, 2, 2).workers) == [0]
+    assert w.job.lockstep.ring.life == 1
+
+
+def test_commits_are_fenced_for_model_files_too() -> None:
+    w = World()
+    w.up()
+    w.meet()
+    ask = pb.CommitCheckpointRequest(worker_id=1, ring=1, directory="/ck/1")
+    assert w.workers.commit_checkpoint(ask, w.now).accepted
+    w.exit(0)
+    w.meet(step=1)
+    assert not w.workers.commit_checkpoint(ask, w.now).accepted
+
+
+def test_a_job_that_starts_its_workers_takes_no_others() -> None:
+    w = World()
+    with pytest.raises(UsageError, match="not one that this job waits for"):
+        w.workers.register(pb.RegisterRequest(worker_id=-1), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_queue_that_advances_is_at_every_prefix(seed: int) -> None:
+    draw = random.Random(seed)
+    space = TaskSpace(
+        SHARDS, 4, epochs=3, seed=seed, shuffle=True, batch_size=2, max_steps=draw.choice([0, 31])
+    )
+    queue = TaskQueue(space, lease_ids=iter(()))
+    at = 0
+    while not queue.complete:
+        ahead = at + draw.randrange(-3, 9)
+        assert queue.advance(ahead) == (ahead > at)
+        at = min(max(at, ahead), space.total_records)
+        assert queue.records_done == at
+        again = TaskQueue(space, lease_ids=iter(()))
+        again.restore(queue.progress())
+        assert (again.records_done, again.steps_done) == (at, queue.steps_done)
+        if draw.random() < 0.3:
+            queue.restore(queue.progress())
+    assert queue.steps_done == space.total_steps

@@ -1,0 +1,239 @@
+"""LocalLauncher with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.processes.local import LocalLauncher
+
+DEADLINE_S = 20.0
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, f"did not happen: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
+    made = LocalLauncher(tmp_path / "logs")
+    yield made
+    made.stop_all(grace_s=0)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[..., ProcessSpec]:
+    """Writes a module and returns the spec that runs it as worker ``id``."""
+
+    def make(source: str, id: int = 0) -> ProcessSpec:
+        (tmp_path / f"program{id}.py").write_text(textwrap.dedent(source))
+        return ProcessSpec(
+            role="worker",
+            id=id,
+            module=f"program{id}",
+            args=["one", "two"],
+            env={"PYTHONPATH": str(tmp_path), "GREETING": "hello"},
+        )
+
+    return make
+
+
+def collect(launcher: LocalLauncher, count: int) -> list[ProcessExit]:
+    found: list[ProcessExit] = []
+
+    def enough() -> bool:
+        found.extend(launcher.poll())
+        return len(found) >= count
+
+    wait_for(enough, f"{count} exits")
+    return sorted(found, key=lambda e: e.id)
+
+
+def log_has(launcher: LocalLauncher, id: int, text: str) -> bool:
+    path = Path(launcher.log_path("worker", id))
+    return path.exists() and text in path.read_text()
+
+
+def test_output_environment_and_exit_code(launcher, program):
+    pid = launcher.start(
+        program(
+            """
+            import os, sys
+            print(os.environ["GREETING"], sys.argv[1:], os.getpid())
+            print("to stderr", file=sys.stderr)
+            print("own session", os.getsid(0) == os.getpid())
+            sys.exit(7)
+            """
+        )
+    )
+    assert collect(launcher, 1) == [ProcessExit(role="worker", id=0, code=7)]
+    text = Path(launcher.log_path("worker", 0)).read_text()
+    assert f"hello ['one', 'two'] {pid}" in text
+    assert "to stderr" in text
+    assert "own session True" in text
+    assert launcher.poll() == []
+
+
+def test_each_exit_is_told_once_with_its_signal(launcher, program):
+    first = launcher.start(program("import time; time.sleep(60)", 1))
+    launcher.start(program("pass", 2))
+    os.kill(first, signal.SIGKILL)
+    assert collect(launcher, 2) == [
+        ProcessExit(role="worker", id=1, code=None, signal=signal.SIGKILL),
+        ProcessExit(role="worker", id=2, code=0),
+    ]
+    assert launcher.poll() == []
+
+
+def test_stop_asks_first(launcher, program):
+    launcher.start(
+        program(
+            """
+            import signal, sys, threading
+            asked = threading.Event()
+            signal.signal(signal.SIGTERM, lambda *_: asked.set())
+            print("ready")
+            asked.wait()
+            sys.exit(3)
+            """
+        )
+    )
+    wait_for(lambda: log_has(launcher, 0, "ready"), "the handler")
+    launcher.stop("worker", 0, grace_s=30)
+    assert collect(launcher, 1) == [ProcessExit(role="worker", id=0, code=3)]
+
+
+def test_stop_uses_force_after_the_grace_also_on_what_it_forked(launcher, program):
+    launcher.start(
+        program(
+            """
+            import os, signal, time
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            child = os.fork()
+            if child:
+                print("child", child, "ready")
+            time.sleep(60)
+            """
+        )
+    )
+    wait_for(lambda: log_has(launcher, 0, "ready"), "the fork")
+    forked = int(Path(launcher.log_path("worker", 0)).read_text().split()[1])
+    launcher.stop("worker", 0, grace_s=0.2)
+    assert launcher.poll() == []
+    exits = collect(launcher, 1)
+    assert exits[0].signal == signal.SIGKILL
+    wait_for(lambda: not alive(forked), "the end of what it forked")
+
+
+def test_what_a_dead_process_forked_is_ended(launcher, program):
+    launcher.start(
+        program(
+            """
+            import os, time
+            child = os.fork()
+            if child:
+                print("child", child, "ready")
+            else:
+                time.sleep(60)
+            """
+        )
+    )
+    assert collect(launcher, 1)[0].code == 0
+    forked = int(Path(launcher.log_path("worker", 0)).read_text().split()[1])
+    wait_for(lambda: not alive(forked), "the end of what it forked")
+
+
+def test_stop_all_leaves_nothing(launcher, program):
+    pids = [launcher.start(program("import time; time.sleep(60)", i)) for i in range(3)]
+    launcher.stop_all(grace_s=5)
+    assert not any(psutil.pid_exists(p) for p in pids)
+
+
+def test_stop_of_an_unknown_process_is_nothing(launcher):
+    launcher.stop("worker", 9, grace_s=1)
+
+
+def test_a_folder_of_the_user_does_not_shadow_modules(launcher, program, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "program0.py").write_text("print('shadow')")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    launcher.start(program("print('ours')"))
+    collect(launcher, 1)
+    assert "ours" in Path(launcher.log_path("worker", 0)).read_text()
+
+
+def test_another_thread_is_refused(launcher, program):
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            launcher.start(program("pass"))
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(errors[0])
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+PARENT = """
+import signal, sys, time
+from torch_edl.processes.base import ProcessSpec
+from torch_edl.processes.local import LocalLauncher
+launcher = LocalLauncher(sys.argv[1])
+for id in (0, 1):
+    spec = ProcessSpec(role="worker", id=id, module="follower", env={"PYTHONPATH": sys.argv[2]})
+    print(launcher.start(spec), flush=True)
+time.sleep(60)
+"""
+
+FOLLOWER = """
+import os, signal, sys, time
+from torch_edl.processes.child import follow_parent, setup_logging
+import logging
+setup_logging("worker", 3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+follow_parent()
+assert "TORCH_EDL_PARENT_PID" not in os.environ
+logging.getLogger("here").info("following")
+time.sleep(60)
+"""
+
+
+def test_children_die_with_a_parent_that_is_killed(launcher, tmp_path):
+    (tmp_path / "follower.py").write_text(FOLLOWER)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "logs"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        children = [int(parent.stdout.readline()) for _ in range(2)]
+        for id in (0, 1):
+            wait_for(lambda id=id: log_has(launcher, id, "following"), "the start")
+        assert "worker-3 INFO here: following" in Path(launcher.log_path("worker", 0)).read_text()
+        parent.kill()
+    wait_for(lambda: not any(alive(c) for c in children), "the end of the children")

@@ -1,0 +1,164 @@
+"""Who may change the model, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from torch_edl.errors import StaleIncarnationError
+from torch_edl.ps_server.push_barrier import HoldEndedError, PushBarrier
+from torch_edl.tables.watermarks import Watermarks
+
+WAIT_S = 10
+
+
+class Push(threading.Thread):
+    """A push that stays inside until it is let go."""
+
+    def __init__(self, gate: PushBarrier, task_id: int, last: int) -> None:
+        super().__init__()
+        self.inside, self.go, self.error = threading.Event(), threading.Event(), None
+        self._gate, self._range = gate, (task_id, last)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self._gate.passing(*self._range):
+                self.inside.set()
+                assert self.go.wait(WAIT_S)
+        except StaleIncarnationError as error:
+            self.error = error
+
+    def finish(self) -> None:
+        self.go.set()
+        self.join(WAIT_S)
+        assert not self.is_alive()
+
+
+def in_thread(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def test_pushes_pass_side_by_side() -> None:
+    gate = PushBarrier()
+    pushes = [Push(gate, 0, 1), Push(gate, 1, 1)]
+    assert all(p.inside.wait(WAIT_S) for p in pushes)
+    for p in pushes:
+        p.finish()
+
+
+def test_a_hold_waits_for_those_inside_and_keeps_others_out_until_release() -> None:
+    gate = PushBarrier()
+    inside = Push(gate, 0, 1)
+    assert inside.inside.wait(WAIT_S)
+    holding = in_thread(lambda: gate.hold(60))
+    holding.join(0.05)
+    assert holding.is_alive()
+    inside.finish()
+    holding.join(WAIT_S)
+    assert not holding.is_alive()
+    outside = Push(gate, 0, 2)
+    assert not outside.inside.wait(0.05)
+    gate.release()
+    assert outside.inside.wait(WAIT_S)
+    outside.finish()
+
+
+def test_a_hold_ends_by_itself() -> None:
+    gate = PushBarrier()
+    gate.hold(0.05)
+    push = Push(gate, 0, 1)
+    assert push.inside.wait(WAIT_S)
+    push.finish()
+    with pytest.raises(HoldEndedError), gate.cut(Watermarks(), lambda: True):
+        pass
+
+
+def test_a_cut_lets_in_what_it_names_and_runs_alone() -> None:
+    gate = PushBarrier()
+    gate.hold(60)
+    done = threading.Event()
+    named, other = Push(gate, 7, 64), Push(gate, 7, 128)
+    order: list[str] = []
+
+    def cut() -> None:
+        with gate.cut(Watermarks(0, {7: 64}), done.is_set):
+            order.append("cut")
+
+    cutting = in_thread(cut)
+    assert named.inside.wait(WAIT_S)
+    assert not other.inside.wait(0.05)
+    assert order == []
+    done.set()
+    named.finish()
+    cutting.join(WAIT_S)
+    assert order == ["cut"]
+    assert other.inside.wait(WAIT_S)  # the hold is over
+    other.finish()
+
+
+def test_a_cut_gives_up_when_the_time_of_the_hold_is_up() -> None:
+    gate = PushBarrier()
+    gate.hold(0.05)
+    with (
+        pytest.raises(HoldEndedError, match="timed out"),
+        gate.cut(Watermarks(0, {7: 64}), lambda: False),
+    ):
+        pytest.fail("it was cut")
+    push = Push(gate, 0, 1)
+    assert push.inside.wait(WAIT_S)
+    push.finish()
+
+
+def test_closing_refuses_those_that_wait() -> None:
+    gate = PushBarrier()
+    gate.hold(60)
+    push = Push(gate, 0, 1)
+    assert not push.inside.wait(0.02)
+    gate.close()
+    push.join(WAIT_S)
+    assert isinstance(push.error, StaleIncarnationError)
+
+
+@pytest.mark.parametrize("held_again", [False, True])
+def test_what_passed_after_the_hold_was_up_is_in_no_cut(held_again: bool) -> None:
+    now = 0.0
+    gate = PushBarrier(lambda: now)
+    gate.hold(10)
+    beyond: list[int] = []
+
+    def reached() -> bool:
+        nonlocal now
+        now = 11
+        with gate.passing(7, 128):
+            beyond.append(128)
+        if held_again:
+            gate.hold(10)
+        return True
+
+    with pytest.raises(HoldEndedError), gate.cut(Watermarks(0, {7: 64}), reached):
+        pytest.fail(f"it was cut, with records {beyond} beyond its watermarks")
+    assert beyond == [128]
+
+
+def test_a_push_sleeps_through_a_cut_that_outlasts_the_hold() -> None:
+    now, looks = 0.0, 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    gate = PushBarrier(clock)
+    gate.hold(10)
+    with gate.cut(Watermarks(), lambda: True):
+        now, looks = 11, 0
+        push = Push(gate, 0, 1)
+        assert not push.inside.wait(0.1)
+        assert looks < 3
+    assert push.inside.wait(WAIT_S)
+    push.finish()

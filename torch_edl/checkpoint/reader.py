@@ -1,0 +1,285 @@
+"""Restores values from a checkpoint of any number of servers, or from an exported model.
+
+See :mod:`torch_edl.checkpoint.writer` for the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
+from torch_edl.checkpoint import files, layout
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.tables.optimizers import Optimizers
+from torch_edl.tables.table import EmbeddingTable, Rows
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import pserver_pb2 as pb
+
+Floats = npt.NDArray[np.float32]
+
+FORMAT = 1
+"""Of an exported model."""
+
+_INIT_ROWS = 1 << 16
+
+
+@dataclass
+class SavedTable:
+    """A table on disk, the parts of all servers together."""
+
+    name: str
+    info: dict[str, Any]
+    """dim, num_embeddings, initializer, seed, modules; of an exported model as its metadata has
+    it."""
+    parts: list[Path] = field(default_factory=list)
+    slot_names: list[str] = field(default_factory=list)
+    step: int = 0
+    _weight: Floats | None = None
+
+    @classmethod
+    def of_weight(cls, name: str, weight: Floats) -> SavedTable:
+        """The rows of a dense weight (num_embeddings, dim)."""
+        about = {
+            "dim": weight.shape[1],
+            "num_embeddings": weight.shape[0],
+            "initializer": {"kind": "zeros", "args": {}},
+            "seed": 0,
+        }
+        return cls(name, about, _weight=weight)
+
+    @property
+    def modules(self) -> list[str]:
+        """Paths of the modules that share it in the model."""
+        return list(self.info.get("modules", [self.name]))
+
+    def weight(self) -> Floats:
+        """The whole table (num_embeddings, dim), rows that were never seen as they would start.
+
+        Raises:
+            UsageError: it has no bound.
+            CheckpointError: a part is damaged.
+        """
+        count, begins = self.bound, self.info["initializer"]
+        if not count:
+            raise UsageError(f"table {self.name}: it has no bound, so it is no dense weight")
+        out = np.empty((count, int(self.info["dim"])), np.float32)
+        for start in range(0, count, _INIT_ROWS):
+            ids = np.arange(start, min(start + _INIT_ROWS, count))
+            out[ids] = _core.init_rows(
+                self.name, int(self.info["seed"]), begins["kind"], begins["args"], ids, out.shape[1]
+            )
+        for path, rows in self.rows():
+            if len(rows.ids) and not 0 <= rows.ids.min() <= rows.ids.max() < count:
+                raise CheckpointError(f"{path}: ids beyond the {count} rows of table {self.name}")
+            out[rows.ids] = rows.vectors
+        return out
+
+    @property
+    def bound(self) -> int:
+        """Ids are below it; 0: any int64 is an id."""
+        return int(self.info["num_embeddings"])
+
+    def rows(self) -> Iterator[tuple[Path, Rows]]:
+        """The rows of each part.
+
+        Raises:
+            CheckpointError: a part is damaged.
+        """
+        if self._weight is not None:
+            n = len(self._weight)
+            none, slots = np.zeros(n, np.int64), np.empty((n, 0, self._weight.shape[1]), np.float32)
+            yield Path(self.name), Rows(np.arange(n), self._weight, slots, none, none)
+        for path in self.parts:
+            tensors = files.read(path)
+            try:
+                ids, vectors = tensors["ids"], tensors["vectors"]
+            except KeyError as error:
+                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+            if vectors.shape != (len(ids), int(self.info["dim"])):
+                raise CheckpointError(
+                    f"{path}: vectors of shape {vectors.shape}, table {self.name} has "
+                    f"({len(ids)}, {self.info['dim']})"
+                )
+            none = np.zeros(len(ids), np.int64)
+            slots = tensors.get("slots", np.empty((len(ids), 0, int(self.info["dim"])), np.float32))
+            last_used, count = tensors.get("last_used", none), tensors.get("count", none)
+            yield path, Rows(ids, vectors, slots, last_used, count)
+
+
+class CheckpointReader:
+    """What values are restored from: a checkpoint of any number of servers, or the folder of an
+    exported model, which has no optimizer state.
+
+    Args:
+        values_only: nothing but the values: no watermarks, versions, slots or steps, as of an
+            exported model. So another job begins, and a checkpoint of any strategy will do.
+        strategy: whose checkpoints will do otherwise.
+
+    Raises:
+        CheckpointError: the folder is neither, or damaged.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shard: int = 0,
+        shards: int = 1,
+        *,
+        values_only: bool = False,
+        strategy: str = "ps",
+    ) -> None:
+        self._shard, self._shards = shard, shards
+        self._strategy = strategy
+        self._values_only = values_only
+        self.watermarks = Watermarks()
+        self.version = 0
+        self._dense: list[Path] = []
+        self.tables: dict[str, SavedTable] = {}
+        if (directory / layout.MANIFEST).exists():
+            self._open_checkpoint(directory, shard, shards)
+        elif (directory / "model.safetensors").exists():
+            self._open_export(directory)
+        else:
+            raise CheckpointError(
+                f"{directory}: neither a checkpoint ({layout.MANIFEST}) nor an exported model "
+                "(model.safetensors) is there"
+            )
+
+    def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
+        self.manifest = layout.read(directory)
+        if self.manifest.strategy != self._strategy and not self._values_only:
+            raise CheckpointError(
+                f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; "
+                f"go on with --strategy {self.manifest.strategy}, or begin with its values: --load"
+            )
+        versions = () if self._values_only else self.manifest.versions
+        if not self._values_only:
+            self.watermarks = Watermarks(
+                self.manifest.retired_before, dict(self.manifest.watermarks)
+            )
+        if versions:
+            self.version = versions[shard] if len(versions) == shards else max(versions)
+        for name in self.manifest.files:
+            path = directory / name
+            if name.endswith(".dense.safetensors"):
+                self._dense.append(path)
+            elif ".table-" in name:
+                self._add_part(path)
+
+    def _add_part(self, path: Path) -> None:
+        about = files.metadata(path)
+        try:
+            name, info = about["table"], json.loads(about["info"])
+            slots, step = json.loads(about["slots"]), int(about["step"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path}: not a part of a table: {error}") from None
+        if self._values_only:
+            slots, step = [], 0
+        saved = self.tables.setdefault(name, SavedTable(name, info, slot_names=slots))
+        if (saved.info, saved.slot_names) != (info, slots):
+            raise CheckpointError(f"{path}: describes table {name} otherwise than other parts")
+        saved.parts.append(path)
+        saved.step = max(saved.step, step)
+
+    def _open_export(self, directory: Path) -> None:
+        self._dense.append(directory / "model.safetensors")
+        try:
+            about = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{directory}/metadata.json: format {about['format']}, this torch-edl reads "
+                    f"{FORMAT}; use a newer one"
+                )
+            for name, info in about["tables"].items():
+                path = directory / "embeddings" / f"{name}.safetensors"
+                self.tables[name] = SavedTable(name, info, [path])
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{directory}/metadata.json: {error}; export it again") from None
+
+    def dense(self) -> tuple[dict[str, files.Array], int]:
+        """All dense parameters, slots and steps by name, of all servers, and the largest step.
+
+        Raises:
+            CheckpointError: a file is damaged.
+        """
+        values: dict[str, files.Array] = {}
+        step = 0
+        for path in self._dense:
+            values.update(files.read(path))
+            step = max(step, int(files.metadata(path).get("step", 0)))
+        if self._values_only:
+            slots = {name for name in values if name.rpartition("@")[0] in values}
+            return {name: v for name, v in values.items() if name not in slots}, 0
+        return values, step
+
+    def table(self, name: str) -> RestoringTable:
+        """What is needed to restore this shard's part of the table.
+
+        A weight that was a dense parameter where the model was trained is a table, too.
+
+        Raises:
+            UsageError: it holds neither.
+        """
+        saved = self.tables.get(name)
+        if saved is None:
+            weight = self.dense()[0].get(f"{name}.weight")
+            if weight is None:
+                known = ", ".join(self.tables) or "none"
+                raise UsageError(
+                    f"table {name}: not in what is restored (tables there: {known}); "
+                    "is it of this model?"
+                )
+            saved = SavedTable.of_weight(name, weight)
+        return RestoringTable(saved, self._shard, self._shards)
+
+
+@dataclass(frozen=True)
+class RestoringTable:
+    """A saved table, seen by one of the servers that share it out anew."""
+
+    saved: SavedTable
+    shard: int
+    shards: int
+
+    def restore(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
+        """The table that a worker asked for, with the rows that this server owns.
+
+        A row that was never seen goes on starting as it did where the table was trained.
+
+        Raises:
+            UsageError: the saved table has another dimension.
+            CheckpointError: a part is damaged.
+        """
+        saved = self.saved
+        if int(saved.info["dim"]) != info.dim:
+            raise UsageError(
+                f"table {info.name}: dim {info.dim}, but {saved.info['dim']} in what is restored"
+            )
+        trained = pb.EmbeddingTableInfo()
+        trained.CopyFrom(info)
+        begins = saved.info["initializer"]
+        trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
+        table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, declared=info)
+        for path, rows in saved.rows():
+            mine = np.flatnonzero(_core.owner(rows.ids, self.shards) == self.shard)
+            part = Rows(
+                rows.ids[mine],
+                rows.vectors[mine],
+                rows.slots[mine],
+                # Where the values alone are loaded, updates count from 0: a row begins as used now.
+                np.minimum(rows.last_used[mine], saved.step),
+                rows.count[mine],
+            )
+            try:
+                table.load(part, saved.slot_names)
+            except (ValueError, IndexError) as error:
+                raise CheckpointError(f"{path}: its rows do not fit: {error}") from error
+        table.resume_at(saved.step)
+        return table

@@ -1,0 +1,81 @@
+"""Members of a ring that are behind take over the state of one that is furthest: point to point,
+so the others need not wait."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from torch_edl.engine.ring import replica as replicas
+from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
+from torch_edl.engine.ring.replica import Replica, State
+
+NO_MODEL = -1
+"""The progress of a member whose model nobody may take."""
+
+# Larger ones travel as they lie in memory.
+_CHUNK_BYTES = 4 << 20
+_MAX_HEADER_BYTES = 1 << 28
+
+
+def heal(
+    group: ProcessGroup,
+    replica: Replica,
+    progress: int,
+    *,
+    source: int | None = None,
+    everyone: bool = False,
+) -> None:
+    """Makes all members equal; a collective.
+
+    Args:
+        progress: of this member; what is equal is not sent.
+        source: the rank that gives; None: the first of those that are furthest.
+        everyone: the others take it over whatever their progress is.
+
+    Raises:
+        RingBrokenError: it failed; what this member had is unchanged.
+    """
+    told = [int(one) for one in group.gather(str(progress).encode())]
+    if source is None:
+        source = told.index(max(told))
+    lacking = [
+        rank
+        for rank, one in enumerate(told)
+        if rank != source and (everyone or one != told[source])
+    ]
+    if group.rank == source:
+        for rank in lacking:
+            _give(group, replica, rank)
+    elif group.rank in lacking:
+        _take_over(group, replica, source)
+
+
+def _give(group: ProcessGroup, replica: Replica, to: int) -> None:
+    state = replica.state()
+    head = json.dumps(state.header).encode()
+    group.send(torch.tensor([len(head)]), to)
+    group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
+    tensors = [state.tensors[name].cpu() for name, _, _ in state.header["tensors"]]
+    for buffer, _ in replicas.chunks(tensors, _CHUNK_BYTES):
+        group.send(buffer, to)
+
+
+def _take_over(group: ProcessGroup, replica: Replica, source: int) -> None:
+    """Nothing changes here before all of it has come."""
+    length = torch.zeros(1, dtype=torch.int64)
+    group.receive(length, source)
+    if not 0 < int(length) <= _MAX_HEADER_BYTES:
+        raise RingBrokenError(f"a state with a header of {int(length)} bytes")
+    text = torch.empty(int(length), dtype=torch.uint8)
+    group.receive(text, source)
+    header = json.loads(text.numpy().tobytes())
+    taken = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, dtype, shape in header["tensors"]
+    }
+    for buffer, part in replicas.chunks(list(taken.values()), _CHUNK_BYTES):
+        group.receive(buffer, source)
+        replicas.spread(buffer, part)
+    replica.load(State(header, taken))

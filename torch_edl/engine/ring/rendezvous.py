@@ -1,0 +1,374 @@
+"""Who is in the next ring: the master says so, or torchrun's environment, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from torch_edl.engine.ring.process_group import MEET_S, StoreServer, local_address
+from torch_edl.errors import (
+    DeclaredLostError,
+    DismissedError,
+    JobFailedError,
+    MasterLostError,
+    UsageError,
+)
+from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import AWAY, FULL, FULL_RETRY_S, Stub
+
+log = logging.getLogger(__name__)
+
+# The master waits two seconds for a ring before it says "ask again". No more than needed: a worker
+# that is told to end notices between two calls.
+_CALL_S = 6.0
+# How long a master may be away; it is started again in seconds.
+_MASTER_AWAY_S = 600.0
+_SAY_S = 10.0  # silence after which a wait is worth a line
+_TORCHRUN_MEET_S = 1800.0
+_LAUNCHERS = (
+    "processes of one job are started by torchrun or torch-edl run; have srun or mpirun start one "
+    "of these on each machine, or unset RANK and WORLD_SIZE to train in one process"
+)
+# Of the time after which the master takes a silent worker for lost: so long may a ring whose
+# members are all cut off from it go on. Less than all of it, so that it has stopped when the
+# master forms another.
+_AUTHORITY = 0.8
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A place in a ring."""
+
+    ring: int
+    rank: int
+    workers: tuple[int, ...]
+    """Ids of the members in the order of ranks."""
+    store: str
+    """``host:port``."""
+    source: int
+    """Rank of the member whose state the others take."""
+    heal: bool
+    """Some member lacks that state."""
+    fresh: bool
+    """The source has none either: it begins with what it built, or with a checkpoint."""
+    restored_from: str = ""
+    values_only: bool = False
+
+
+class RingRendezvous(Protocol):
+    """Where the members of the next ring find each other."""
+
+    host: str
+    """Address of this machine for them."""
+    meet_s: float
+    """How long they wait for each other to make the ring."""
+
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
+        """Waits for the next ring.
+
+        Args:
+            ring: the one that this process was in; 0: none.
+            step: updates that its model has had; -1: it has no model to give.
+            handing_over: it was asked to leave, and gives its model to the others before.
+
+        Raises:
+            DismissedError: there is none with this process in it.
+        """
+        ...
+
+    def stand_by(self, ring: int, step: int) -> Assignment | None:
+        """The script of this process is over: waits until that of a rank 0 is, too.
+
+        Returns:
+            A ring in which this process is to give its model to the others, before it stands by
+            again; None: the job is over.
+
+        Raises:
+            DismissedError: it is asked to leave before.
+        """
+        ...
+
+    def awaited(self, ring: int) -> bool:
+        """Whether somebody waits for the next ring."""
+        ...
+
+    def joined(self, ring: int, records: int) -> None:
+        """This process is in that ring, with a model that has had so many records of the pass."""
+        ...
+
+    @property
+    def authorized(self) -> bool:
+        """Whether this process has heard of the master lately enough to train."""
+        ...
+
+    def is_stale(self, ring: int) -> bool:
+        """Whether the ring is to be left after this step: somebody waits, or this one leaves."""
+        ...
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this process was asked to leave."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all processes were, since the user stops the job."""
+        ...
+
+    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+        """Whether a checkpoint that was taken in that ring may be committed (or, once written, is
+        the one to go back to)."""
+        ...
+
+    def leave(self, ring: int, *, finished: bool) -> None:
+        """Tells that this process does not come along.
+
+        Args:
+            finished: since everything is done.
+        """
+        ...
+
+
+class MasterRendezvous:
+    """The master forms the rings: see :class:`RingRendezvous`."""
+
+    def __init__(
+        self,
+        master: Stub,
+        worker_id: int,
+        heartbeat: Heartbeat,
+        progress: WorkerStatus,
+        *,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        self._master = master
+        self._worker_id = worker_id
+        self._heartbeat = heartbeat
+        self._progress = progress
+        self._authority_s = _AUTHORITY * heartbeat_timeout_s
+        self.host = local_address(master.address.rpartition(":")[0])
+        self.meet_s = MEET_S
+        self._store = StoreServer(self.host)
+
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
+        """See :meth:`RingRendezvous.next`."""
+        assignment = self._ask(ring, step, handing_over=handing_over)
+        if assignment is None:
+            raise DismissedError("the job goes on without this worker, or is over")
+        return assignment
+
+    def stand_by(self, ring: int, step: int) -> Assignment | None:
+        """See :meth:`RingRendezvous.stand_by`."""
+        return self._ask(ring, step, ended=True)
+
+    def _ask(
+        self, ring: int, step: int, *, handing_over: bool = False, ended: bool = False
+    ) -> Assignment | None:
+        self._progress.ring = 0
+        request = pb.JoinRingRequest(
+            worker_id=self._worker_id, ring=ring, store=self._store.address, step=step, ended=ended
+        )
+        asked = time.monotonic()
+        give_up = asked + _MASTER_AWAY_S
+        patient = full = False
+        while True:
+            if not patient and time.monotonic() - asked > _SAY_S:
+                patient = True
+                log.info(
+                    "waiting for the script of rank 0 to end"
+                    if ended
+                    else "waiting for the other workers, to form a ring with them"
+                )
+            if self._heartbeat.lost.is_set():
+                raise DeclaredLostError("the master gave this worker up")
+            if self.leaving and not handing_over and not self._must_stay(step):
+                raise DismissedError("asked to leave")
+            try:
+                answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
+            except grpc.RpcError as error:
+                if error.code() is FULL:  # it is there, and goes on when there is room
+                    if not full:
+                        full = True
+                        log.warning("%s: waiting until there is room", error.details())
+                    give_up = time.monotonic() + _MASTER_AWAY_S
+                    time.sleep(FULL_RETRY_S)
+                    continue
+                if error.code() in AWAY and time.monotonic() < give_up:
+                    log.warning("the master does not answer; asking again")
+                    continue
+                raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+            full = False
+            give_up = time.monotonic() + _MASTER_AWAY_S
+            if answer.leave:
+                self._heartbeat.beat()
+                if self._heartbeat.lost.is_set():
+                    continue
+                return None
+            if answer.ready:
+                return Assignment(
+                    ring=answer.ring,
+                    rank=list(answer.workers).index(self._worker_id),
+                    workers=tuple(answer.workers),
+                    store=answer.store,
+                    source=answer.source,
+                    heal=answer.heal,
+                    fresh=answer.fresh,
+                    restored_from=answer.restored_from,
+                    values_only=answer.values_only,
+                )
+
+    def _must_stay(self, step: int) -> bool:
+        """Whether all leave, and this one may be the last that has the model: the next ring, if
+        only of itself, shows it."""
+        self._heartbeat.beat()
+        return step >= 0 and self.stopping
+
+    def joined(self, ring: int, records: int) -> None:
+        """Heartbeats name the ring from now on, and the position that goes with it."""
+        self._progress.position = records
+        self._progress.ring = ring
+
+    @property
+    def authorized(self) -> bool:
+        """A heartbeat was answered lately."""
+        return self._heartbeat.silence_s < self._authority_s
+
+    def is_stale(self, ring: int) -> bool:
+        """A heartbeat said so."""
+        return self._heartbeat.stale_ring >= ring or self.leaving
+
+    def awaited(self, ring: int) -> bool:
+        """The master says so now."""
+        self._heartbeat.beat()
+        return self._heartbeat.stale_ring >= ring
+
+    @property
+    def leaving(self) -> bool:
+        """The master, or a signal, asked for it."""
+        return self._heartbeat.draining.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """A heartbeat said so."""
+        return self._heartbeat.stopping.is_set()
+
+    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+        """The master knows which ring is the newest; no answer is no."""
+        request = pb.CommitCheckpointRequest(
+            worker_id=self._worker_id, ring=ring, directory=directory, written=written
+        )
+        try:
+            answer = self._master.insist("CommitCheckpoint", request, timeout_s=_CALL_S)
+        except grpc.RpcError as error:
+            log.warning(
+                "%s is not told to the master, which does not answer: %s",
+                directory, error.code().name,
+            )  # fmt: skip
+            return False
+        return bool(answer.accepted)
+
+    def leave(self, ring: int, *, finished: bool) -> None:
+        """Best effort: the master notices by itself, later."""
+        self._progress.ring = 0
+        request = pb.JoinRingRequest(
+            worker_id=self._worker_id, ring=ring, step=-1, leaving=True, finished=finished
+        )
+        try:
+            self._master.call("JoinRing", request, timeout_s=5)
+        except grpc.RpcError as error:
+            log.debug("leaving: %s", error.code())
+
+
+class TorchrunRendezvous:
+    """One ring of all processes that torchrun started together: see :class:`RingRendezvous`.
+
+    Torchrun's agent ends all of them when one ends, so there is no second one; the next life of
+    the processes goes on from a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        env = os.environ
+        self._rank, self._size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        if missing := {"MASTER_ADDR", "MASTER_PORT"} - env.keys():
+            raise UsageError(
+                f"RANK={self._rank} and WORLD_SIZE={self._size} are set, {sorted(missing)} not: "
+                f"{_LAUNCHERS}"
+            )
+        self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        # Keys of an earlier life of the processes may still be in the store.
+        self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.host = local_address(env["MASTER_ADDR"])
+        # All of them come by themselves, after whatever the script does first.
+        self.meet_s = _TORCHRUN_MEET_S
+        self._met = False
+
+    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
+        """The ring of the environment, the first time."""
+        if self._met:
+            raise JobFailedError(
+                "the ring broke (see above): a process of this job ended, or could not be "
+                "reached; torchrun starts all of them again, under torch-edl run the others "
+                "live on"
+            )
+        self._met = True
+        host, _, port = self._store.rpartition(":")
+        try:
+            # Torchrun's agent listens there before it starts anybody.
+            socket.create_connection((host, int(port)), timeout=MEET_S).close()
+        except OSError as error:
+            raise JobFailedError(
+                f"nobody answers at MASTER_ADDR:MASTER_PORT={self._store} ({error}): {_LAUNCHERS}"
+            ) from None
+        return Assignment(
+            ring=self._ring,
+            rank=self._rank,
+            workers=tuple(range(self._size)),
+            store=self._store,
+            source=0,
+            heal=True,
+            fresh=True,
+        )
+
+    def stand_by(self, ring: int, step: int) -> Assignment | None:
+        """Torchrun starts all processes again if one fails."""
+        return None
+
+    def awaited(self, ring: int) -> bool:
+        """Never."""
+        return False
+
+    def joined(self, ring: int, records: int) -> None:
+        """Nobody has to know."""
+
+    @property
+    def authorized(self) -> bool:
+        """There is no master to lose."""
+        return True
+
+    def is_stale(self, ring: int) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def leaving(self) -> bool:
+        """Never: torchrun's signals end the process."""
+        return False
+
+    @property
+    def stopping(self) -> bool:
+        """Never, as :attr:`leaving`."""
+        return False
+
+    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+        """There is one ring."""
+        return True
+
+    def leave(self, ring: int, *, finished: bool) -> None:
+        """Nobody has to know."""

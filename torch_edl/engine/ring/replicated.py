@@ -1,0 +1,101 @@
+"""The model of a file with the contract, as a member of a ring: what it does besides training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.contract import Contract
+from torch_edl.data.batch import Batch
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.engine.base import Step
+from torch_edl.engine.ring import replica
+from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.errors import ContractError
+from torch_edl.nn.embedding import Table
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import pserver_pb2
+
+
+class ReplicatedModel:
+    """See :class:`~torch_edl.engine.base.Holder`.
+
+    Args:
+        step: the user's forward and loss.
+        space: the tasks of the job: positions become watermarks of tasks in checkpoints.
+
+    Raises:
+        ContractError: the model has embeddings whose rows belong on servers.
+    """
+
+    def __init__(self, contract: Contract, engine: AllReduce, step: Step, space: TaskSpace) -> None:
+        self.model: nn.Module = engine.replica.model
+        self._engine = engine
+        self._step = step
+        self._space = space
+        tables = [n for n, m in self.model.named_modules() if isinstance(m, Table)]
+        if tables:
+            raise ContractError(
+                f"{contract.path}: {', '.join(tables)}: rows of torch_edl.nn embeddings are not "
+                "summed over a ring; use --strategy ps, or torch.nn.Embedding"
+            )
+
+    def train(self, batch: Batch) -> float:
+        """The gradient of one minibatch; its loss. NaN: it was left out.
+
+        Raises:
+            UserCodeError: the user's code raised.
+            NanLossError: the loss is not finite, and the user wants to stop then.
+        """
+        loss = self._step.loss(batch)
+        if loss is None:
+            return float("nan")
+        self._step.backward(loss, batch)
+        return self._step.last_loss
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[Any], Any]]:
+        """The model as it is."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield self._step.predict
+        finally:
+            self.model.train()
+
+    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
+        """Writes the replica; the master makes a checkpoint of it."""
+        return self.copy()(directory)
+
+    def copy(self) -> Callable[[str], pb.ReportTaskRequest]:
+        """The replica of now, in memory; what writes it to a folder, from any thread."""
+        state = replica.copied(self._engine.replica.state())
+
+        def write(directory: str) -> pb.ReportTaskRequest:
+            files = replica.write(state, Path(directory))
+            position = state.header["position"]
+            return pb.ReportTaskRequest(
+                files=list(files),
+                sizes=list(files.values()),
+                watermarks=self._marks(position["records"]),
+                version=position["step"],
+            )
+
+        return write
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _marks(self, position: int) -> pserver_pb2.Watermarks:
+        if position >= self._space.total_records:
+            return pserver_pb2.Watermarks(retired_before=self._space.total)
+        task, offset = self._space.at(position)
+        watermarks = pserver_pb2.Watermarks(retired_before=task)
+        if offset:
+            watermarks.tasks.add(task_id=task, offset=offset)
+        return watermarks

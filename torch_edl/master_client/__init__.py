@@ -1,0 +1,4 @@
+"""A worker's connection to the master: its session, heartbeat and leases.
+
+No torch here, and no training.
+"""

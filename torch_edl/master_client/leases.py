@@ -1,0 +1,94 @@
+"""A worker's leases: which tasks it has, and what becomes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from torch_edl.errors import MasterLostError
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+# Above the master's long poll of 2 s.
+_CALL_TIMEOUT_S = 20.0
+
+
+class LeaseClient:
+    """One worker's leases. Thread-safe: the loader leases while the trainer reports.
+
+    A lease leaves ``held`` only after the master took the report of it, so a lost answer to a
+    lease or a report never strands a task: the master takes back what is not held.
+    """
+
+    def __init__(self, master: Stub, worker_id: int) -> None:
+        self._master = master
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self.worker_id = worker_id
+        self.incarnation = 0
+        self.retired_before = 0
+
+    def lease(self, want: int, *, leaving: bool = False) -> pb.LeaseResponse:
+        """Asks for up to ``want`` tasks; waits a while if there are none now.
+
+        Args:
+            leaving: only for what this worker alone can do before it goes.
+
+        Raises:
+            MasterLostError: no answer within the deadline.
+        """
+        # Only the loader leases, so no answer can be under way while another is asked for; the
+        # lock is not held over the call, which the master may keep waiting.
+        with self._lock:
+            held = sorted(self._held)
+        answer: pb.LeaseResponse = self._call(
+            "Lease",
+            pb.LeaseRequest(
+                worker_id=self.worker_id,
+                want=want,
+                incarnation=self.incarnation,
+                held=held,
+                leaving=leaving,
+            ),
+        )
+        with self._lock:
+            if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+                self._held.clear()
+                self.incarnation = answer.cluster.incarnation
+                # The tasks went back with the model: what was done once is not done any more.
+                self.retired_before = 0
+            self._held.update(lease.lease_id for lease in answer.leases)
+            self.retired_before = max(self.retired_before, answer.retired_before)
+        return answer
+
+    def report(self, report: pb.ReportTaskRequest) -> bool:
+        """Tells what became of a task; False if the master had taken it away before."""
+        report.worker_id = self.worker_id
+        answer = self._call("ReportTask", report)
+        with self._lock:
+            self._held.discard(report.lease_id)
+        return bool(answer.known)
+
+    def release(self, leases: Sequence[pb.LeaseMessage]) -> None:
+        """Gives tasks back, without blame."""
+        for lease in leases:
+            self.report(
+                pb.ReportTaskRequest(lease_id=lease.lease_id, outcome=pb.ReportTaskRequest.RELEASED)
+            )
+
+    def last_errands(self) -> Iterator[pb.LeaseMessage]:
+        """What this worker alone can do before it goes: write the model that only it has."""
+        while True:
+            answer = self.lease(want=1, leaving=True)
+            if not answer.leases and answer.next != pb.LeaseResponse.WAIT:
+                return
+            yield from answer.leases
+
+    def _call(self, method: str, request: object) -> Any:
+        try:
+            return self._master.insist(method, request, timeout_s=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None

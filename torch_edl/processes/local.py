@@ -1,0 +1,134 @@
+"""Processes of this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_edl.processes import process_group
+from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.processes.child import ENV_PARENT_PID
+
+log = logging.getLogger(__name__)
+
+_STOP_ALL_POLL_S = 0.02
+
+
+@dataclass
+class _Running:
+    process: subprocess.Popen[bytes]
+    kill_at: float | None = None
+
+
+class LocalLauncher:
+    """Implements :class:`torch_edl.processes.base.Launcher` with one subprocess per spec.
+
+    Each process leads a session of its own: Ctrl-C in a terminal reaches only the client, and
+    what a process forked (readers of a DataLoader) can be ended with it. Output is appended to
+    ``<log_dir>/<role>-<id>.log``.
+
+    Must be used from the main thread: children follow the *thread* that forked them, see
+    :func:`torch_edl.processes.child.follow_parent`.
+    """
+
+    def __init__(self, log_dir: str | Path) -> None:
+        self._log_dir = Path(log_dir)
+        self._running: dict[tuple[str, int], _Running] = {}
+
+    def start(self, spec: ProcessSpec) -> int:
+        """Starts ``python -m spec.module *spec.args`` and returns its pid.
+
+        Raises:
+            OSError: it could not be started, or its log not opened.
+            RuntimeError: called from another thread than the main one.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("LocalLauncher.start: call it from the main thread")
+        key = (spec.role, spec.id)
+        assert key not in self._running, f"{spec.name} was started before"
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        # -P: a folder `master` where the user happens to stand must not be imported for ours.
+        safe_path = ["-P"] if sys.version_info >= (3, 11) else []
+        with open(self.log_path(spec.role, spec.id), "ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, *safe_path, "-m", spec.module, *spec.args],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(spec),
+            )
+        self._running[key] = _Running(process)
+        return process.pid
+
+    def poll(self) -> list[ProcessExit]:
+        """Processes that ended since the last call, each once; kills those whose grace is over."""
+        ended = []
+        now = time.monotonic()
+        for key, running in list(self._running.items()):
+            if running.kill_at is not None and now >= running.kill_at:
+                running.kill_at = None
+                log.warning("%s-%d did not end in time: killing it", *key)
+                process_group.send(running.process.pid, signal.SIGKILL)
+            if process_group.ended(running.process.pid) is not None:
+                process_group.send(running.process.pid, signal.SIGKILL)
+            code = running.process.poll()
+            if code is None:
+                continue
+            del self._running[key]
+            if code < 0:
+                ended.append(ProcessExit(role=key[0], id=key[1], code=None, signal=-code))
+            else:
+                ended.append(ProcessExit(role=key[0], id=key[1], code=code))
+        return ended
+
+    def stop(self, role: str, id: int, *, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL to its whole session ``grace_s`` later; 0 is SIGKILL at once."""
+        running = self._running.get((role, id))
+        if running is None:
+            return
+        deadline = time.monotonic() + grace_s
+        if grace_s <= 0:
+            process_group.send(running.process.pid, signal.SIGKILL)
+        else:
+            running.process.send_signal(signal.SIGTERM)
+            # A second call may shorten the grace, never lengthen it.
+            kill_at = running.kill_at
+            running.kill_at = deadline if kill_at is None else min(kill_at, deadline)
+
+    def stop_all(self, *, grace_s: float) -> None:
+        """Ends every process and waits until none is left."""
+        for role, id in list(self._running):
+            self.stop(role, id, grace_s=grace_s)
+        while self._running:
+            self.poll()
+            time.sleep(_STOP_ALL_POLL_S)
+
+    def log_path(self, role: str, id: int) -> str:
+        """``<log_dir>/<role>-<id>.log``."""
+        return str(self._log_dir / f"{role}-{id}.log")
+
+
+def _environment(spec: ProcessSpec) -> dict[str, str]:
+    env = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",  # prints of a process that is killed are not lost
+        **spec.env,
+    }
+    if spec.follows:
+        env[ENV_PARENT_PID] = str(os.getpid())
+    else:
+        env.pop(ENV_PARENT_PID, None)
+    # From a bare checkout the children import the code that this process runs. Installed, it is
+    # found anyway, and site-packages must not come before the standard library.
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in ("site-packages", "dist-packages"):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(root)]))
+    return env

@@ -1,0 +1,134 @@
+"""Who may change the model now: pushes side by side, a cut alone, a hold only what it names."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from torch_edl.errors import EdlError, StaleIncarnationError
+from torch_edl.tables.watermarks import Watermarks
+
+
+class HoldEndedError(EdlError, TimeoutError):
+    """The hold timed out, or was released, before the snapshot was cut."""
+
+
+class PushBarrier:
+    """Pushes pass through it. Closed by :meth:`hold`, until a snapshot is cut, or it is released,
+    or time is up: a master that died must not stop the training for ever."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._inside = 0
+        self._deadline: float | None = None  # of the hold; None: there is none
+        self._holds = 0  # so many were asked for: tells the one in force from those before
+        self._since = 0.0
+        self._targets: Watermarks | None = None
+        self._alone = False
+        self._closed = False
+
+    def passing(self, task_id: int, last: int) -> AbstractContextManager[None]:
+        """Surrounds the push of the records of a task up to ``last``; waits while it is closed."""
+        return self._passing(
+            lambda: self._targets is not None and last <= self._targets.offset(task_id)
+        )
+
+    def passing_unnamed(self) -> AbstractContextManager[None]:
+        """Surrounds any other change; waits until no hold is in force."""
+        return self._passing(lambda: False)
+
+    @contextmanager
+    def _passing(self, let_in: Callable[[], bool]) -> Iterator[None]:
+        with self._condition:
+            while not self._closed and (self._alone or (self._held() and not let_in())):
+                until_notified = self._alone or self._deadline is None
+                self._condition.wait(None if until_notified else self._left())
+            if self._closed:
+                raise StaleIncarnationError("this server stops; ask the master for the servers")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._inside -= 1
+                if self._alone or self._deadline is not None:
+                    self._condition.notify_all()
+
+    def close(self) -> None:
+        """Refuses what waits and what comes: the process ends."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def _left(self) -> float:
+        assert self._deadline is not None
+        return max(0.0, self._deadline - self._clock())
+
+    def _held(self) -> bool:
+        if self._deadline is not None and self._clock() >= self._deadline:
+            self._end()
+        return self._deadline is not None
+
+    def _end(self) -> None:
+        self._deadline = self._targets = None
+        self._condition.notify_all()
+
+    def hold(self, timeout_s: float) -> None:
+        """Lets no new push in, and returns when none is inside. A hold in force begins anew."""
+        with self._condition:
+            self._since = self._clock()
+            self._deadline = self._since + timeout_s
+            self._targets = None
+            self._holds += 1
+            mine = self._holds
+            while self._inside:
+                self._require_held(mine)
+                self._condition.wait(self._left())
+            self._require_held(mine)
+
+    def release(self) -> None:
+        """Ends the hold."""
+        with self._condition:
+            self._end()
+
+    @contextmanager
+    def cut(
+        self, targets: Watermarks, reached: Callable[[], bool]
+    ) -> Iterator[Callable[[], float]]:
+        """Lets in the pushes up to ``targets`` until ``reached()``; the body then runs alone, and
+        the hold is over.
+
+        Yields:
+            A function to the seconds since the hold began.
+
+        Raises:
+            HoldEndedError: no hold is in force, or its time was up first.
+        """
+        with self._condition:
+            mine = self._holds
+            self._require_held(mine)
+            self._targets = targets
+            self._condition.notify_all()
+            while not reached():
+                self._require_held(mine)
+                self._condition.wait(self._left())
+            # Reached, but perhaps by pushes that passed when its time was up, among others.
+            self._require_held(mine)
+            self._alone = True
+            while self._inside:
+                self._condition.wait()
+        try:
+            yield lambda: self._clock() - self._since
+        finally:
+            with self._condition:
+                self._alone = False
+                self._end()
+
+    def _require_held(self, hold: int) -> None:
+        if not self._held() or hold != self._holds:
+            raise HoldEndedError(
+                "no hold is in force: it timed out or was released; hold again, with more time"
+            )

@@ -1,0 +1,158 @@
+"""One embedding table of a shard: the compiled table, and how often it was updated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
+from torch_edl.errors import UsageError
+from torch_edl.tables.optimizers import BUFFER, FROZEN, Optimizers
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table as flat arrays: n ids, k slots."""
+
+    ids: Ids
+    """(n,)"""
+    vectors: Floats
+    """(n, dim)"""
+    slots: Floats
+    """(n, k, dim)"""
+    last_used: Ids
+    """(n,) the table's update that used the row last"""
+    count: Ids
+    """(n,) updates that named the row"""
+
+
+class EmbeddingTable:
+    """Rows by id, and the optimizer's step.
+
+    Args:
+        info: what to hold.
+        seed: rows start as f(seed, name, id).
+        declared: what the workers asked for, where ``info`` differs from it: a restored table
+            goes on with the initializer that it was trained with.
+
+    Raises:
+        UsageError: the description is not one of a table; the message names what is wrong.
+    """
+
+    def __init__(
+        self,
+        info: pb.EmbeddingTableInfo,
+        seed: int,
+        optimizers: Optimizers,
+        declared: pb.EmbeddingTableInfo | None = None,
+    ) -> None:
+        self.info = info
+        self.declared = declared or info
+        self.name = info.name
+        self.dim = info.dim
+        self.seed = seed
+        if not info.name or "/" in info.name or info.name.startswith("."):
+            raise UsageError(f"table name {info.name!r}: use a module path such as deep.embedding")
+        if info.group == BUFFER:
+            raise UsageError(
+                f"table {info.name}: group {BUFFER} is of buffers; give the table one of the "
+                f"optimizer's groups, or {FROZEN} to freeze it"
+            )
+        kernel = optimizers.kernel(info.group, f"table {info.name}")
+        self.slot_names: list[str] = kernel.slots if kernel else []
+        self.slot_initial: list[float] = kernel.slot_initial if kernel else []
+        self._frozen = info.group == FROZEN
+        self._step = 0
+        self._step_lock = threading.Lock()
+        try:
+            self.core = _core.Table(
+                info.name,
+                info.dim,
+                info.initializer.kind,
+                dict(info.initializer.args),
+                seed,
+                kernel,
+                info.num_embeddings,
+                info.min_count,
+                info.max_age,
+            )
+        except ValueError as error:
+            raise UsageError(f"table {info.name}: {error}") from None
+
+    @property
+    def step(self) -> int:
+        """Updates so far."""
+        return self._step
+
+    def gradient(self, ids: Ids, values: tensor.TensorProto) -> Floats:
+        """The gradient (n, dim) of ``ids`` (n,) as a view of the message.
+
+        Raises:
+            UsageError: wrong dtype, shape or size, an id out of range, NaN or infinity, or the
+                table is frozen.
+        """
+        content = values.tensor_content
+        shape = (len(ids), self.dim)
+        got = tuple(d.size for d in values.tensor_shape.dim)
+        if (
+            values.dtype != tensor.DT_FLOAT
+            or got != shape
+            or len(content) != 4 * ids.size * self.dim
+        ):
+            raise UsageError(
+                f"table {self.name}: gradient of dtype {values.dtype}, shape {got}, "
+                f"{len(content)} bytes; expected float32 of shape {shape}"
+            )
+        if self._frozen:
+            raise UsageError(f"table {self.name}: frozen, it takes no gradient")
+        gradient = np.frombuffer(content, "<f4").reshape(shape)
+        try:
+            self.core.check(ids, gradient)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return gradient
+
+    def apply(self, ids: Ids, gradient: Floats, rates: Sequence[float]) -> None:
+        """One update of the rows of ``ids`` (n,) with ``gradient`` (n, dim), both checked."""
+        with self._step_lock:
+            self._step += 1
+            step = self._step
+        self.core.push(ids, gradient, rates[self.info.group], step)
+        # A sweep visits every row: so often that what is too old stays a quarter longer at most.
+        if self.info.max_age and step % max(1, self.info.max_age // 4) == 0:
+            self.core.evict(step)
+
+    def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
+        """The rows as of ``core.begin_snapshot()``; ends the snapshot, however it is left."""
+        try:
+            while (chunk := self.core.next_chunk(rows_per_chunk)) is not None:
+                yield Rows(*chunk)
+        finally:
+            self.core.end_snapshot()
+
+    def load(self, rows: Rows, slot_names: Sequence[str]) -> None:
+        """Sets rows; slots are matched by name, and those that are not given start anew.
+
+        Raises:
+            ValueError: arrays that do not fit each other or the table.
+        """
+        slots = np.empty((len(rows.ids), len(self.slot_names), self.dim), np.float32)
+        for k, (name, initial) in enumerate(zip(self.slot_names, self.slot_initial, strict=True)):
+            if name in slot_names:
+                slots[:, k] = rows.slots[:, slot_names.index(name)]
+            else:
+                slots[:, k] = initial
+        self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
+
+    def resume_at(self, step: int) -> None:
+        """Counts updates from ``step`` on."""
+        self._step = step

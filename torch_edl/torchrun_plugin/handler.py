@@ -1,0 +1,331 @@
+"""torch's rendezvous handler over the master's Rendezvous call: a fresh store for each round."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from typing import Any
+
+import grpc
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from torch_edl.config import ENV_TOKEN, CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.errors import EdlError, describe_error
+from torch_edl.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
+from torch_edl.torchrun_plugin import options
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_LAST_CALL_S = 5.0
+_STORE_TIMEOUT_S = 60
+_CALL_TIMEOUT_S = 10.0
+_FAREWELL_S = 2.0
+_RETRY_S = 0.2
+# An agent that comes to a job which is over waits so long for the master of the next one.
+_SUCCESSOR_S = 60.0
+# Well below what the master takes for silence.
+_HEARTBEAT_S = 0.5
+_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+
+
+class MasterRendezvousHandler(RendezvousHandler):
+    """Meets other agents at the master of the job, and starts one if the place is here and free.
+
+    ``--rdzv-conf`` takes ``join_timeout`` and ``last_call_timeout`` in seconds, as for c10d
+    (defaults 600 and 5).
+
+    Args:
+        parameters: torchrun's; the run id is the name of the job, the endpoint its master's.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._parameters = parameters
+        self._run_id = parameters.run_id
+        configs = options.unquoted(parameters.config)
+        self._join_timeout_s = options.seconds(configs, "join_timeout", options.JOIN_TIMEOUT_S)
+        self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
+        machines = parameters.max_nodes
+        self._endpoint = options.endpoint(parameters.endpoint, machines=machines)
+        # Not the pid: that of a node which comes back may be the same.
+        self._node = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        named = LOOPBACK if machines == 1 else parameters.local_addr
+        self._local_addr = named or own_address(self._endpoint)
+        self._token = os.environ.get(ENV_TOKEN)
+        self._hosted, self._stub = self._meet()
+        self._round = 0
+        self._belongs = self._took_part = False
+        self._seen = pb.RendezvousResponse()
+        self._store: Store | None = None
+        self._closed = False
+        self._ended = threading.Event()
+        self._heartbeat = threading.Thread(target=self._beat, name="edl-rendezvous", daemon=True)
+        self._heartbeat.start()
+        # An agent that a signal ends does not call shutdown, so that others may take its place.
+        atexit.register(self._leave)
+
+    def get_backend(self) -> str:
+        """``edl``."""
+        return "edl"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the store of the round, below a prefix of their own."""
+        return True
+
+    def get_run_id(self) -> str:
+        """torchrun's ``--rdzv-id``."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Waits into the next round.
+
+        Raises:
+            RendezvousClosedError: the job is over.
+            RendezvousTimeoutError: too few nodes came within the join timeout.
+            RendezvousConnectionError: the master refuses this agent.
+        """
+        self._round = 0  # heartbeats are for a round that runs
+        deadline = time.monotonic() + self._join_timeout_s
+        while True:
+            # The port is the kernel's: nobody can know the store of an earlier round by it.
+            # Bound by hand: a store that binds by itself listens on all interfaces.
+            listener = socket.create_server((self._local_addr, 0))
+            server = TCPStore(
+                self._local_addr,
+                listener.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_store_timeout(),
+                master_listen_fd=listener.detach(),
+            )
+            address = f"{self._local_addr}:{server.port}"
+            place = self._ask_until_ready(address, deadline)
+            try:
+                return self._enter(place, server)
+            except (OSError, RuntimeError) as error:  # torch's DistNetworkError among them
+                log.warning("round %d: no store at %s (%s)", place.round, place.store, error)
+                if time.monotonic() > deadline:
+                    raise RendezvousConnectionError(str(error)) from error
+
+    def num_nodes_waiting(self) -> int:
+        """Nodes for which this round is to end, as the last heartbeat found. It is 1 also if a
+        node of the round was lost or left, or the round is over without this node."""
+        if self._hosted is not None:
+            self._hosted.revive()  # here, since it is the main thread that asks
+        seen = self._seen
+        if self.is_closed():  # there is no next round
+            return 0
+        return max(1, seen.waiting) if seen.over else seen.waiting
+
+    def is_closed(self) -> bool:
+        """Whether an agent has closed the job."""
+        return self._closed or self._seen.closed
+
+    def set_closed(self) -> None:
+        """Nobody may join any more."""
+        self._closed = True
+        request = pb.RendezvousRequest(node=self._node, closed=True, error=_failure())
+        self._say_last(request)
+
+    def shutdown(self) -> bool:
+        """The agent's work is over, well or not: closes the job, as torch's other backends do."""
+        self.set_closed()
+        self._leave()
+        return True
+
+    # ---- calls ----
+
+    def _meet(self) -> tuple[HostedMaster | None, Stub]:
+        """Finds the master, or starts it.
+
+        Raises:
+            RendezvousConnectionError: there is none and there cannot be.
+        """
+        port = split(self._endpoint)[1]
+        try:
+            master = host_or_find(
+                lambda name: _job(self._parameters, name),
+                names=options.job_names(self._run_id, port),
+                endpoint=self._endpoint,
+                follows=False,
+            )
+        except (EdlError, OSError) as error:
+            raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
+        self._presence = master.presence
+        # torch's agent hands its environment on to its workers.
+        os.environ.update(master.environment(self._node))
+        service = pb.DESCRIPTOR.services_by_name["Master"]
+        return master.hosted, Stub(service, master.address, master.token)
+
+    def _meet_again(self) -> None:
+        """The job that this agent came to ended before it took part: there may be another."""
+        if self._token is None:  # that of the job which is over
+            os.environ.pop(ENV_TOKEN, None)
+        self._leave_job()
+        self._stub.close()
+        self._hosted, self._stub = self._meet()
+
+    def _ask_until_ready(self, store: str, deadline: float) -> pb.RendezvousResponse:
+        request = pb.RendezvousRequest(
+            node=self._node,
+            min_nodes=self._parameters.min_nodes,
+            max_nodes=self._parameters.max_nodes,
+            last_call_s=self._last_call_s,
+            store=store,
+        )
+        problem = "too few nodes"
+        patience = time.monotonic() + _SUCCESSOR_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            if self._hosted is not None:
+                self._hosted.revive()
+                if not self._hosted.pid:
+                    self._closed = True
+                    raise RendezvousClosedError(
+                        f"{self._run_id}: the job is over, its master ended ({self._hosted.exit})"
+                    )
+            try:
+                timeout_s = min(left_s, _CALL_TIMEOUT_S)
+                answer: pb.RendezvousResponse = self._call(request, timeout_s=timeout_s)
+            except grpc.RpcError as error:
+                problem = error.details() or error.code().name.lower()
+                if error.code() in _REFUSED:
+                    raise RendezvousConnectionError(
+                        f"the master at {self._stub.address}: {problem}"
+                    ) from error
+                time.sleep(min(left_s, _RETRY_S))
+                if not self._took_part and self._hosted is None:
+                    self._meet_again()
+                continue
+            if answer.closed:
+                # Who waited for a place, or began the job, does not begin it anew.
+                belongs = self._belongs or self._hosted is not None
+                if belongs or time.monotonic() > patience:
+                    self._closed = True
+                    raise RendezvousClosedError(f"{self._run_id}: the job is over")
+                time.sleep(_RETRY_S)
+                self._meet_again()
+                continue
+            self._belongs = True
+            if answer.ready:
+                return answer
+            time.sleep(_RETRY_S)
+        self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        raise RendezvousTimeoutError(
+            f"{self._run_id}: no round of {self._parameters.min_nodes} nodes within "
+            f"{self._join_timeout_s:.0f} s: {problem}"
+        )
+
+    def _enter(self, place: pb.RendezvousResponse, server: TCPStore) -> RendezvousInfo:
+        host, port = parse_rendezvous_endpoint(place.store, default_port=0)
+        store = server
+        if place.rank:
+            store = TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=_store_timeout()
+            )
+        self._store = server if place.rank == 0 else None
+        self._seen = pb.RendezvousResponse(round=place.round, nodes=place.nodes)
+        self._round, self._took_part = place.round, True
+        return RendezvousInfo(
+            PrefixStore(f"torch_edl.torchrun_plugin/{place.round}", store),
+            place.rank,
+            place.nodes,
+            RendezvousStoreInfo(master_addr=host, master_port=port),
+        )
+
+    def _beat(self) -> None:
+        """Lives in a thread: torch's agent asks for nothing while it stops workers."""
+        while not self._ended.wait(_HEARTBEAT_S):
+            round = self._round
+            if not round:
+                continue
+            request = pb.RendezvousRequest(node=self._node, round=round)
+            with contextlib.suppress(grpc.RpcError, ValueError):  # a master that is away: no news
+                seen = self._call(request, timeout_s=_CALL_TIMEOUT_S)
+                if round == self._round:
+                    self._seen = seen
+
+    def _leave(self) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._heartbeat.join(_FAREWELL_S)
+        self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        if self._hosted is not None:  # it leaves with the last agent; the port is free then
+            self._hosted.wait(_FAREWELL_S)
+        self._leave_job()
+        self._stub.close()
+
+    def _leave_job(self) -> None:
+        if self._presence is not None:
+            self._presence.close()
+
+    def _say_last(self, request: pb.RendezvousRequest) -> None:
+        try:
+            self._call(request, timeout_s=_FAREWELL_S)
+        except (grpc.RpcError, ValueError) as error:
+            log.info("the master did not hear the farewell: %s", error)
+
+    def _call(self, request: pb.RendezvousRequest, *, timeout_s: float) -> Any:
+        return self._stub.call("Rendezvous", request, timeout_s=timeout_s)
+
+
+def _job(parameters: RendezvousParameters, name: str) -> JobConfig:
+    script, per_node = _command_line()
+    return JobConfig(
+        name=name,
+        kind="script",
+        model_file=script or name,
+        cluster=ClusterConfig(
+            min_workers=parameters.min_nodes * per_node,
+            max_workers=parameters.max_nodes * per_node,
+        ),
+        checkpoint=CheckpointConfig(),
+    )
+
+
+def _failure() -> str:
+    """Why torch's agent ends: it closes the rendezvous while it raises."""
+    error = sys.exc_info()[1]
+    if not isinstance(error, ChildFailedError):
+        return describe_error(error) if error is not None else ""
+    rank, failure = error.get_first_failure()
+    return f"{error.name}: rank {rank} ended with exit code {failure.exitcode}"
+
+
+def _command_line() -> tuple[str, int]:
+    """Script and workers per node, of which torch tells a handler nothing."""
+    launcher = sys.modules.get("torch.distributed.run")
+    if launcher is None:
+        return "", 1
+    try:
+        args, _ = launcher.get_args_parser().parse_known_args(sys.argv[1:])
+        return os.path.abspath(args.training_script), launcher.determine_local_world_size(
+            args.nproc_per_node
+        )
+    except (SystemExit, ValueError):  # called by a program, not as torchrun
+        return "", 1
+
+
+def _store_timeout() -> datetime.timedelta:
+    return datetime.timedelta(seconds=_STORE_TIMEOUT_S)
