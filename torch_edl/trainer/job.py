@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torch_edl.contract import report_model
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, RingRendezvous, TorchrunRendezvous
 from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import UsageError
@@ -52,7 +52,7 @@ class Job:
         self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
         self._on_resize = on_resize
-        self._engine: AllReduce | None = None
+        self._engine: RingEngine | None = None
         self._served: Served | None = None
         self._meter = Meter()
         self._passes = 0
@@ -201,7 +201,7 @@ class Job:
         if self._saver.keeps:
             check_tables(model)
         stateful = [part for part in (scheduler, scaler) if part is not None]
-        engine = AllReduce(
+        engine = RingEngine(
             Replica(model, optimizers, stateful),
             self._rendezvous,
             check_every=self._check_every,
@@ -419,7 +419,7 @@ class Job:
         if self._engine is not None:
             self._saver.save_last(self._engine, last=True)
 
-    def enter_pass(self, *, epochs: int = 0) -> tuple[int, AllReduce]:
+    def enter_pass(self, *, epochs: int = 0) -> tuple[int, RingEngine]:
         """The number of a pass that begins, and the engine, in its ring.
 
         Args:

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, Sampler
 
 from torch_edl.data.batches import ENDLESS, Batches, StreamBatches, open_batches
 from torch_edl.data.order import Pass
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Loader:
                 job._meter.settle(counted=engine.settle())
 
     def _update(
-        self, engine: AllReduce, batches: Batches | StreamBatches, data: Pass, start: int
+        self, engine: RingEngine, batches: Batches | StreamBatches, data: Pass, start: int
     ) -> Iterator[Any]:
         job = self._job
         pass_index = engine.replica.position.pass_index
@@ -205,7 +205,7 @@ class Loader:
         engine.reform_if_asked()
         job.heed_interrupt()
 
-    def _tell(self, session: MasterSession, engine: AllReduce, data: Pass) -> None:
+    def _tell(self, session: MasterSession, engine: RingEngine, data: Pass) -> None:
         """How far this pass is; the end of a stream is known when it is there."""
         position, epochs = engine.replica.position, self._data["epochs"]
         self._job.records_here = position.records

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 
@@ -46,7 +46,7 @@ def check_tables(model: nn.Module) -> None:
             )
 
 
-def gate_scaler(scaler: Any, engine: AllReduce) -> None:
+def gate_scaler(scaler: Any, engine: RingEngine) -> None:
     """See :func:`gate`; a scaler may leave the optimizer's step out."""
     step = scaler.step
 
@@ -58,7 +58,7 @@ def gate_scaler(scaler: Any, engine: AllReduce) -> None:
     gate(scaler, ("step", "update", "unscale_"), engine)
 
 
-def gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
+def gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
     """Makes methods act only when the update does that they belong to."""
     for name in names:
         setattr(part, name, _gated(getattr(part, name), engine))
@@ -67,7 +67,7 @@ def gate(part: Any, names: tuple[str, ...], engine: AllReduce) -> None:
     part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
 
 
-def _gated(method: Callable[..., Any], engine: AllReduce) -> Callable[..., Any]:
+def _gated(method: Callable[..., Any], engine: RingEngine) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs) if engine.live else None
 

@@ -30,7 +30,7 @@ from torch_edl.data.samples import SKIP, note
 from torch_edl.data.task_records import TaskOrder, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.base import NanLossError, Step
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.ring.replica import Replica
 from torch_edl.engine.ring.replicated import ReplicatedModel
@@ -70,7 +70,7 @@ def make_ring_loop(
 ) -> RingLoop:
     """The loop of a worker that was told to join a ring."""
     scheduler = session.contract.make_scheduler(session.optimizer)
-    engine = AllReduce(
+    engine = RingEngine(
         Replica(session.model, [session.optimizer], [] if scheduler is None else [scheduler]),
         MasterRendezvous(
             master,
@@ -103,7 +103,7 @@ class RingLoop:
     def __init__(
         self,
         session: Session,
-        engine: AllReduce,
+        engine: RingEngine,
         model: ReplicatedModel,
         space: TaskSpace,
         leases: LeaseClient,

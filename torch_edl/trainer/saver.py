@@ -14,7 +14,7 @@ from torch_edl.checkpoint.export import MODEL, replacing_folder, write_about
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
 from torch_edl.engine.ring import replica
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.ring.replica import State
 from torch_edl.errors import CheckpointError, EdlError, UsageError
@@ -119,7 +119,7 @@ class Saver:
             return None
         return layout.newest(self._root)
 
-    def after_step(self, engine: AllReduce) -> None:
+    def after_step(self, engine: RingEngine) -> None:
         """Takes one if it is due and this is rank 0; training goes on while it is written."""
         every, step = self._settings.every, engine.replica.position.step
         if self._root is None or not every or step % every or engine.rank:
@@ -133,7 +133,7 @@ class Saver:
         )
         self._writing.start()
 
-    def save_last(self, engine: AllReduce, *, last: bool = False, asked: bool = False) -> None:
+    def save_last(self, engine: RingEngine, *, last: bool = False, asked: bool = False) -> None:
         """The model as it is at the end, written now.
 
         Args:
@@ -199,7 +199,7 @@ class Saver:
             log.warning("no checkpoint of step %d: %s", step, error)
 
 
-def write_output(engine: AllReduce, output: str, *, job: str) -> None:
+def write_output(engine: RingEngine, output: str, *, job: str) -> None:
     """Writes the trained model of a ring to the folder that ``--output`` names; rank 0 does.
 
     Raises:

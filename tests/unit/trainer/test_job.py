@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_edl
+from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch_edl.checkpoint import layout
 from torch_edl.engine.ring import replica as replicas
-from torch_edl.engine.ring.allreduce import DivergedError
+from torch_edl.engine.ring.engine import DivergedError
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
 
@@ -232,7 +232,7 @@ def one_behind(member: Member) -> None:
 
 
 def test_members_that_differ_by_a_step_take_the_state_of_the_most_advanced() -> None:
-    """The remedy: ``AllReduce.join`` tells how far the model is, and ``_heal``."""
+    """The remedy: ``RingEngine.join`` tells how far the model is, and ``_heal``."""
     with office(2) as one:
         ends = [each.hear() for each in [one.start(one_behind) for _ in range(2)]]
         assert ends[0][:3] == ends[1][:3]

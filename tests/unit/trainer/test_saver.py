@@ -11,15 +11,15 @@ from torch import nn
 
 from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import UsageError
 from torch_edl.trainer.saver import Saver, Settings
 
 
-def engine(step: int) -> AllReduce:
+def engine(step: int) -> RingEngine:
     model = nn.Linear(2, 2)
-    one = AllReduce(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)]), None)
+    one = RingEngine(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)]), None)
     one.replica.position.step = step
     return one
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 import torch_edl
+from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch_edl.errors import UsageError
 
 EPOCHS = 6

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.ring.rings import Member, office
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.unit.engine.ring.rings import Member, office
 from tests.unit.trainer.test_job import Count, counted, numbers
 from torch_edl.errors import UsageError
 
@@ -40,7 +40,7 @@ def skipping(member: Member, skipped: dict[int, list[int]]) -> None:
 
 
 def test_a_batch_left_out_by_one_leaves_all_equal() -> None:
-    """The remedy: ``AllReduce._even_out``. Step 3 is left out by both."""
+    """The remedy: ``RingEngine._even_out``. Step 3 is left out by both."""
     with office(2) as one:
         ends = [e.hear() for e in [one.start(skipping, {1: [0], 2: [1], 3: [0, 1]}) for _ in "ab"]]
     assert ends[0] == ends[1]

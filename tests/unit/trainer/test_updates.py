@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.ring.rings import Member, office
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.unit.engine.ring.rings import Member, office
 from torch_edl.trainer.job import Job
 
 Seen = list[tuple[bool, int, int, bool]]

@@ -15,7 +15,7 @@ from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.engine.base import Step
 from torch_edl.engine.ring import replica
-from torch_edl.engine.ring.allreduce import AllReduce
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError
 from torch_edl.nn.embedding import Table
 from torch_edl.wire import master_pb2 as pb
@@ -33,7 +33,9 @@ class ReplicatedModel:
         ContractError: the model has embeddings whose rows belong on servers.
     """
 
-    def __init__(self, contract: Contract, engine: AllReduce, step: Step, space: TaskSpace) -> None:
+    def __init__(
+        self, contract: Contract, engine: RingEngine, step: Step, space: TaskSpace
+    ) -> None:
         self.model: nn.Module = engine.replica.model
         self._engine = engine
         self._step = step

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office, wait_until
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office, wait_until
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import (
     ProcessGroup,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.engine.ring.rings import Member, office
 from torch import nn
 from torch.nn import functional as F
 
+from tests.unit.engine.ring.rings import Member, office
 from torch_edl.engine.ring import buckets
 from torch_edl.engine.ring.process_group import ProcessGroup
 from torch_edl.engine.ring.reducer import Phase, Reducer

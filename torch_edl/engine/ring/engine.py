@@ -40,7 +40,7 @@ class DivergedError(EdlError):
     """The parameters of two members differ: something in the script is not the same in all."""
 
 
-class AllReduce:
+class RingEngine:
     """One member.
 
     Args:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
+from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch_edl.data.order import Order, Pass
 
 STEPS = 100
