@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
-from torch_edl.config import ENV_MASTER, ENV_TOKEN
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor

@@ -35,8 +35,9 @@ from master.state.saves import Saved
 from master.state.scripts import ScriptJob
 from torch_edl import job_folder
 from torch_edl.checkpoint import layout
-from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig, job_dir
+from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN, job_dir
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.base import Launcher
 from torch_edl.processes.child import follow_parent, setup_logging

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch_edl.errors import UsageError
@@ -250,33 +248,3 @@ class JobConfig:
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-
-
-# ---- environment knobs: every one that the project reads ----
-
-ENV_HOME = "TORCH_EDL_HOME"
-ENV_TOKEN = "TORCH_EDL_TOKEN"
-ENV_MASTER = "TORCH_EDL_MASTER"
-# Name of the agent that started a worker of a script.
-ENV_NODE = "TORCH_EDL_NODE"
-
-
-# Python's own: how hash() of texts is salted.
-_HASH_SEED = "PYTHONHASHSEED"
-
-
-def hash_environment(seed: int) -> dict[str, str]:
-    """What makes ``hash("user-1")`` the same in all processes of a job: each Python salts it anew
-    otherwise. Nothing where the user chose a value."""
-    return {} if os.environ.get(_HASH_SEED) else {_HASH_SEED: str(seed % 2**32)}
-
-
-def edl_home() -> Path:
-    """The folder of jobs and caches: ``$TORCH_EDL_HOME``, else ``~/.local/state/torch-edl``."""
-    named = os.environ.get(ENV_HOME)
-    return Path(named) if named else Path.home() / ".local" / "state" / "torch-edl"
-
-
-def job_dir(name: str) -> Path:
-    """The folder of one job: its configuration, address, state and logs."""
-    return edl_home() / "jobs" / name

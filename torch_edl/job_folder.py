@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from torch_edl.config import JobConfig, edl_home, job_dir
+from torch_edl.config import JobConfig
+from torch_edl.environment import edl_home, job_dir
 from torch_edl.errors import UsageError
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from torch_edl import job_folder
-from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig, edl_home
+from torch_edl.config import JobConfig
+from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN, edl_home
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.log_tail import last_error, last_lines
 from torch_edl.processes.base import ProcessExit, ProcessSpec

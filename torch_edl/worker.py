@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 
 from torch_edl import _core
-from torch_edl.config import ENV_MASTER, ENV_TOKEN, JobConfig
+from torch_edl.config import JobConfig
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import CheckpointError, JobFailedError, MasterLostError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.master_client.leases import LeaseClient

@@ -22,7 +22,7 @@ from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
-from torch_edl.config import hash_environment
+from torch_edl.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.torchrun_plugin import options as rendezvous

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_edl import job_folder
 from torch_edl.cli.progress import Display
-from torch_edl.config import ENV_TOKEN, JobConfig, hash_environment
+from torch_edl.config import JobConfig
+from torch_edl.environment import ENV_TOKEN, hash_environment
 from torch_edl.log_tail import LogTail, last_error, last_lines
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher

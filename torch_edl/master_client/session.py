@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 
-from torch_edl.config import ENV_MASTER, ENV_NODE, ENV_TOKEN, JobConfig
+from torch_edl.config import JobConfig
+from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import DismissedError, JobFailedError, MasterLostError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.processes.child import outlive_terminal

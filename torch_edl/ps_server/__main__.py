@@ -14,7 +14,8 @@ import grpc
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config import ENV_MASTER, ENV_TOKEN, SYNC_MODES
+from torch_edl.config import SYNC_MODES
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.ps_server.service import PserverService

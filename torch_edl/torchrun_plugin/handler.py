@@ -28,7 +28,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from torch_edl.config import ENV_TOKEN, CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
 from torch_edl.torchrun_plugin import options

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from torch_edl.config import ENV_MASTER
+from torch_edl.environment import ENV_MASTER
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.job import Job

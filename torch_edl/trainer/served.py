@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from torch_edl.config import ENV_TOKEN
 from torch_edl.data.batches import Batches, open_batches
 from torch_edl.data.loader import Window
 from torch_edl.data.order import Span
 from torch_edl.engine.ring.reducer import Reducer
 from torch_edl.engine.servers.own_loop import OwnLoop
+from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError, ServersLostError, UsageError
 from torch_edl.master_client.leases import LeaseClient
 from torch_edl.master_client.session import MasterSession

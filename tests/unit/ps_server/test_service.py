@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from torch_edl.checkpoint import files
-from torch_edl.config import ENV_TOKEN
+from torch_edl.environment import ENV_TOKEN
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.config import edl_home
 from torch_edl.data.sources.files import DataFile, Stamp, replacing
+from torch_edl.environment import edl_home
 
 log = logging.getLogger(__name__)
 
