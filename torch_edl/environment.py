@@ -1,9 +1,14 @@
-"""The environment variables that the project reads, and the folder that one of them names."""
+"""What a process finds around it: its environment variables, the folder of jobs, its experiment."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+from collections.abc import Sequence
 from pathlib import Path
+
+from torch_edl.experiment import Experiment
 
 ENV_HOME = "TORCH_EDL_HOME"
 ENV_TOKEN = "TORCH_EDL_TOKEN"
@@ -13,6 +18,7 @@ ENV_NODE = "TORCH_EDL_NODE"
 
 # Python's own: the salt of hash() for strings.
 _HASH_SEED = "PYTHONHASHSEED"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def hash_environment(seed: int) -> dict[str, str]:
@@ -33,3 +39,37 @@ def edl_home() -> Path:
 def job_dir(name: str) -> Path:
     """The folder of one job: its configuration, address, state and logs."""
     return edl_home() / "jobs" / name
+
+
+def this_experiment(
+    script: str, args: Sequence[str], *, rdzv_id: str, file: Path | None
+) -> Experiment:
+    """The experiment that this process was asked to run.
+
+    Args:
+        script: absolute path of the script, or the name of a module.
+        file: the file whose text is run, if it is known.
+    """
+    return Experiment(
+        script=script,
+        args=tuple(args),
+        folder=str(Path.cwd().resolve()),
+        machine=_machine(),
+        rdzv_id=rdzv_id,
+        digest=_digest(file),
+    )
+
+
+def _machine() -> str:
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def _digest(file: Path | None) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else ""
+    except OSError:
+        return ""

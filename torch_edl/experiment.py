@@ -1,20 +1,17 @@
 """What an agent was asked to run. Agents whose experiments differ do not share a job.
 
-No files but the script's, no network: the comparison is pure.
+Pure: :func:`torch_edl.environment.this_experiment` reads what a process was asked to run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_edl.errors import UsageError
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SHOWN_CHARACTERS = 200
 
 
@@ -41,24 +38,6 @@ class Experiment:
     """As it was given, ``none`` if it was not."""
     digest: str
     """SHA-256 of the script's text; empty: it is no file that can be read."""
-
-    @classmethod
-    def here(
-        cls, script: str, args: Sequence[str], *, rdzv_id: str, file: Path | None
-    ) -> Experiment:
-        """That of this process.
-
-        Args:
-            file: whose text is run, if it is known.
-        """
-        return cls(
-            script=script,
-            args=tuple(args),
-            folder=str(Path.cwd().resolve()),
-            machine=_machine(),
-            rdzv_id=rdzv_id,
-            digest=_digest(file),
-        )
 
     def difference(self, other: Experiment) -> str:
         """What differs, with both values, ``self`` first; empty: they may share a job."""
@@ -93,18 +72,3 @@ class Experiment:
 def _shown(args: Sequence[str]) -> str:
     text = shlex.join(args) or "(none)"
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
-
-
-def _machine() -> str:
-    try:
-        boot = _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()}/{boot}"
-
-
-def _digest(file: Path | None) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else ""
-    except OSError:
-        return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.config import JobConfig
+from torch_edl.environment import this_experiment
 from torch_edl.experiment import Experiment
 
 FIRST = Experiment(
@@ -53,10 +54,10 @@ def test_the_one_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "train.py"
     file.write_text("pass\n")
-    made = Experiment.here("pkg.train", ["-x"], rdzv_id="none", file=file)
+    made = this_experiment("pkg.train", ["-x"], rdzv_id="none", file=file)
     assert (made.script, made.args, made.folder) == ("pkg.train", ("-x",), os.path.realpath("."))
     file.write_text("1\n")
     assert "the text of" in made.difference(
-        Experiment.here("pkg.train", ["-x"], rdzv_id="none", file=file)
+        this_experiment("pkg.train", ["-x"], rdzv_id="none", file=file)
     )
-    assert Experiment.here("tool", [], rdzv_id="none", file=None).digest == ""
+    assert this_experiment("tool", [], rdzv_id="none", file=None).digest == ""

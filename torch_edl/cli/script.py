@@ -22,7 +22,7 @@ from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
-from torch_edl.environment import hash_environment
+from torch_edl.environment import hash_environment, this_experiment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.torchrun_plugin import options as rendezvous
@@ -301,7 +301,7 @@ def _experiment(args: argparse.Namespace) -> Experiment:
         file = file_kind.find_module(script, [os.getcwd(), *sys.path])
     elif file is not None and file.exists():
         script = str(file)
-    return Experiment.here(script, args.training_script_args, rdzv_id=args.rdzv_id, file=file)
+    return this_experiment(script, args.training_script_args, rdzv_id=args.rdzv_id, file=file)
 
 
 def _run_ours(

@@ -173,7 +173,7 @@ def made_from(config: JobConfig, progress: Watermarks) -> Saved:
         steps=steps,
         shards=1,
         retired_before=progress.retired_before,
-        watermarks=dict(progress.watermarks),
+        watermarks=dict(progress.offsets),
         data=identity(config, SHARDS),
     )
     return Saved(step_dir("/ck", steps), manifest)
