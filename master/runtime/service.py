@@ -85,6 +85,8 @@ class Service:
             "ReportTask": self._changing(self._workers.report_task),
             "Heartbeat": self._heartbeat,
             "JoinRing": self._join_ring,
+            "StandBy": self._stand_by,
+            "LeaveRing": self._changing(self._workers.leave_ring),
             "CommitCheckpoint": self._changing(self._workers.commit_checkpoint),
             "AgentReport": self._changing(self._of_script("agent_report")),
             "Rendezvous": self._rendezvous,
@@ -150,7 +152,13 @@ class Service:
         answer = self._wait(
             self._workers.join_ring, request, context, _RING_WAIT_S, notify=True, keep=True
         )
-        return answer if answer is not None else pb.JoinRingResponse(ready=False)
+        return answer if answer is not None else pb.JoinRingResponse()
+
+    def _stand_by(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer = self._wait(
+            self._workers.stand_by, request, context, _RING_WAIT_S, notify=True, keep=True
+        )
+        return answer if answer is not None else pb.StandByResponse()
 
     def _rendezvous(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(

@@ -49,7 +49,7 @@ class Lockstep:
             formed = self.ring.current
         return formed
 
-    def stand_by(self, member: Member, request: pb.JoinRingRequest, now: float) -> Formed | None:
+    def stand_by(self, member: Member, request: pb.StandByRequest, now: float) -> Formed | None:
         """The script of a worker is over; a ring in which it is to give its model, or None."""
         member.last_heartbeat = now
         formed = self.ring.stand_by(member.id, request.ring, request.step, request.store, now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from master.state.job import Job
+from master.state.membership import Member
+from master.state.ring import Formed
 from master.state.scripts import ScriptJob
 from master.state.tasks import Lease, Pass
 from torch_edl.errors import UsageError
@@ -76,40 +78,51 @@ class Workers:
         )
 
     def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
-        """A worker asks into the next ring, or leaves; None while there is nothing to say."""
-        job, worker = self._job, request.worker_id
-        member = job.members.get(worker)
-        # Others may have died since it was asked to leave: who alone has the model is to give it
-        # to those who wait first.
-        dismissed = member is not None and member.draining and job.lockstep.may_drain(worker)
-        if member is not None and (request.leaving or dismissed):
-            by_itself = request.leaving and not member.draining
-            job.left_ring(member, now, finished=by_itself and request.finished, ends=by_itself)
+        """A worker asks to join the next ring; None while the ring is not formed."""
+        member = self._for_next_ring(request.worker_id, now, over=False)
+        if member is None:
             return pb.JoinRingResponse(leave=True)
-        if member is None or job.outcome is not None:
-            return pb.JoinRingResponse(leave=True)
-        over = request.ended and job.lockstep.ring.finished
-        if over or not job.lockstep.ring.wanted(worker):
-            # It ends now, and says no more: silence of it is no loss.
-            job.left_ring(member, now, finished=over)
-            return pb.JoinRingResponse(leave=True)
-        if request.ended:
-            formed = job.lockstep.stand_by(member, request, now)
-        else:
-            formed = job.lockstep.join(member, request, now)
-        if formed is None:
+        formed = self._job.lockstep.join(member, request, now)
+        return None if formed is None else pb.JoinRingResponse(ring=_message(formed))
+
+    def stand_by(self, request: pb.StandByRequest, now: float) -> pb.StandByResponse | None:
+        """A worker whose script is over keeps its model; None while nobody needs the model."""
+        over = self._job.lockstep.ring.finished
+        member = self._for_next_ring(request.worker_id, now, over=over)
+        if member is None:
+            return pb.StandByResponse(leave=True)
+        formed = self._job.lockstep.stand_by(member, request, now)
+        return None if formed is None else pb.StandByResponse(ring=_message(formed))
+
+    def _for_next_ring(self, worker: int, now: float, *, over: bool) -> Member | None:
+        """The worker, if a ring may still need the worker; else the worker has left with this.
+
+        Args:
+            over: the scripts of all workers are over, this one's too.
+        """
+        job, member = self._job, self._job.members.get(worker)
+        # Others may have died since the worker was asked to leave: a worker that alone has the
+        # model gives the model to those that wait, before it leaves.
+        if member is not None and member.draining and job.lockstep.may_drain(worker):
+            job.left_ring(member, now, finished=False)
             return None
-        return pb.JoinRingResponse(
-            ready=True,
-            ring=formed.number,
-            workers=formed.workers,
-            store=formed.store,
-            source=formed.source,
-            heal=formed.heal,
-            fresh=formed.fresh,
-            restored_from=formed.restored_from,
-            values_only=formed.values_only,
-        )
+        if member is None or job.outcome is not None:
+            return None
+        if over or not job.lockstep.ring.wanted(worker):
+            # The worker ends now, and its silence is no loss.
+            job.left_ring(member, now, finished=over)
+            return None
+        return member
+
+    def leave_ring(self, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
+        """A worker will join no other ring."""
+        member = self._job.members.get(request.worker_id)
+        if member is not None:
+            by_itself = not member.draining
+            self._job.left_ring(
+                member, now, finished=by_itself and request.finished, ends=by_itself
+            )
+        return pb.LeaveRingResponse()
 
     def commit_checkpoint(
         self, request: pb.CommitCheckpointRequest, now: float
@@ -258,3 +271,16 @@ class Workers:
                 request.traceback,
             )
         return lease
+
+
+def _message(formed: Formed) -> pb.Ring:
+    return pb.Ring(
+        number=formed.number,
+        workers=formed.workers,
+        store=formed.store,
+        source=formed.source,
+        heal=formed.heal,
+        fresh=formed.fresh,
+        restored_from=formed.restored_from,
+        values_only=formed.values_only,
+    )

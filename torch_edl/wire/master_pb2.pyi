@@ -376,29 +376,9 @@ class HeartbeatResponse(_message.Message):
     stopping: bool
     def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., incarnation: _Optional[int] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
 
-class JoinRingRequest(_message.Message):
-    __slots__ = ("worker_id", "ring", "store", "step", "leaving", "finished", "ended")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    LEAVING_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    ring: int
-    store: str
-    step: int
-    leaving: bool
-    finished: bool
-    ended: bool
-    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ..., leaving: _Optional[bool] = ..., finished: _Optional[bool] = ..., ended: _Optional[bool] = ...) -> None: ...
-
-class JoinRingResponse(_message.Message):
-    __slots__ = ("ready", "leave", "ring", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only")
-    READY_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
+class Ring(_message.Message):
+    __slots__ = ("number", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -406,9 +386,7 @@ class JoinRingResponse(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     VALUES_ONLY_FIELD_NUMBER: _ClassVar[int]
-    ready: bool
-    leave: bool
-    ring: int
+    number: int
     workers: _containers.RepeatedScalarFieldContainer[int]
     store: str
     source: int
@@ -416,7 +394,59 @@ class JoinRingResponse(_message.Message):
     fresh: bool
     restored_from: str
     values_only: bool
-    def __init__(self, ready: _Optional[bool] = ..., leave: _Optional[bool] = ..., ring: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
+
+class JoinRingRequest(_message.Message):
+    __slots__ = ("worker_id", "ring", "store", "step")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    ring: int
+    store: str
+    step: int
+    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class JoinRingResponse(_message.Message):
+    __slots__ = ("leave", "ring")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    leave: bool
+    ring: Ring
+    def __init__(self, leave: _Optional[bool] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ...) -> None: ...
+
+class StandByRequest(_message.Message):
+    __slots__ = ("worker_id", "ring", "store", "step")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    ring: int
+    store: str
+    step: int
+    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class StandByResponse(_message.Message):
+    __slots__ = ("leave", "ring")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    leave: bool
+    ring: Ring
+    def __init__(self, leave: _Optional[bool] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ...) -> None: ...
+
+class LeaveRingRequest(_message.Message):
+    __slots__ = ("worker_id", "finished")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    finished: bool
+    def __init__(self, worker_id: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+
+class LeaveRingResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CommitCheckpointRequest(_message.Message):
     __slots__ = ("worker_id", "ring", "directory", "written")

@@ -88,8 +88,8 @@ class World:
         self.say("ReportModel", pb.ReportModelRequest(worker_id=other))
         for worker in (self.worker, other, self.worker):
             answer = self.say("JoinRing", pb.JoinRingRequest(worker_id=worker, store="s", step=-1))
-        assert answer.ready
-        self.ring = answer.ring
+        assert answer.HasField("ring")
+        self.ring = answer.ring.number
         for worker in (self.worker, other):
             beat = pb.HeartbeatRequest(worker_id=worker, ring=self.ring, position=8, steps=1)
             self.say("Heartbeat", beat)
@@ -142,6 +142,8 @@ class World:
                 ring=ring,
             ),
             "JoinRing": pb.JoinRingRequest(worker_id=worker, ring=ring, store="s:1"),
+            "StandBy": pb.StandByRequest(worker_id=worker, ring=ring, store="s:1", step=2),
+            "LeaveRing": pb.LeaveRingRequest(worker_id=worker),
             "CommitCheckpoint": pb.CommitCheckpointRequest(
                 worker_id=worker, ring=ring, directory="/ck/1"
             ),

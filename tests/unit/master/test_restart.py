@@ -112,20 +112,20 @@ class Worker:
             except grpc.RpcError:
                 time.sleep(0.05)  # the master is away
                 continue
-            if answer.ready or answer.leave:
-                self.ring = answer.ring
+            if answer.HasField("ring") or answer.leave:
+                self.ring = answer.ring.number
                 return answer  # type: ignore[no-any-return]
         raise AssertionError("no ring")
 
     def join_three(self, step: int) -> pb.JoinRingResponse:
         """Asks again whenever somebody waits, until all three are in."""
-        while len((answer := self.join(step)).workers) < 3:
+        while len((answer := self.join(step)).ring.workers) < 3:
             wait_for(lambda: self.heard.stale_ring >= self.ring, "that somebody waits")
         return answer
 
     def leave(self) -> None:
-        request = pb.JoinRingRequest(worker_id=self.id, ring=self.ring, leaving=True, finished=True)
-        assert self.stub.call("JoinRing", request, timeout_s=5).leave
+        request = pb.LeaveRingRequest(worker_id=self.id, finished=True)
+        self.stub.call("LeaveRing", request, timeout_s=5)
 
     def close(self) -> None:
         self._stop.set()
@@ -148,7 +148,7 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
     try:
         with ThreadPoolExecutor(3) as pool:
             rings = list(pool.map(lambda w: w.join(-1), workers))
-            assert [list(r.workers) for r in rings] == [[0, 1], [0, 1]]
+            assert [list(r.ring.workers) for r in rings] == [[0, 1], [0, 1]]
             wanted = pb.CommitCheckpointRequest(worker_id=0, ring=1, directory="/c/1", written=True)
             assert stub.call("CommitCheckpoint", wanted, timeout_s=5).accepted
 
@@ -174,9 +174,10 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
             others = [pool.submit(w.join_three, 7) for w in workers[:2]]
             master.start()
             answers = [f.result() for f in (*others, joined)]
-            assert {tuple(a.workers) for a in answers} == {(0, 1, 2)}
-            assert {(a.source, a.heal, a.fresh) for a in answers} == {(0, True, False)}
-            assert len({a.ring for a in answers}) == 1
+            rings = [a.ring for a in answers]
+            assert {tuple(r.workers) for r in rings} == {(0, 1, 2)}
+            assert {(r.source, r.heal, r.fresh) for r in rings} == {(0, True, False)}
+            assert len({r.number for r in rings}) == 1
 
         status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
         assert (status.state, status.checkpoint) == ("running", "/c/1")
@@ -260,7 +261,7 @@ def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
         assert len(said) == 1
         assert "disk is full; no worker joins or leaves until there is room" in said[0]
         rest.unlink()
-        assert [len(answer.result().workers) for answer in waiting] == [2, 2]
+        assert [len(answer.result().ring.workers) for answer in waiting] == [2, 2]
         fill(small_disk)
         # One that goes on waits, too; it does not end its job.
         master.kill()

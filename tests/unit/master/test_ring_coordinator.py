@@ -100,13 +100,13 @@ class World:
             for id, was in sorted(self.ring.items()):
                 if was < ring.number or was == 0 or ring.stale() or ring.broken(self.now):
                     answer = self.join(id, was, step if was else -1)
-                    self.ring[id] = answer.ring if answer is not None else was
+                    self.ring[id] = answer.ring.number if answer is not None else was
             self.tick(0.6)
         assert set(self.ring.values()) == {ring.number}
         return self.join(min(self.ring), 0, -1)
 
-    def join(self, id: int, ring: int, step: int, **fields) -> pb.JoinRingResponse | None:
-        request = pb.JoinRingRequest(worker_id=id, ring=ring, step=step, store=f"s{id}", **fields)
+    def join(self, id: int, ring: int, step: int) -> pb.JoinRingResponse | None:
+        request = pb.JoinRingRequest(worker_id=id, ring=ring, step=step, store=f"s{id}")
         return self.workers.join_ring(request, self.now)
 
     def at(self, position: int, *ids: int, ring: int | None = None) -> pb.HeartbeatResponse:
@@ -227,8 +227,8 @@ def test_a_death_costs_nothing_while_somebody_has_the_model() -> None:
     w.join(2, 0, -1)
     assert w.at(12, 1).stale_ring == 2
     answer = w.meet(step=6)
-    assert list(answer.workers) == [1, 2]
-    assert (answer.source, answer.heal, answer.fresh) == (0, True, False)
+    assert list(answer.ring.workers) == [1, 2]
+    assert (answer.ring.source, answer.ring.heal, answer.ring.fresh) == (0, True, False)
 
 
 def test_when_the_last_holder_is_gone_training_goes_back_to_the_checkpoint() -> None:
@@ -243,8 +243,8 @@ def test_when_the_last_holder_is_gone_training_goes_back_to_the_checkpoint() -> 
     w.exit(1)
     w.up()
     assert w.job.done()[0] == 20, "nobody asked for a new life yet"
-    answer = w.meet()
-    assert (answer.ring, answer.fresh, answer.restored_from) == (2, True, str(saved.path))
+    ring = w.meet().ring
+    assert (ring.number, ring.fresh, ring.restored_from) == (2, True, str(saved.path))
     assert w.job.done() == (9, 5)
     assert w.job.fleet.incarnation == 2
     w.at(12)
@@ -310,7 +310,7 @@ def test_a_resumed_job_begins_there() -> None:
     w = World(dir="/ck", resume=True, resumed=made_from(config, Watermarks(3, {3: 2})))
     w.up()
     answer = w.meet()
-    assert (answer.fresh, answer.restored_from) == (True, "/ck/step-0000000007")
+    assert (answer.ring.fresh, answer.ring.restored_from) == (True, "/ck/step-0000000007")
     assert w.job.done()[0] == 14
 
 
@@ -350,7 +350,7 @@ def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     w.ring[0] = 0
     w.meet(step=1)
     assert w.at(2, 1).drain
-    assert w.join(1, 2, 1, leaving=True).leave
+    w.workers.leave_ring(pb.LeaveRingRequest(worker_id=1), w.now)
     assert w.at(2, 0).stale_ring == 2
 
 
@@ -365,10 +365,10 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     w.exit(1)
     assert w.join(0, 0, -1) is None, "there is a model to wait for"
     answer = w.join(2, 1, 2)
-    assert (answer.ring, list(answer.workers), answer.source) == (2, [2, 0], 0)
-    assert (answer.heal, answer.fresh) == (True, False)
+    assert (answer.ring.number, list(answer.ring.workers), answer.ring.source) == (2, [2, 0], 0)
+    assert (answer.ring.heal, answer.ring.fresh) == (True, False)
     assert w.join(2, 2, 2).leave
-    assert list(w.join(0, 2, 2).workers) == [0]
+    assert list(w.join(0, 2, 2).ring.workers) == [0]
     assert w.job.lockstep.ring.life == 1
 
 

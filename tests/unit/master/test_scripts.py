@@ -73,12 +73,18 @@ class World:
         )
         return self.workers.register(request, self.now).worker_id
 
-    def join(self, worker: int, *, ring: int = 0, step: int = -1, **fields) -> pb.JoinRingResponse:
-        request = pb.JoinRingRequest(
-            worker_id=worker, ring=ring, step=step, store=f"s{worker}", **fields
-        )
+    def join(self, worker: int, *, ring: int = 0, step: int = -1) -> pb.JoinRingResponse:
+        request = pb.JoinRingRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
         answer = self.workers.join_ring(request, self.now)
         return answer if answer is not None else pb.JoinRingResponse()
+
+    def stand_by(self, worker: int, *, ring: int, step: int) -> pb.StandByResponse:
+        request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
+        answer = self.workers.stand_by(request, self.now)
+        return answer if answer is not None else pb.StandByResponse()
+
+    def leave(self, worker: int, *, finished: bool = False) -> None:
+        self.workers.leave_ring(pb.LeaveRingRequest(worker_id=worker, finished=finished), self.now)
 
     def ring(self, *workers: int, ring: int = 0, step: int = -1) -> pb.JoinRingResponse:
         """They all ask, and the first one's answer."""
@@ -119,11 +125,11 @@ def test_workers_get_numbers_and_a_ring() -> None:
     w = World()
     assert w.job.state == "starting"
     assert [w.register(11, local_rank=0), w.register(12, local_rank=1)] == [0, 1]
-    assert not w.join(1).ready
+    assert not w.join(1).HasField("ring")
     answer = w.join(0)
-    assert (answer.ready, answer.ring, list(answer.workers)) == (True, 1, [0, 1])
-    assert (answer.fresh, answer.store, answer.restored_from) == (True, "s0", "")
-    assert w.join(1).ring == 1
+    assert (answer.ring.number, list(answer.ring.workers)) == (1, [0, 1])
+    assert (answer.ring.fresh, answer.ring.store, answer.ring.restored_from) == (True, "s0", "")
+    assert w.join(1).ring.number == 1
     w.tick()
     assert w.job.state == "running"
     status = w.status()
@@ -156,10 +162,10 @@ def test_a_worker_in_the_place_of_another_replaces_it() -> None:
     assert w.beat(0).broken_ring == 1
     assert not w.beat(1).known
     assert w.join(1, ring=1, step=4).leave
-    assert not w.join(2).ready
+    assert not w.join(2).HasField("ring")
     answer = w.join(0, ring=1, step=4)
-    assert list(answer.workers) == [0, 2]
-    assert (answer.source, answer.heal, answer.fresh) == (0, True, False)
+    assert list(answer.ring.workers) == [0, 2]
+    assert (answer.ring.source, answer.ring.heal, answer.ring.fresh) == (0, True, False)
 
 
 def test_a_worker_that_ends_breaks_the_ring_once() -> None:
@@ -239,7 +245,7 @@ def test_workers_and_nodes_of_torchrun_hear_that_the_job_is_stopped() -> None:
     w.tick(1.0)
     assert not w.job.over
     assert w.beat(0).drain
-    assert w.join(0, leaving=True).leave
+    w.leave(0)
     w.tick(1.0)
     assert w.job.rendezvous(pb.RendezvousRequest(node="t", round=1), w.now).closed
     assert not w.job.over
@@ -377,11 +383,11 @@ def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
     w.register(11)
     w.register(12, local_rank=1)
     w.ring(0, 1)
-    assert w.join(0, leaving=True, finished=True).leave
+    w.leave(0, finished=True)
     w.tick()
     assert w.job.outcome is None
     assert w.beat(0).known, "its script may go on after its training"
-    assert w.join(1, leaving=True, finished=True).leave
+    w.leave(1, finished=True)
     w.tick()
     assert w.job.state == "finished"
 
@@ -393,17 +399,17 @@ def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever()
     w.register(12, local_rank=1)
     w.ring(0, 1)
     gone = pb.AgentWorker(local_rank=0, pid=11, exited=True, code=-9)
-    assert not w.join(1, ring=1, step=9, ended=True).leave
+    assert not w.stand_by(1, ring=1, step=9).leave
     for _ in range(10):
         w.tick(1.0)
         w.agent()
-        w.join(1, ring=1, step=9, ended=True)
+        w.stand_by(1, ring=1, step=9)
     assert w.job.outcome is None, "rank 0 may save as long as it likes"
     w.agent("n", gone)
     for _ in range(62):
         w.tick(1.0)
         w.agent()
-        w.join(1, ring=1, step=9, ended=True)
+        w.stand_by(1, ring=1, step=9)
     assert w.job.outcome is not None
     assert "what it saves may be missing" in w.job.outcome.error
 
@@ -414,23 +420,23 @@ def test_who_takes_the_place_of_rank_0_ends_the_job() -> None:
     w.register(11)
     w.register(12, local_rank=1)
     w.ring(0, 1)
-    assert not w.join(1, ring=1, step=9, ended=True).leave
+    assert not w.stand_by(1, ring=1, step=9).leave
     w.agent("n", pb.AgentWorker(local_rank=0, pid=11, exited=True, code=-9))
     new = w.register(13)
     answer = w.join(new)
-    assert (answer.ready, list(answer.workers), answer.source) == (True, [2, 1], 1)
-    assert w.join(1, ring=1, step=9, ended=True).ring == 2
-    assert not w.join(1, ring=2, step=9, ended=True).leave
+    assert (list(answer.ring.workers), answer.ring.source) == ([2, 1], 1)
+    assert w.stand_by(1, ring=1, step=9).ring.number == 2
+    assert not w.stand_by(1, ring=2, step=9).leave
     # Its last word was lost; the exit code says it too.
     w.agent("n", pb.AgentWorker(local_rank=0, pid=13, exited=True, code=0))
-    assert w.join(1, ring=2, step=9, ended=True).leave
+    assert w.stand_by(1, ring=2, step=9).leave
 
 
 def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
     w = World()
     w.register(11)
     w.ring(0)
-    w.join(0, leaving=True)
+    w.leave(0)
     w.tick()
     w.tick(50)
     assert w.job.outcome is None
@@ -535,13 +541,13 @@ def test_the_last_member_of_a_ring_that_stops_keeps_its_model() -> None:
         heard = w.beat(worker, ring=1, steps=3)
         assert (heard.drain, heard.stopping) == (True, True)
     # One left a step before the other, which finds itself alone, and writes.
-    w.join(1, ring=1, leaving=True)
-    assert w.join(0, ring=1, step=3).workers == [0]
+    w.leave(1)
+    assert w.join(0, ring=1, step=3).ring.workers == [0]
     assert w.commit(0, 2)
     assert w.commit(0, 2, written=True)
     w.tick()
     assert w.job.outcome is None
-    w.join(0, ring=2, leaving=True)
+    w.leave(0)
     w.tick()
     answer = w.agent(done=True)
     assert (answer.over, answer.error) == (True, "the job was stopped: SIGTERM")
@@ -589,7 +595,7 @@ def test_records_of_all_passes_count_once() -> None:
     w.beat(0, ring=1, position=20, pass_records=20, steps=9)  # a late word of the pass before
     w.tick(1)
     assert w.status().records_done == 24
-    w.join(0, ring=1, leaving=True, finished=True)
+    w.leave(0, finished=True)
     w.beat(0, position=30, pass_records=30, pass_index=1, steps=13, records_before=20)
     assert (w.status().records_done, w.status().steps) == (50, 13), "its last words"
 
@@ -609,15 +615,15 @@ def test_only_the_newest_ring_writes_checkpoints_and_a_new_life_begins_there() -
     w.register(14)
     w.register(15, local_rank=1)
     answer = w.ring(3, 4)
-    assert (answer.ring, answer.fresh, answer.restored_from) == (3, True, "/c/1")
+    assert (answer.ring.number, answer.ring.fresh, answer.ring.restored_from) == (3, True, "/c/1")
     assert w.beat(3).incarnation == 2
 
 
 def test_the_first_ring_begins_with_the_checkpoint_to_resume() -> None:
     w = World(resumed="/c/step-5")
     w.register(11)
-    answer = w.ring(0)
-    assert (answer.fresh, answer.restored_from, answer.values_only) == (True, "/c/step-5", False)
+    ring = w.ring(0).ring
+    assert (ring.fresh, ring.restored_from, ring.values_only) == (True, "/c/step-5", False)
 
 
 def test_a_restarted_master_leaves_the_ring_alone() -> None:
@@ -632,7 +638,7 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     w.tick()
     assert w.job.state == "running"
     assert (w.beat(0).known, w.beat(0).broken_ring, w.beat(0).stale_ring) == (True, 0, 0)
-    assert w.join(1).ring == 1, "an answer that was lost with the master"
+    assert w.join(1).ring.number == 1, "an answer that was lost with the master"
     assert w.register(12, local_rank=1) == 1
     assert w.register(13, local_rank=1) == 2
     assert w.beat(0).broken_ring == 1
@@ -665,7 +671,7 @@ def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:
     w.agent()
     w.register(11)
     w.ring(0)
-    w.join(0, ring=1, leaving=True, finished=True)
+    w.leave(0, finished=True)
     late = w.register(12, local_rank=1)
     assert not w.join(late).leave, "its process may still fail"
     w.agent("n", pb.AgentWorker(local_rank=0, pid=11, exited=True, code=0))

@@ -331,7 +331,7 @@ def test_a_worker_that_leaves_gives_its_tasks_back() -> None:
     w = begun()
     lost = w.task(0)
     other = w.register(2, local_rank=1)
-    w.workers.join_ring(pb.JoinRingRequest(worker_id=0, leaving=True), w.now)
+    w.workers.leave_ring(pb.LeaveRingRequest(worker_id=0), w.now)
     assert w.task(other).task_id == lost.task_id
     assert "gone" not in w.texts()
 

@@ -172,9 +172,8 @@ class MasterRendezvous:
         self, ring: int, step: int, *, handing_over: bool = False, ended: bool = False
     ) -> Assignment | None:
         self._progress.ring = 0
-        request = pb.JoinRingRequest(
-            worker_id=self._worker_id, ring=ring, store=self._store.address, step=step, ended=ended
-        )
+        method, make = ("StandBy", pb.StandByRequest) if ended else ("JoinRing", pb.JoinRingRequest)
+        request = make(worker_id=self._worker_id, ring=ring, store=self._store.address, step=step)
         asked = time.monotonic()
         give_up = asked + _MASTER_AWAY_S
         patient = full = False
@@ -191,7 +190,7 @@ class MasterRendezvous:
             if self.leaving and not handing_over and not self._must_stay(step):
                 raise DismissedError("asked to leave")
             try:
-                answer = self._master.call("JoinRing", request, timeout_s=_CALL_S, wait=True)
+                answer = self._master.call(method, request, timeout_s=_CALL_S, wait=True)
             except grpc.RpcError as error:
                 if error.code() is FULL:  # it is there, and goes on when there is room
                     if not full:
@@ -211,17 +210,18 @@ class MasterRendezvous:
                 if self._heartbeat.lost.is_set():
                     continue
                 return None
-            if answer.ready:
+            if answer.HasField("ring"):
+                formed = answer.ring
                 return Assignment(
-                    ring=answer.ring,
-                    rank=list(answer.workers).index(self._worker_id),
-                    workers=tuple(answer.workers),
-                    store=answer.store,
-                    source=answer.source,
-                    heal=answer.heal,
-                    fresh=answer.fresh,
-                    restored_from=answer.restored_from,
-                    values_only=answer.values_only,
+                    ring=formed.number,
+                    rank=list(formed.workers).index(self._worker_id),
+                    workers=tuple(formed.workers),
+                    store=formed.store,
+                    source=formed.source,
+                    heal=formed.heal,
+                    fresh=formed.fresh,
+                    restored_from=formed.restored_from,
+                    values_only=formed.values_only,
                 )
 
     def _must_stay(self, step: int) -> bool:
@@ -277,11 +277,9 @@ class MasterRendezvous:
     def leave(self, ring: int, *, finished: bool) -> None:
         """Best effort: the master notices by itself, later."""
         self._progress.ring = 0
-        request = pb.JoinRingRequest(
-            worker_id=self._worker_id, ring=ring, step=-1, leaving=True, finished=finished
-        )
+        request = pb.LeaveRingRequest(worker_id=self._worker_id, finished=finished)
         try:
-            self._master.call("JoinRing", request, timeout_s=5)
+            self._master.call("LeaveRing", request, timeout_s=5)
         except grpc.RpcError as error:
             log.debug("leaving: %s", error.code())
 
