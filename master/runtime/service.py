@@ -89,7 +89,10 @@ class Service:
             "LeaveRing": self._changing(self._workers.leave_ring),
             "CommitCheckpoint": self._changing(self._workers.commit_checkpoint),
             "AgentReport": self._changing(self._of_script("agent_report")),
-            "Rendezvous": self._rendezvous,
+            "JoinRound": self._join_round,
+            "GetRound": self._changing(self._of_script("get_round")),
+            "LeaveRound": self._changing(self._of_script("leave_round")),
+            "CloseRounds": self._changing(self._of_script("close_rounds")),
             "GetStatus": self._status,
             "Scale": self._scale,
             "Stop": self._stop,
@@ -160,11 +163,11 @@ class Service:
         )
         return answer if answer is not None else pb.StandByResponse()
 
-    def _rendezvous(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def _join_round(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(
-            self._of_script("rendezvous"), request, context, _RING_WAIT_S, notify=True, keep=True
+            self._of_script("join_round"), request, context, _RING_WAIT_S, notify=True, keep=True
         )
-        return answer if answer is not None else pb.RendezvousResponse(ready=False)
+        return answer if answer is not None else pb.JoinRoundResponse()
 
     def _report_model(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(

@@ -26,16 +26,25 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class Place:
-    """What a node hears."""
+    """The place of a node in a round."""
 
-    ready: bool = False
-    round: int = 0
-    rank: int = 0
-    nodes: int = 0
-    store: str = ""
-    waiting: int = 0
-    closed: bool = False
-    over: bool = False
+    round: int
+    rank: int
+    nodes: int
+    store: str
+    """``host:port`` of rank 0."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a round stands."""
+
+    closed: bool
+    """The job is over: no node may join any more."""
+    over: bool
+    """The round is not the newest any more, or a node of the round is gone."""
+    waiting: int
+    """Nodes that wait for the next round."""
 
 
 class Rounds:
@@ -63,15 +72,15 @@ class Rounds:
         min_nodes: int,
         max_nodes: int,
         last_call_s: float,
-    ) -> Place:
-        """A node wants to be in a round.
+    ) -> Place | None:
+        """A node wants to be in a round; None while the round is not formed, or never will be.
 
         Args:
             store: made for this wish; the same one again is the same wish.
         """
         if self.closed:
             self._waiting.pop(node, None)
-            return Place(closed=True)
+            return None
         self._left = False
         if self._members.get(node) == store:
             # Its answer was lost, or it asks once more.
@@ -87,18 +96,16 @@ class Rounds:
             waiting.store, waiting.seen = store, now
         if self.form(now) and node in self._members:
             return self._place(node)
-        return Place(waiting=self.waiting(now))
+        return None
 
-    def look(self, node: str, round: int, now: float) -> Place:
+    def look(self, node: str, round: int, now: float) -> Standing:
         """A node asks how its round stands."""
         if node in self._seen and round == self.number:
             self._seen[node] = now
-        return Place(
-            round=self.number,
-            nodes=len(self._members),
-            waiting=self.waiting(now),
+        return Standing(
             closed=self.closed,
             over=round != self.number or self._is_short(now),
+            waiting=self.waiting(now),
         )
 
     def leave(self, node: str) -> None:
@@ -169,7 +176,6 @@ class Rounds:
     def _place(self, node: str) -> Place:
         nodes = list(self._members)
         return Place(
-            ready=True,
             round=self.number,
             rank=nodes.index(node),
             nodes=len(nodes),

@@ -15,7 +15,7 @@ from master.state.membership import Member
 from master.state.outcome import Outcome, Restoring
 from master.state.passes import Passes
 from master.state.ring import Ring
-from master.state.rounds import Place, Rounds
+from master.state.rounds import Rounds
 from master.state.served import ServedJob
 from master.state.stopping import Stopping
 from torch_edl.errors import UsageError
@@ -210,17 +210,8 @@ class ScriptJob(ServedJob):
 
     # ---- torchrun ----
 
-    def rendezvous(self, request: pb.RendezvousRequest, now: float) -> pb.RendezvousResponse | None:
-        """An agent of torchrun asks for its place, or how its round stands; None: wait."""
-        if request.closed:
-            self._rounds.close()
-            self._torchruns_error = self._torchruns_error or request.error
-        if request.leaving:
-            self._rounds.leave(request.node)
-            for worker in self._workers_of(request.node):  # it ended them before
-                self._gone(worker, "its agent left", now)
-        if request.closed or request.leaving or request.round:
-            return _message(self._rounds.look(request.node, request.round, now))
+    def join_round(self, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
+        """An agent of torchrun asks for a place in the next round; None while it is not formed."""
         if self.outcome is not None:
             self._rounds.close()
         round = self._rounds.number
@@ -234,7 +225,26 @@ class ScriptJob(ServedJob):
         )
         if self._rounds.number != round:
             self._new_round(now)
-        return _message(place) if place.ready or place.closed else None
+        if self._rounds.closed:
+            return pb.JoinRoundResponse(closed=True)
+        return None if place is None else pb.JoinRoundResponse(place=pb.Place(**vars(place)))
+
+    def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
+        """An agent of torchrun asks how its round stands."""
+        return pb.GetRoundResponse(**vars(self._rounds.look(request.node, request.round, now)))
+
+    def leave_round(self, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
+        """An agent of torchrun leaves, after it has ended its workers."""
+        self._rounds.leave(request.node)
+        for worker in self._workers_of(request.node):
+            self._gone(worker, "its agent left", now)
+        return pb.LeaveRoundResponse()
+
+    def close_rounds(self, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
+        """An agent of torchrun says that the job is over."""
+        self._rounds.close()
+        self._torchruns_error = self._torchruns_error or request.error
+        return pb.CloseRoundsResponse()
 
     def _new_round(self, now: float) -> None:
         """Torchrun starts the workers of its nodes again; those of others will not come back."""
@@ -466,7 +476,3 @@ class ScriptJob(ServedJob):
         count = len(self.members)
         go_on = "worker goes on" if count == 1 else "workers go on"
         self.tell("info", f"the master is back: {count} {go_on}", now)
-
-
-def _message(place: Place) -> pb.RendezvousResponse:
-    return pb.RendezvousResponse(**vars(place))

@@ -1,4 +1,4 @@
-"""torch's rendezvous handler over the master's Rendezvous call: a fresh store for each round."""
+"""torch's rendezvous handler over the master's rounds: a fresh store for each round."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 import uuid
-from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
@@ -76,7 +76,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._hosted, self._stub = self._meet()
         self._round = 0
         self._belongs = self._took_part = False
-        self._seen = pb.RendezvousResponse()
+        self._seen = pb.GetRoundResponse()
         self._store: Store | None = None
         self._closed = False
         self._ended = threading.Event()
@@ -146,8 +146,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """Nobody may join any more."""
         self._closed = True
-        request = pb.RendezvousRequest(node=self._node, closed=True, error=_failure())
-        self._say_last(request)
+        self._say_last("CloseRounds", pb.CloseRoundsRequest(error=_failure()))
 
     def shutdown(self) -> bool:
         """The agent's work is over, well or not: closes the job, as torch's other backends do."""
@@ -187,8 +186,8 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._stub.close()
         self._hosted, self._stub = self._meet()
 
-    def _ask_until_ready(self, store: str, deadline: float) -> pb.RendezvousResponse:
-        request = pb.RendezvousRequest(
+    def _ask_until_ready(self, store: str, deadline: float) -> pb.Place:
+        request = pb.JoinRoundRequest(
             node=self._node,
             min_nodes=self._parameters.min_nodes,
             max_nodes=self._parameters.max_nodes,
@@ -207,7 +206,7 @@ class MasterRendezvousHandler(RendezvousHandler):
                     )
             try:
                 timeout_s = min(left_s, _CALL_TIMEOUT_S)
-                answer: pb.RendezvousResponse = self._call(request, timeout_s=timeout_s)
+                answer = self._stub.call("JoinRound", request, timeout_s=timeout_s)
             except grpc.RpcError as error:
                 problem = error.details() or error.code().name.lower()
                 if error.code() in _REFUSED:
@@ -228,16 +227,16 @@ class MasterRendezvousHandler(RendezvousHandler):
                 self._meet_again()
                 continue
             self._belongs = True
-            if answer.ready:
-                return answer
+            if answer.HasField("place"):
+                return answer.place  # type: ignore[no-any-return]
             time.sleep(_RETRY_S)
-        self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        self._say_last("LeaveRound", pb.LeaveRoundRequest(node=self._node))
         raise RendezvousTimeoutError(
             f"{self._run_id}: no round of {self._parameters.min_nodes} nodes within "
             f"{self._join_timeout_s:.0f} s: {problem}"
         )
 
-    def _enter(self, place: pb.RendezvousResponse, server: TCPStore) -> RendezvousInfo:
+    def _enter(self, place: pb.Place, server: TCPStore) -> RendezvousInfo:
         host, port = parse_rendezvous_endpoint(place.store, default_port=0)
         store = server
         if place.rank:
@@ -245,7 +244,7 @@ class MasterRendezvousHandler(RendezvousHandler):
                 host, port, is_master=False, wait_for_workers=False, timeout=_store_timeout()
             )
         self._store = server if place.rank == 0 else None
-        self._seen = pb.RendezvousResponse(round=place.round, nodes=place.nodes)
+        self._seen = pb.GetRoundResponse()
         self._round, self._took_part = place.round, True
         return RendezvousInfo(
             PrefixStore(f"torch_edl.torchrun_plugin/{place.round}", store),
@@ -260,9 +259,9 @@ class MasterRendezvousHandler(RendezvousHandler):
             round = self._round
             if not round:
                 continue
-            request = pb.RendezvousRequest(node=self._node, round=round)
+            request = pb.GetRoundRequest(node=self._node, round=round)
             with contextlib.suppress(grpc.RpcError, ValueError):  # a master that is away: no news
-                seen = self._call(request, timeout_s=_CALL_TIMEOUT_S)
+                seen = self._stub.call("GetRound", request, timeout_s=_CALL_TIMEOUT_S)
                 if round == self._round:
                     self._seen = seen
 
@@ -271,7 +270,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             return
         self._ended.set()
         self._heartbeat.join(_FAREWELL_S)
-        self._say_last(pb.RendezvousRequest(node=self._node, leaving=True))
+        self._say_last("LeaveRound", pb.LeaveRoundRequest(node=self._node))
         if self._hosted is not None:  # it leaves with the last agent; the port is free then
             self._hosted.wait(_FAREWELL_S)
         self._leave_job()
@@ -281,14 +280,11 @@ class MasterRendezvousHandler(RendezvousHandler):
         if self._presence is not None:
             self._presence.close()
 
-    def _say_last(self, request: pb.RendezvousRequest) -> None:
+    def _say_last(self, method: str, request: Message) -> None:
         try:
-            self._call(request, timeout_s=_FAREWELL_S)
+            self._stub.call(method, request, timeout_s=_FAREWELL_S)
         except (grpc.RpcError, ValueError) as error:
             log.info("the master did not hear the farewell: %s", error)
-
-    def _call(self, request: pb.RendezvousRequest, *, timeout_s: float) -> Any:
-        return self._stub.call("Rendezvous", request, timeout_s=timeout_s)
 
 
 def _job(parameters: RendezvousParameters, name: str) -> JobConfig:

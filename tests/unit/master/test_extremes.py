@@ -153,9 +153,12 @@ class World:
         if self.script:
             requests["ReportModel data"] = pb.ReportModelRequest(worker_id=worker, data=DATA)
             requests["AgentReport"] = agent
-            requests["Rendezvous"] = pb.RendezvousRequest(
+            requests["JoinRound"] = pb.JoinRoundRequest(
                 node="n", min_nodes=1, max_nodes=2, last_call_s=1, store="s"
             )
+            requests["GetRound"] = pb.GetRoundRequest(node="n", round=1)
+            requests["LeaveRound"] = pb.LeaveRoundRequest(node="n")
+            requests["CloseRounds"] = pb.CloseRoundsRequest()
         return requests
 
     def goes_on(self) -> None:

@@ -10,7 +10,9 @@ import pytest
 from master.state.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Place, Rounds
 
 
-def ask(rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_call=1.0) -> Place:
+def ask(
+    rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_call=1.0
+) -> Place | None:
     return rounds.ask(
         node, f"{node}:{wish}", now, min_nodes=least, max_nodes=most, last_call_s=last_call
     )
@@ -18,12 +20,10 @@ def ask(rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_
 
 def test_the_maximum_need_not_be_waited_with() -> None:
     rounds = Rounds()
-    assert not ask(rounds, "a", 0.0, least=1, most=2).ready
+    assert ask(rounds, "a", 0.0, least=1, most=2) is None
     second = ask(rounds, "b", 0.1, least=1, most=2)
-    assert second == Place(ready=True, round=1, rank=1, nodes=2, store="a:0")
-    assert ask(rounds, "a", 0.2, least=1, most=2) == Place(
-        ready=True, round=1, rank=0, nodes=2, store="a:0"
-    )
+    assert second == Place(round=1, rank=1, nodes=2, store="a:0")
+    assert ask(rounds, "a", 0.2, least=1, most=2) == Place(round=1, rank=0, nodes=2, store="a:0")
 
 
 def test_the_last_call_begins_again_with_each_node() -> None:
@@ -31,7 +31,7 @@ def test_the_last_call_begins_again_with_each_node() -> None:
     ask(rounds, "a", 0.0)
     ask(rounds, "b", 0.9)
     assert not rounds.form(1.8)
-    assert not ask(rounds, "a", 1.8).ready, "a node that asks again is the same node"
+    assert ask(rounds, "a", 1.8) is None, "a node that asks again is the same node"
     assert rounds.form(2.0)
     assert ask(rounds, "b", 2.0).nodes == 2
 
@@ -39,9 +39,9 @@ def test_the_last_call_begins_again_with_each_node() -> None:
 def test_a_node_that_died_before_it_had_its_rank_holds_nobody_up() -> None:
     rounds = Rounds()
     ask(rounds, "dead", 0.0, least=2, most=2)
-    assert not ask(rounds, "a", SILENT_S, least=2, most=2).ready
+    assert ask(rounds, "a", SILENT_S, least=2, most=2) is None
     found = ask(rounds, "b", SILENT_S + 0.1, least=2, most=2)
-    assert (found.ready, found.nodes, found.store) == (True, 2, "a:0")
+    assert (found.nodes, found.store) == (2, "a:0")
 
 
 def test_a_node_that_died_in_its_round_holds_nobody_up() -> None:
@@ -54,7 +54,7 @@ def test_a_node_that_died_in_its_round_holds_nobody_up() -> None:
     ask(rounds, "a", now, least=2, most=3, wish=1)
     assert rounds.look("b", 1, now).waiting == 1
     found = ask(rounds, "b", now + 2, least=2, most=3, wish=1)
-    assert not found.ready, "the last call: c may come"
+    assert found is None, "the last call: c may come"
     rounds.form(now + 3)
     assert ask(rounds, "a", now + 3, least=2, most=3, wish=1).nodes == 2
     assert rounds.look("c", 1, now + 3).over
@@ -66,7 +66,7 @@ def test_a_living_node_of_the_round_is_waited_for() -> None:
     ask(rounds, "b", 0.0, most=2)
     ask(rounds, "a", 1.0, most=2, wish=1)
     assert not rounds.form(4.0)
-    assert ask(rounds, "b", 4.0, most=2, wish=1).ready
+    assert ask(rounds, "b", 4.0, most=2, wish=1) is not None
 
 
 def test_a_joiner_ends_the_round_only_if_there_is_room() -> None:
@@ -76,7 +76,7 @@ def test_a_joiner_ends_the_round_only_if_there_is_room() -> None:
     ask(rounds, "c", 1.0, most=2)
     assert rounds.look("a", 1, 1.0).waiting == 0, "full"
     for now in range(2, int(FULL_SILENT_S)):
-        assert not ask(rounds, "c", float(now), most=2).ready
+        assert ask(rounds, "c", float(now), most=2) is None
     rounds.leave("b")
     now = FULL_SILENT_S - 1
     assert rounds.look("a", 1, now).waiting == 1
@@ -98,7 +98,7 @@ def test_nobody_joins_once_it_is_closed() -> None:
     rounds = Rounds()
     ask(rounds, "a", 0.0, most=1)
     rounds.close()
-    assert ask(rounds, "b", 1.0).closed
+    assert ask(rounds, "b", 1.0) is None
     assert rounds.look("a", 1, 1.0).closed
 
 
@@ -110,7 +110,7 @@ def test_who_waits_is_waited_for_until_it_knows_that_it_is_closed() -> None:
     rounds.leave("a")
     assert not rounds.deserted(1.0)
     assert rounds.deserted(SILENT_S)
-    assert ask(rounds, "b", 1.0, most=1).closed
+    assert ask(rounds, "b", 1.0, most=1) is None
     assert rounds.deserted(1.0)
 
 
@@ -141,7 +141,7 @@ def test_storms(seed: int) -> None:
                     del inside[node]
             else:
                 place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
-                if place.ready and random_.random() < 0.8:
+                if place is not None and random_.random() < 0.8:
                     assert place.round == rounds.number
                     assert place.rank < place.nodes <= 4
                     assert taken.setdefault(place.rank, node) == node
@@ -151,7 +151,7 @@ def test_storms(seed: int) -> None:
         for node in sorted(alive):
             if node not in inside:
                 place = ask(rounds, node, now, least=2, most=4, wish=wish[node])
-                if place.ready:
+                if place is not None:
                     inside[node] = place.round
             elif (place := rounds.look(node, inside[node], now)).over or place.waiting:
                 wish[node] += 1

@@ -239,17 +239,17 @@ def test_workers_and_nodes_of_torchrun_hear_that_the_job_is_stopped() -> None:
     w = World()
     w.register(11)
     w.ring(0)
-    ask = pb.RendezvousRequest(node="t", min_nodes=1, max_nodes=1, store="s")
-    w.job.rendezvous(ask, w.now)
+    ask = pb.JoinRoundRequest(node="t", min_nodes=1, max_nodes=1, store="s")
+    w.job.join_round(ask, w.now)
     w.job.stop("torch-edl stop", w.now)
     w.tick(1.0)
     assert not w.job.over
     assert w.beat(0).drain
     w.leave(0)
     w.tick(1.0)
-    assert w.job.rendezvous(pb.RendezvousRequest(node="t", round=1), w.now).closed
+    assert w.job.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
     assert not w.job.over
-    w.job.rendezvous(pb.RendezvousRequest(node="t", leaving=True), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="t"), w.now)
     w.tick()
     assert w.job.over
 
@@ -452,11 +452,11 @@ def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
 
 def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
     w = World()
-    w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
-    w.job.rendezvous(pb.RendezvousRequest(node="a", closed=True), w.now)
+    w.job.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
+    w.job.close_rounds(pb.CloseRoundsRequest(), w.now)
     w.tick()
     assert (w.job.outcome, w.job.state) == (None, "finishing")
-    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert w.job.state == "finished"
     assert not w.job.end_is_awaited, "torchrun does not ask: the port is free for the next job"
@@ -464,9 +464,9 @@ def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
 
 def test_it_failed_when_an_agent_of_torchrun_closed_it_with_an_error() -> None:
     w = World()
-    w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
-    w.job.rendezvous(pb.RendezvousRequest(node="a", closed=True, error="rank 1 ended"), w.now)
-    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.job.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
+    w.job.close_rounds(pb.CloseRoundsRequest(error="rank 1 ended"), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert (w.job.state, w.job.outcome.error) == ("failed", "rank 1 ended")
 
@@ -477,12 +477,12 @@ def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
     w.tick()
     for node in "ab":
-        w.job.rendezvous(pb.RendezvousRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.job.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
     w.register(11, node="a")
-    w.job.rendezvous(pb.RendezvousRequest(node="b", leaving=True), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
     w.tick()
     assert w.job.outcome is None
-    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert (w.job.over, w.job.state) == (True, "stopped")
 
@@ -491,12 +491,12 @@ def test_the_workers_of_a_node_that_is_in_no_round_any_more_are_dropped() -> Non
     w = World()
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
     for node in "ab":
-        w.job.rendezvous(pb.RendezvousRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.job.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
     w.register(11, node="a")
     w.register(21, node="b")
     w.ring(0, 1)
-    w.job.rendezvous(pb.RendezvousRequest(node="b", leaving=True), w.now)
-    w.job.rendezvous(pb.RendezvousRequest(node="a", store="a:2", **ask), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
+    w.job.join_round(pb.JoinRoundRequest(node="a", store="a:2", **ask), w.now)
     assert not w.beat(1).known
     assert w.beat(0).broken_ring == 1
 
@@ -652,17 +652,17 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
 def test_rounds_answer_through_the_job() -> None:
     w = World()
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 1.0}
-    first = pb.RendezvousRequest(node="a", store="a:1", **ask)
-    assert w.job.rendezvous(first, w.now) is None
-    answer = w.job.rendezvous(pb.RendezvousRequest(node="b", store="b:1", **ask), w.now)
-    assert (answer.round, answer.rank, answer.nodes, answer.store) == (1, 1, 2, "a:1")
-    look = w.job.rendezvous(pb.RendezvousRequest(node="a", round=1), w.now)
+    first = pb.JoinRoundRequest(node="a", store="a:1", **ask)
+    assert w.job.join_round(first, w.now) is None
+    answer = w.job.join_round(pb.JoinRoundRequest(node="b", store="b:1", **ask), w.now)
+    assert answer.place == pb.Place(round=1, rank=1, nodes=2, store="a:1")
+    look = w.job.get_round(pb.GetRoundRequest(node="a", round=1), w.now)
     assert (look.over, look.waiting) == (False, 0)
-    w.job.rendezvous(pb.RendezvousRequest(node="a", leaving=True), w.now)
+    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w = w.again()
-    assert w.job.rendezvous(first, w.now).round == 1
-    assert w.job.rendezvous(pb.RendezvousRequest(node="b", closed=True), w.now).closed
-    assert w.job.rendezvous(pb.RendezvousRequest(node="c", store="c:1", **ask), w.now).closed
+    assert w.job.join_round(first, w.now).place.round == 1
+    w.job.close_rounds(pb.CloseRoundsRequest(), w.now)
+    assert w.job.join_round(pb.JoinRoundRequest(node="c", store="c:1", **ask), w.now).closed
 
 
 def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:
