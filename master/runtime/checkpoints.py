@@ -1,4 +1,4 @@
-"""Takes checkpoints: the Hold and Snapshot protocol over servers, and the manifest at its end."""
+"""Takes checkpoints: of servers by the Hold and Snapshot protocol, of a replica by moving it."""
 
 from __future__ import annotations
 
@@ -45,56 +45,31 @@ def save_servers(
 
     Raises:
         CheckpointError: a server does not answer, is not initialised, or could not write.
-        OSError: the disk refused.
+        OSError: the disk is full or read-only.
     """
     fence = ps.Fence(job=contents.job, incarnation=incarnation)
-    with _stubs(addresses, token) as stubs:
-        try:
-            held = _all(stubs, "Hold", ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
-            if not all(answer.initialized for answer in held):
-                raise CheckpointError("the servers have no model yet")
-            targets = Watermarks.union(Watermarks.from_proto(answer.watermarks) for answer in held)
-            progress = Watermarks.union([known, targets])
-            steps = steps_of(contents.space, progress)
-            directory = layout.step_dir(root, steps)
-            if (directory / layout.MANIFEST).exists():
-                _release(stubs, fence)
-                return Saved(directory, layout.read(directory))
-            _make_empty(directory)
-        except BaseException:
-            _release(stubs, fence)
-            raise
-        try:
+    with _stubs(addresses, token) as stubs, _releasing(stubs, fence):
+        held = _all(stubs, "Hold", ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
+        if not all(answer.initialized for answer in held):
+            raise CheckpointError("the servers have no model yet")
+        applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
+        # Also the tasks that are known to be done: in sync mode the last pushes of a task may
+        # wait for their quorum, and a manifest that calls the task done must come with them.
+        progress = Watermarks.union([known, *applied])
+        steps = steps_of(contents.space, progress)
+
+        def write(directory: Path) -> Manifest:
             request = ps.SnapshotRequest(
-                # Also what is known to be done: in sync mode the last pushes of a task may wait for
-                # their quorum, and a manifest that calls it done must come with them.
-                fence=fence,
-                targets=progress.to_proto(),
-                directory=str(directory),
+                fence=fence, targets=progress.to_proto(), directory=str(directory)
             )
             written = _all(stubs, "Snapshot", request, _WRITE_S)
-            manifest = Manifest(
-                job=contents.job,
-                strategy=contents.strategy,
-                steps=steps,
-                shards=len(stubs),
-                retired_before=progress.retired_before,
-                watermarks=dict(progress.offsets),
-                files={
-                    name: size
-                    for answer in written
-                    for name, size in zip(answer.files, answer.sizes, strict=True)
-                },
-                versions=tuple(answer.version for answer in written),
-                data=dict(contents.data),
-            )
-            layout.commit(directory, manifest)
-        except BaseException:
-            _release(stubs, fence)
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
-    log.info("checkpoint %s, pushes waited %.1f ms", directory, max(a.stall_ms for a in written))
-    return Saved(directory, manifest)
+            stalled = max(answer.stall_ms for answer in written)
+            log.info("checkpoint %s: pushes waited %.1f ms", directory, stalled)
+            files = [pair for a in written for pair in zip(a.files, a.sizes, strict=True)]
+            versions = tuple(answer.version for answer in written)
+            return _manifest(contents, steps, progress, dict(files), versions)
+
+        return Saved(*layout.save(root, steps, write))
 
 
 def commit_local(
@@ -106,37 +81,41 @@ def commit_local(
     contents: Contents,
     root: Path,
 ) -> Saved:
-    """A checkpoint of what the worker of the strategy ``local`` wrote to ``directory``.
+    """A checkpoint of the replica that a worker wrote to ``directory``, which is moved.
 
     Raises:
-        CheckpointError: a file is missing or cut.
-        OSError: the disk refused.
+        CheckpointError: a file is missing or truncated.
+        OSError: the disk is full or read-only.
     """
     steps = steps_of(contents.space, progress)
-    target = layout.step_dir(root, steps)
-    if (target / layout.MANIFEST).exists():
-        shutil.rmtree(directory, ignore_errors=True)
-        return Saved(target, layout.read(target))
+
+    def write(target: Path) -> Manifest:
+        os.rename(directory, target)  # the target is an empty folder
+        return _manifest(contents, steps, progress, files, (version,))
+
     try:
-        shutil.rmtree(target, ignore_errors=True)
-        os.rename(directory, target)
-        manifest = Manifest(
-            job=contents.job,
-            strategy=contents.strategy,
-            steps=steps,
-            shards=1,
-            retired_before=progress.retired_before,
-            watermarks=dict(progress.offsets),
-            files=dict(files),
-            versions=(version,),
-            data=dict(contents.data),
-        )
-        layout.commit(target, manifest)
-    except BaseException:
+        return Saved(*layout.save(root, steps, write))
+    finally:
         shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-    return Saved(target, manifest)
+
+
+def _manifest(
+    contents: Contents,
+    steps: int,
+    progress: Watermarks,
+    files: Mapping[str, int],
+    versions: tuple[int, ...],
+) -> Manifest:
+    return Manifest(
+        job=contents.job,
+        strategy=contents.strategy,
+        steps=steps,
+        shards=len(versions),
+        watermarks=progress,
+        files=dict(files),
+        versions=versions,
+        data=dict(contents.data),
+    )
 
 
 def flush(addresses: Sequence[str], *, token: str, job: str, incarnation: int) -> None:
@@ -168,14 +147,6 @@ def remove_leftovers(root: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _make_empty(directory: Path) -> None:
-    if directory.exists():
-        # The manifest goes first: a folder that is being removed is no checkpoint.
-        (directory / layout.MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
-
-
 @contextlib.contextmanager
 def _stubs(addresses: Sequence[str], token: str) -> Iterator[list[Stub]]:
     service = ps.DESCRIPTOR.services_by_name["Pserver"]
@@ -201,6 +172,11 @@ def _all(stubs: Sequence[Stub], method: str, request: Any, timeout_s: float) -> 
     return answers
 
 
-def _release(stubs: Sequence[Stub], fence: ps.Fence) -> None:
-    with contextlib.suppress(CheckpointError):
-        _all(stubs, "Release", ps.ReleaseRequest(fence=fence), _CALL_S)
+@contextlib.contextmanager
+def _releasing(stubs: Sequence[Stub], fence: ps.Fence) -> Iterator[None]:
+    """Ends the hold afterwards, where no snapshot has ended it."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(CheckpointError):
+            _all(stubs, "Release", ps.ReleaseRequest(fence=fence), _CALL_S)

@@ -28,7 +28,7 @@ class Saved:
     @property
     def progress(self) -> Watermarks:
         """Which tasks it holds."""
-        return Watermarks(self.manifest.retired_before, dict(self.manifest.watermarks))
+        return self.manifest.watermarks.copy()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,9 @@ class Contents:
 
 def check_prefix(saved: Saved) -> None:
     """Raises UsageError unless the tasks of a checkpoint are the first ones, one after another."""
-    watermarks = {id for id in saved.manifest.watermarks if id >= saved.manifest.retired_before}
-    if watermarks - {saved.manifest.retired_before}:
+    progress = saved.progress
+    started = {id for id in progress.offsets if id >= progress.retired_before}
+    if started - {progress.retired_before}:
         raise UsageError(
             f"--resume {saved.path}: it was made with tasks in the hands of several workers, and "
             "--strategy allreduce takes the records in one order; use --strategy ps, or --load "

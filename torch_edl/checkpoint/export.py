@@ -1,4 +1,4 @@
-"""A checkpoint as the model that a user takes away: plain safetensors, no optimizer state."""
+"""Exports a checkpoint as a model: plain safetensors, no optimizer state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from torch_edl.checkpoint import files
+from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
 from torch_edl.errors import CheckpointError
-
-MODEL = "model.safetensors"
-METADATA = "metadata.json"
 
 
 def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
@@ -26,30 +23,31 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
     ``metadata.json``. The folder appears whole, in place of what was there.
 
     Raises:
-        CheckpointError: ``checkpoint_dir`` is no checkpoint, or damaged.
-        OSError: the disk refused; nothing half-written is left.
+        CheckpointError: ``checkpoint_dir`` is not a checkpoint, or is damaged.
+        OSError: the disk is full or read-only; nothing half-written is left.
     """
     source = CheckpointReader(Path(checkpoint_dir), values_only=True)
     with replacing_folder(Path(output_dir)) as folder:
         values, _ = source.dense()
-        files.write(folder / MODEL, {n: values[n] for n in sorted(values)}, {"format": "pt"})
+        dense = {name: values[name] for name in sorted(values)}
+        files.write(folder / layout.EXPORTED_MODEL, dense, {"format": "pt"})
         for table in source.tables.values():
             _write_table(table, folder / "embeddings" / f"{table.name}.safetensors")
         tables = {t.name: t.info for t in source.tables.values()}
-        write_about(folder, job=source.manifest.job, steps=source.manifest.steps, tables=tables)
+        write_metadata(folder, job=source.manifest.job, steps=source.manifest.steps, tables=tables)
 
 
-def write_about(
+def write_metadata(
     folder: Path, *, job: str, steps: int, tables: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Writes what an output says of itself; ``tables`` is what they were described as, by name."""
+    """Writes ``metadata.json``; ``tables`` is the description of each table by its name."""
     about = {"format": FORMAT, "job": job, "steps": steps, "tables": tables}
-    (folder / METADATA).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    (folder / layout.EXPORTED_METADATA).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
 @contextlib.contextmanager
 def replacing_folder(output: Path) -> Iterator[Path]:
-    """A folder for an output, which appears whole in place of what was there, or not at all."""
+    """A temporary folder that replaces ``output`` as a whole at the end, or not at all."""
     temporary = output.with_name(f".{output.name}.part-{os.getpid()}")
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -67,8 +65,8 @@ def replacing_folder(output: Path) -> Iterator[Path]:
 
 
 def _write_table(table: SavedTable, path: Path) -> None:
-    """Two passes over the parts: the ids, to know each row's place, then the rows to theirs; so
-    the memory is that of the ids and one part, whatever the table's size."""
+    """Two passes over the parts, first for the ids and their order, then for the rows: memory is
+    needed for the ids and one part only, whatever the size of the table."""
     parts = [rows.ids for _, rows in table.rows()]
     ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
     order = np.argsort(ids, kind="stable")
@@ -86,7 +84,7 @@ def _write_table(table: SavedTable, path: Path) -> None:
         file.write(head)
         file.write(ids.data)
         file.flush()
-        # Not a sparse file: a full disk must be an error here, not a SIGBUS in the map below.
+        # Allocated, not sparse: a full disk must raise here rather than a SIGBUS in the map below.
         os.posix_fallocate(file.fileno(), 0, len(head) + n * 8 + n * dim * 4)
     vectors = np.memmap(path, "<f4", "r+", offset=len(head) + n * 8, shape=(n, dim))
     start = 0

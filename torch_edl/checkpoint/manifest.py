@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from torch_edl.tables.watermarks import Watermarks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds, and which records are in it."""
+    """The content of a checkpoint."""
 
     job: str
     strategy: str
-    """``ps`` or ``local``: whose files these are."""
+    """The strategy that wrote the files: ``ps``, ``local`` or ``allreduce``."""
     steps: int
     """Minibatches trained on."""
-    shards: int
-    """Servers that wrote it."""
-    retired_before: int
-    """Every training task below this id is in the model whole."""
-    watermarks: dict[int, int] = field(default_factory=dict)
-    """Task id to the offset of the first record that is not in the model."""
+    shards: int = 1
+    """Number of processes that wrote a shard."""
+    watermarks: Watermarks = field(default_factory=Watermarks)
+    """The records of training tasks that are in the model."""
     files: dict[str, int] = field(default_factory=dict)
     """File name to size in bytes."""
     versions: tuple[int, ...] = ()
-    """Version of each server."""
+    """Version of each shard."""
     data: dict[str, Any] = field(default_factory=dict)
     """What fixes the meaning of a task id: shards, records_per_task, batch size, seed, ..."""
+
+    def to_json(self) -> str:
+        """The text of ``manifest.json``."""
+        raw = asdict(self)
+        raw["retired_before"] = self.watermarks.retired_before
+        raw["watermarks"] = {str(task): offset for task, offset in self.watermarks.offsets.items()}
+        return json.dumps(raw, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: the text is not that of a manifest.
+        """
+        raw = json.loads(text)
+        offsets = {int(task): int(offset) for task, offset in raw["watermarks"].items()}
+        raw["watermarks"] = Watermarks(raw.pop("retired_before"), offsets)
+        raw["versions"] = tuple(raw["versions"])
+        return cls(**raw)

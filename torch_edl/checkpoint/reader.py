@@ -142,9 +142,9 @@ class CheckpointReader:
         self.version = 0
         self._dense: list[Path] = []
         self.tables: dict[str, SavedTable] = {}
-        if (directory / layout.MANIFEST).exists():
+        if layout.is_checkpoint(directory):
             self._open_checkpoint(directory, shard, shards)
-        elif (directory / "model.safetensors").exists():
+        elif (directory / layout.EXPORTED_MODEL).exists():
             self._open_export(directory)
         else:
             raise CheckpointError(
@@ -161,9 +161,7 @@ class CheckpointReader:
             )
         versions = () if self._values_only else self.manifest.versions
         if not self._values_only:
-            self.watermarks = Watermarks(
-                self.manifest.retired_before, dict(self.manifest.watermarks)
-            )
+            self.watermarks = self.manifest.watermarks
         if versions:
             self.version = versions[shard] if len(versions) == shards else max(versions)
         for name in self.manifest.files:
@@ -189,19 +187,20 @@ class CheckpointReader:
         saved.step = max(saved.step, step)
 
     def _open_export(self, directory: Path) -> None:
-        self._dense.append(directory / "model.safetensors")
+        self._dense.append(directory / layout.EXPORTED_MODEL)
+        path = directory / layout.EXPORTED_METADATA
         try:
-            about = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
+            about = json.loads(path.read_text(encoding="utf-8"))
             if about["format"] != FORMAT:
                 raise CheckpointError(
-                    f"{directory}/metadata.json: format {about['format']}, this torch-edl reads "
-                    f"{FORMAT}; use a newer one"
+                    f"{path}: format {about['format']}, this torch-edl reads {FORMAT}; use a "
+                    "newer one"
                 )
             for name, info in about["tables"].items():
-                path = directory / "embeddings" / f"{name}.safetensors"
-                self.tables[name] = SavedTable(name, info, [path])
+                part = directory / "embeddings" / f"{name}.safetensors"
+                self.tables[name] = SavedTable(name, info, [part])
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{directory}/metadata.json: {error}; export it again") from None
+            raise CheckpointError(f"{path}: {error}; export it again") from None
 
     def dense(self) -> tuple[dict[str, files.Array], int]:
         """All dense parameters, slots and steps by name, of all servers, and the largest step.

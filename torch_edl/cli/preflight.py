@@ -97,7 +97,7 @@ def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
 def check_output_dir(directory: str) -> None:
     """Raises UsageError unless ``directory`` is free, empty or an earlier output of ours."""
     path = Path(directory)
-    if path.is_dir() and any(path.iterdir()) and not saved_model.is_output(path):
+    if path.is_dir() and any(path.iterdir()) and not layout.is_export(path):
         raise UsageError(
             f"--output {directory}: holds files that are no output of torch-edl; "
             "choose another folder, or empty it"

@@ -9,14 +9,6 @@ from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.errors import CheckpointError, UsageError
 
-METADATA = "metadata.json"
-DENSE = "model.safetensors"
-
-
-def is_output(directory: Path) -> bool:
-    """Whether a job's ``--output`` lies there."""
-    return (directory / METADATA).is_file() and (directory / DENSE).is_file()
-
 
 def resolve(named: str, *, option: str) -> str:
     """The output folder or the checkpoint (the newest one of several) of what was named.
@@ -45,9 +37,9 @@ def resolve(named: str, *, option: str) -> str:
 
 
 def _in_folder(path: Path) -> Path | None:
-    if is_output(path):
+    if layout.is_export(path):
         return path
-    found = path if (path / layout.MANIFEST).exists() else layout.newest(path)
+    found = path if layout.is_checkpoint(path) else layout.newest(path)
     if found is not None:
         layout.read(found)
     return found

@@ -171,11 +171,11 @@ class LocalStrategy:
             if isinstance(module.store, LocalRows):
                 module.store.use_kernel(self._optimizer, group(module.weight))
                 module.store.restore(source.table(module.table))
-        if values_only or not (folder / layout.MANIFEST).exists():
+        if values_only or not layout.is_checkpoint(folder):
             return
         manifest = source.manifest
-        self._marks = dict(manifest.watermarks)
-        self._retired_before = manifest.retired_before
+        self._marks = dict(manifest.watermarks.offsets)
+        self._retired_before = manifest.watermarks.retired_before
         self._steps = manifest.versions[0] if manifest.versions else manifest.steps
         with safe_open(folder / OPTIMIZER_FILE, "pt") as file:
             described = json.loads(file.metadata()["state"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.export import MODEL, replacing_folder, write_about
+from torch_edl.checkpoint.export import replacing_folder, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
 from torch_edl.engine.ring import replica
@@ -158,40 +157,29 @@ class Saver:
 
     def _write(self, state: State, ring: int, step: int) -> None:
         assert self._root is not None
-        folder = layout.step_dir(self._root, step)
-        try:
-            if (folder / layout.MANIFEST).exists():
-                return
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+
+        def write(folder: Path) -> Manifest:
             files = replica.write(state, folder)
-            # A ring that was given up must not overrule the one that goes on.
+            # A ring that the master has replaced must not overrule the newest one.
             if self._rendezvous and not self._rendezvous.may_commit(
                 ring, str(folder), written=False
             ):
-                log.warning(
-                    "checkpoint of step %d dropped: the ring is not the newest, or the job is over",
-                    step,
-                )
-                shutil.rmtree(folder, ignore_errors=True)
-                return
+                raise CheckpointError("the ring is not the newest, or the job is over")
             position = state.header["position"]
-            layout.commit(
-                folder,
-                Manifest(
-                    job=run_name(),
-                    strategy="allreduce",
-                    steps=step,
-                    shards=1,
-                    retired_before=0,
-                    files=files,
-                    versions=(step,),
-                    data={"pass": position["pass_index"], "records": position["records"]},
-                ),
+            return Manifest(
+                job=run_name(),
+                strategy="allreduce",
+                steps=step,
+                files=files,
+                versions=(step,),
+                data={"pass": position["pass_index"], "records": position["records"]},
             )
+
+        try:
+            folder, _ = layout.save(self._root, step, write)
             self._last = step
             log.info("checkpoint %s", folder)
-            # Before older ones go: the master may have to name one that is there.
+            # Before older ones are removed: the master may have to name one that exists.
             if self._rendezvous:
                 self._rendezvous.may_commit(ring, str(folder), written=True)
             layout.prune(self._root, self._settings.keep)
@@ -213,8 +201,8 @@ def write_output(engine: RingEngine, output: str, *, job: str) -> None:
         return
     try:
         with replacing_folder(Path(output)) as folder:
-            weights.write(weights.copied(engine.replica.model), folder / MODEL)
-            write_about(folder, job=job, steps=step, tables={})
+            weights.write(weights.copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
+            write_metadata(folder, job=job, steps=step, tables={})
     except OSError as error:
         raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error
     log.info("model written to %s", output)

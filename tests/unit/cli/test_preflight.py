@@ -47,7 +47,7 @@ def make_output(folder: Path) -> None:
 def make_checkpoint(root: Path, steps: int) -> Path:
     folder = layout.step_dir(root, steps)
     folder.mkdir(parents=True)
-    manifest = Manifest(job="j", strategy="ps", steps=steps, shards=1, retired_before=0)
+    manifest = Manifest(job="j", strategy="ps", steps=steps, shards=1)
     layout.commit(folder, manifest)
     return folder
 
@@ -140,8 +140,8 @@ def test_what_a_trained_model_is(
 def test_a_damaged_checkpoint_is_refused(check: Check, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "ckpt", 10)
     manifest = layout.read(folder)
-    raw = json.dumps({**dataclasses.asdict(manifest), "files": {"shard-0.safetensors": 7}})
-    (folder / "manifest.json").write_text(raw)
+    listed = dataclasses.replace(manifest, files={"shard-0.safetensors": 7})
+    (folder / "manifest.json").write_text(listed.to_json())
     assert "shard-0.safetensors: None bytes" in refused(check, "--load", tmp_path / "ckpt")
 
 

@@ -200,8 +200,7 @@ class World:
             strategy=self.job.fleet.strategy,
             steps=steps,
             shards=2,
-            retired_before=progress.retired_before,
-            watermarks=dict(progress.offsets),
+            watermarks=progress,
             data=identity(self.config, SHARDS),
         )
         saved = Saved(step_dir(self.job.keeper.saves.root, steps), manifest)
@@ -335,7 +334,7 @@ class TestTheGoodWay:
         commit = w.settle(CommitLocal)
         assert (commit.files, commit.version) == ({"f": 3}, 6)
         assert commit.progress.retired_before == 3
-        assert dict(commit.progress.offsets) == {held.task_id: 2}
+        assert commit.progress.offsets == {held.task_id: 2}
 
 
 class TestDecisions:

@@ -172,8 +172,7 @@ def made_from(config: JobConfig, progress: Watermarks) -> Saved:
         strategy="allreduce",
         steps=steps,
         shards=1,
-        retired_before=progress.retired_before,
-        watermarks=dict(progress.offsets),
+        watermarks=progress,
         data=identity(config, SHARDS),
     )
     return Saved(step_dir("/ck", steps), manifest)
@@ -237,7 +236,7 @@ def test_when_the_last_holder_is_gone_training_goes_back_to_the_checkpoint() -> 
     w.meet()
     w.at(10)
     saved = w.checkpoint(1, 9)
-    assert (saved.manifest.retired_before, saved.manifest.watermarks) == (2, {2: 1})
+    assert saved.manifest.watermarks == Watermarks(2, {2: 1})
     w.at(20)
     w.exit(0)
     w.exit(1)

@@ -17,7 +17,7 @@ from torch_edl.errors import UsageError
 def saved(steps: int) -> Saved:
     return Saved(
         Path(f"/ck/{steps}"),
-        Manifest(job="j", strategy="ps", steps=steps, shards=1, retired_before=0),
+        Manifest(job="j", strategy="ps", steps=steps, shards=1),
     )
 
 

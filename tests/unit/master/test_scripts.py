@@ -45,7 +45,7 @@ class World:
             checkpoint=CheckpointConfig(dir="/c") if resumed else CheckpointConfig(),
         )
         self.now = now
-        manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1, retired_before=0)
+        manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
         self.job = ScriptJob(
             self.config,
             Fleet("j", workers=most, servers=1, external=True),

@@ -133,7 +133,7 @@ class World:
             strategy="ps",
             steps=space.steps_before(effect.progress.retired_before),
             shards=2,
-            retired_before=effect.progress.retired_before,
+            watermarks=effect.progress,
             data=identity(self.job.config, self.job.work.shards),
         )
         saved = Saved(Path(f"/c/step-{manifest.steps}"), manifest)
@@ -234,7 +234,7 @@ def test_an_optimizer_that_servers_cannot_run_fails_the_job() -> None:
 
 
 def test_a_checkpoint_of_another_strategy_is_refused() -> None:
-    manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1, retired_before=0)
+    manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
     saved = Saved(Path("/c/5"), manifest)
     for strategy in ("ps", "auto"):
         w = World(strategy=strategy, checkpoints=True, resumed=saved)
@@ -414,7 +414,7 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
     w.agent(done=True)
     assert w.job.outcome is None, "the last checkpoint is not written"
     w.tick()
-    assert w.save().manifest.retired_before == 1
+    assert w.save().manifest.watermarks.retired_before == 1
     w.tick()
     assert w.job.outcome.state == "finished"
     assert "the script left its loop with 3 tasks to do" in w.texts()

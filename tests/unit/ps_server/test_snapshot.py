@@ -107,9 +107,7 @@ def test_a_model_of_any_type_of_number_is_written(tmp_path: Path) -> None:
     name = "shard-0-of-1.dense.safetensors"
     safetensors.torch.save_file(model, folder / name)
     size = (folder / name).stat().st_size
-    manifest = Manifest(
-        job="j", strategy="allreduce", steps=1, shards=1, retired_before=0, files={name: size}
-    )
+    manifest = Manifest(job="j", strategy="allreduce", steps=1, shards=1, files={name: size})
     layout.commit(folder, manifest)
     write_output(folder, tmp_path / "out")
     written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
@@ -210,7 +208,7 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
                 time.sleep(0.005)
             directory = save(servers, steps=step)
             manifest = layout.read(directory)
-            records = sum(manifest.watermarks.values())
+            records = sum(manifest.watermarks.offsets.values())
             source = CheckpointReader(directory)
             values, _ = source.dense()
             assert set(values) == {"v", "v@step", "w", "w@step"}
@@ -439,7 +437,7 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     update(old, 5, 1, 2)
     old.core.begin_snapshot()
     sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
-    manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1, "retired_before": 0}
+    manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
     layout.commit(tmp_path, Manifest(**manifest, files=sizes))
     new = CheckpointReader(tmp_path, values_only=values_only).table("t").restore(info, optimizers)
     assert new.step == (0 if values_only else 200)

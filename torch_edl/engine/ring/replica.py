@@ -29,7 +29,6 @@ from torch_edl.errors import CheckpointError
 from torch_edl.nn import table_state
 
 MODEL_FILE = "shard-0-of-1.dense.safetensors"
-OUTPUT_FILE = "model.safetensors"
 OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
 # How a dict whose keys are no texts is written.
 _PAIRS, _COUNTS = "__pairs__", "__counts__"
@@ -208,10 +207,10 @@ def read_model(folder: Path) -> dict[str, torch.Tensor]:
         CheckpointError: it is neither, or damaged.
     """
     source = CheckpointReader(folder, values_only=True)
-    if (folder / layout.MANIFEST).exists() and source.manifest.strategy == "ps":
+    if layout.is_checkpoint(folder) and source.manifest.strategy == "ps":
         values = {name: torch.from_numpy(value) for name, value in source.dense()[0].items()}
     else:  # with types that numpy does not have
-        file = folder / (MODEL_FILE if (folder / layout.MANIFEST).exists() else OUTPUT_FILE)
+        file = folder / (MODEL_FILE if layout.is_checkpoint(folder) else layout.EXPORTED_MODEL)
         try:
             values = safetensors.torch.load_file(file)
         except (SafetensorError, OSError) as error:

@@ -101,7 +101,7 @@ def written(state: State, folder: Path) -> State:
     files = replicas.write(replicas.copied(state), folder)
     layout.commit(
         folder,
-        Manifest(job="", strategy="allreduce", steps=3, shards=1, retired_before=0, files=files),
+        Manifest(job="", strategy="allreduce", steps=3, shards=1, files=files),
     )
     return replicas.read(folder)
 
