@@ -10,8 +10,6 @@ Exit code: 0 finished, 1 failed, 2 for what the user mends, 128 + signal when it
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import logging
 import os
 import signal
@@ -33,12 +31,12 @@ from master.state.job import Job
 from master.state.processes import Start, Stop
 from master.state.saves import Saved
 from master.state.scripts import ScriptJob
-from torch_edl import job_folder
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN, job_dir
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
+from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.processes.base import Launcher
 from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.processes.local import LocalLauncher
@@ -70,22 +68,22 @@ def main(
     stop = _StopSignals()
     follow_parent(signal.SIGTERM)
     setup_logging("master", 0)
-    folder = job_dir(name)
+    folder = JobFolder(name)
     try:
-        config = _read_config(folder)
+        config = folder.config()
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         # One that goes on waits for room: its workers do, too.
-        goes_on = (folder / job_folder.MASTER).exists()
-        store, owner, fence = _with_room(lambda: _open(folder, name), stop, waits=goes_on)
+        goes_on = folder.master_file.exists()
+        store, owner, fence = _with_room(lambda: _open(folder), stop, waits=goes_on)
         left = persistence.left_behind(store, token) if config.kind == "script" else None
         undecided = left is None or not left["strategy"]
         resumed = _prepare_checkpoints(config) if undecided else None
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return stop.exit_code or 2
-    launcher = LocalLauncher(folder / "logs")
+    launcher = LocalLauncher(folder.logs)
     fleet = Fleet(
         name,
         workers=config.cluster.max_workers,
@@ -98,12 +96,12 @@ def main(
     job = (ScriptJob if config.kind == "script" else Job)(
         config,
         fleet,
-        folder=folder,
+        folder=folder.dir,
         cores=_cores(),
         resumed=resumed,
         wall_offset_s=time.time() - time.monotonic(),
     )
-    journal = Journal(folder / job_folder.EVENTS)
+    journal = Journal(folder.events_file)
     job.events.go_on(journal.written)
     if left is not None and isinstance(job, ScriptJob):
         job.go_on(left, time.monotonic())
@@ -116,14 +114,17 @@ def main(
         fence,
         time.monotonic,
         secret=token,
-        status_file=folder / job_folder.LAST_STATUS,
+        status_file=folder.status_file,
     )
     service.keep = keeper.keep
+    # Workers of a master that went before look for its successor where it was.
+    earlier = folder.master() if left is not None else None
+    listen = options.listen or (earlier.listen if earlier is not None else "") or _LOOPBACK
     try:
-        address = service.listen(token, options.listen or _earlier(folder, left) or _LOOPBACK)
+        address = service.listen(token, listen)
         fleet.env.update({ENV_MASTER: address, ENV_TOKEN: token})
-        where = {"address": address, "listen": service.listens, "pid": os.getpid(), "token": token}
-        _with_room(lambda: _write_private(folder / job_folder.MASTER, where), stop, waits=goes_on)
+        where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
+        _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
         log.error("%s", error)
         service.close()
@@ -141,7 +142,7 @@ def main(
         launcher.stop_all(grace_s=0)
         service.close()
         keeper.close()
-        remove_temporary(folder / "final")
+        remove_temporary(folder.dir / "final")
         if config.checkpoint.dir and config.kind == "train":
             checkpoints.remove_leftovers(Path(config.checkpoint.dir))
     assert job.outcome is not None
@@ -230,11 +231,11 @@ def _scan(service: Service) -> None:
         service.changed.notify_all()
 
 
-def _open(folder: Path, name: str) -> tuple[SqliteStore, str, int]:
+def _open(folder: JobFolder) -> tuple[SqliteStore, str, int]:
     """The store of the job, and the lock on the job: in whose name, and its token."""
-    store = SqliteStore(folder / "state.sqlite")
+    store = SqliteStore(folder.dir / "state.sqlite")
     try:
-        return store, *persistence.acquire(store, name)
+        return store, *persistence.acquire(store, folder.name)
     except BaseException:
         store.close()
         raise
@@ -259,16 +260,6 @@ def _with_room(write: Callable[[], T], stop: _StopSignals, *, waits: bool) -> T:
             time.sleep(_ROOM_POLL_S)
 
 
-def _read_config(folder: Path) -> JobConfig:
-    path = folder / "job.json"
-    try:
-        return JobConfig.from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such job; start one with torch-edl run") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from error
-
-
 def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     """Makes the folder of checkpoints, and finds the one to go on from."""
     if not config.checkpoint.dir or config.kind not in ("train", "script"):
@@ -286,15 +277,6 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     return Saved(newest, layout.read(newest))
 
 
-def _earlier(folder: Path, left: dict[str, object] | None) -> str:
-    """Where a master that went before was found; its workers look for it there."""
-    with contextlib.suppress(FileNotFoundError):
-        if left is not None:
-            found = json.loads((folder / job_folder.MASTER).read_text(encoding="utf-8"))
-            return str(found["listen"])
-    return ""
-
-
 def _server_args(config: JobConfig, listen: str) -> list[str]:
     train = config.train
     args = ["--mode", train.mode, "--staleness", str(train.staleness)]
@@ -304,14 +286,6 @@ def _server_args(config: JobConfig, listen: str) -> list[str]:
         # Workers of other machines reach servers where they reach the master.
         args += ["--host", host]
     return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
-
-
-def _write_private(path: Path, content: dict[str, object]) -> None:
-    temporary = path.with_suffix(".part")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    os.replace(temporary, path)
 
 
 def _cores() -> int:

@@ -36,11 +36,6 @@ def edl_home() -> Path:
     return Path(named) if named else Path.home() / ".local" / "state" / "torch-edl"
 
 
-def job_dir(name: str) -> Path:
-    """The folder of one job: its configuration, address, state and logs."""
-    return edl_home() / "jobs" / name
-
-
 def this_experiment(
     script: str, args: Sequence[str], *, rdzv_id: str, file: Path | None
 ) -> Experiment:

@@ -17,9 +17,9 @@ from master.runtime.service import Clock, Service
 from master.runtime.store.base import Store
 from master.state.job import Job
 from master.state.scripts import ScriptJob
-from torch_edl import job_folder
 from torch_edl.errors import StoreConflictError, UsageError
-from torch_edl.status_json import as_dict
+from torch_edl.files import write_text
+from torch_edl.jobs.status import as_dict
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class Persistence:
             if value != self._written:
                 self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
                 self._written = value
-            job_folder.write_text(self._status_file, json.dumps(as_dict(status), indent=1))
+            write_text(self._status_file, json.dumps(as_dict(status), indent=1))
             with self._service.changed:
                 self.keep()
                 self._told(None)

@@ -26,7 +26,7 @@ from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
 from torch_edl.errors import JobFailedError
 from torch_edl.experiment import Experiment
-from torch_edl.master_host import HostedMaster, Master, own_address
+from torch_edl.jobs.master_host import HostedMaster, Master, own_address
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch_edl.agent.workers import Running
-from torch_edl.log_tail import WholeLines
+from torch_edl.jobs.log_tail import WholeLines
 from torch_edl.wire import master_pb2 as pb
 
 STDOUT, STDERR = "stdout", "stderr"

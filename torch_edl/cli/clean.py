@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from torch_edl import job_folder
 from torch_edl.cli.terminal import stdout
 from torch_edl.errors import UsageError
+from torch_edl.jobs import catalog
 
 
 def main(args: argparse.Namespace) -> int:
@@ -21,16 +21,16 @@ def main(args: argparse.Namespace) -> int:
         if value is not None and args.job:
             raise UsageError(f"{args.job[0]} and {option}: name jobs, or choose among all of them")
     if args.job:
-        jobs = [job_folder.find(name) for name in dict.fromkeys(args.job)]
+        jobs = [catalog.find(name) for name in dict.fromkeys(args.job)]
         for job in jobs:
             if not job.is_over():
                 raise UsageError(f"{job.name}: it runs; end it with torch-edl stop {job.name}")
     else:
         days = 0 if args.days is None and args.keep is None else args.days
-        jobs = job_folder.outdated(days=days, keep=args.keep)
+        jobs = catalog.outdated(days=days, keep=args.keep)
     for job in jobs:
         if not args.dry_run:
-            job_folder.remove(job)
+            catalog.remove(job)
         verb = "would be removed" if args.dry_run else "removed"
         stdout().print(f"{verb}: {job.dir}", soft_wrap=True)
     if not jobs:

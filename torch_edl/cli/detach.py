@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_edl import job_folder
 from torch_edl.cli.terminal import stdout
+from torch_edl.jobs.folder import JobFolder
 
 if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb
@@ -48,7 +48,7 @@ def detach(name: str) -> int | Detached:
         An observer of the job in that process. In this one the exit code: 0 as soon as the job has
         told its status; else that of the other process, whose words are shown.
     """
-    job = job_folder.Job(name)
+    job = JobFolder(name)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
     # The folder of the job is not there yet.
     output = job.dir.parent / f".{name}-{os.getpid()}.log"
@@ -93,7 +93,7 @@ def _exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
 
 
-def _say(job: job_folder.Job, child: int, output: Path) -> None:
+def _say(job: JobFolder, child: int, output: Path) -> None:
     name = job.name
     lines = [f"job {name} runs without this terminal"]
     if job.is_alive():
@@ -111,9 +111,9 @@ def _say(job: job_folder.Job, child: int, output: Path) -> None:
         stdout().print(line, soft_wrap=True)
 
 
-def _free_log(job: job_folder.Job) -> Path:
+def _free_log(job: JobFolder) -> Path:
     """A log of the job for one more client: several may take part in a script's job."""
-    folder = job.dir / job_folder.LOGS
+    folder = job.logs
     number = 0
     while (folder / f"client-{number}.log").exists():
         number += 1

@@ -7,14 +7,15 @@ import json
 import time
 from typing import Any
 
-from torch_edl import job_folder
-from torch_edl.cli.status import STATE_STYLES, records_of, report
+from torch_edl.cli.status import STATE_STYLES, records_of
 from torch_edl.cli.terminal import stdout
+from torch_edl.jobs import catalog
+from torch_edl.jobs.status import report
 
 
 def main(args: argparse.Namespace) -> int:
     """Prints a line for each job, the newest first."""
-    reports = [{**report(job), "started": job.started()} for job in job_folder.all_jobs()]
+    reports = [{**report(job), "started": job.started()} for job in catalog.all_jobs()]
     if args.json:
         print(json.dumps(reports, indent=1))
     elif reports:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from torch_edl import job_folder
 from torch_edl.cli.progress import colour_of
-from torch_edl.cli.status import report
 from torch_edl.cli.terminal import stdout
 from torch_edl.errors import UsageError
+from torch_edl.jobs import catalog
+from torch_edl.jobs.folder import ENDED, JobFolder
+from torch_edl.jobs.status import report
 
 _EVENTS = "events"
 _ROLES = ("master", "ps", "worker")
@@ -29,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: no such job or log, or a number of lines below 0.
     """
-    job = job_folder.find(args.job)
+    job = catalog.find(args.job)
     if args.id is not None and args.role in ("", _EVENTS):
         raise UsageError(f"--id {args.id}: of which processes? add --role worker")
     if args.tail is not None and args.tail < 0:
@@ -87,13 +88,13 @@ def _event_lines(line: str) -> list[str]:
         return [line]  # cut by a full disk
 
 
-def _logs(job: job_folder.Job, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
+def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
     """The logs that were asked for and exist; two of a process whose streams lie apart."""
     paths = {}
     for process in found["processes"]:
         if process.get("log"):
             paths[process["role"], process["id"]] = Path(process["log"])
-    for file in (job.dir / job_folder.LOGS).glob("*-*.log"):  # nobody was told of a status
+    for file in job.logs.glob("*-*.log"):  # nobody was told of a status
         name, _, number = file.stem.rpartition("-")
         if number.isdecimal():
             paths.setdefault((name, int(number)), file)
@@ -104,7 +105,7 @@ def _logs(job: job_folder.Job, found: dict[str, Any], role: str, id: int | None)
         for file in _streams(path)
         if file.exists()
     ]
-    events = job.dir / job_folder.EVENTS
+    events = job.events_file
     if role in ("", _EVENTS) and events.exists():
         logs.append(_Log(_EVENTS, events))
     return logs
@@ -120,19 +121,19 @@ def _order(key: tuple[str, int]) -> tuple[int, str, int]:
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES), role, id)
 
 
-def _no_such_log(job: job_folder.Job, found: dict[str, Any], args: argparse.Namespace) -> str:
+def _no_such_log(job: JobFolder, found: dict[str, Any], args: argparse.Namespace) -> str:
     asked = f"{args.role}-{args.id}" if args.id is not None else args.role
     names = dict.fromkeys(log.name for log in _logs(job, found, "", None))
     there = ", ".join(names) or "none"
     return f"{job.name}: no log of {asked or 'any process'} on this machine; there is {there}"
 
 
-def _follow(job: job_folder.Job, logs: list[_Log], args: argparse.Namespace, several: bool) -> None:
+def _follow(job: JobFolder, logs: list[_Log], args: argparse.Namespace, several: bool) -> None:
     over = False
     while not over:
         found = report(job)
         # What is written before the state is looked at is read once more after it.
-        over = found["state"] in (*job_folder.ENDED, "dead")
+        over = found["state"] in (*ENDED, "dead")
         known = {log.path for log in logs}
         logs += [log for log in _logs(job, found, args.role, args.id) if log.path not in known]
         until = time.monotonic() + (0 if over else _LOOK_EVERY_S)

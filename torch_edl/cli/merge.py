@@ -15,8 +15,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.data.sources.files import replacing
 from torch_edl.errors import JobFailedError
+from torch_edl.files import replacing
 
 SUFFIXES = (".parquet", ".csv", ".npz")
 

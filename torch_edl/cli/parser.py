@@ -14,7 +14,7 @@ from torch_edl.cli import options
 from torch_edl.cli.argument_types import whole, worker_range
 from torch_edl.cli.script_words import script_words
 from torch_edl.errors import UsageError
-from torch_edl.job_folder import KEEP_DAYS, KEEP_JOBS
+from torch_edl.jobs.catalog import KEEP_DAYS, KEEP_JOBS
 
 _EXAMPLES = """\
 examples:

@@ -7,13 +7,13 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from torch_edl import job_folder
 from torch_edl.cli import merge, preflight, static_check, submit, summary
 from torch_edl.cli.job_config import inference_job
 from torch_edl.cli.progress import make_display
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
+from torch_edl.jobs.folder import JobFolder
 
 _PROCESSORS = {"prediction_outputs_processor", "PredictionOutputsProcessor"}
 
@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     config = inference_job(args, "predict")
     preflight.check_output_file(args.output, merge.SUFFIXES)
     config = preflight.check(config, model_file=args.model_file, summary=args.summary)
-    parts = job_folder.Job(config.name).dir / job_folder.PREDICTIONS
+    parts = JobFolder(config.name).predictions
     keep = dataclasses.replace(config.checkpoint, output=str(parts))
     config = dataclasses.replace(config, checkpoint=keep)
     if args.summary:

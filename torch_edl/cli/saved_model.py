@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch_edl import job_folder
 from torch_edl.checkpoint import layout
-from torch_edl.config import JobConfig
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.jobs.folder import JobFolder
 
 
 def resolve(named: str, *, option: str) -> str:
@@ -48,11 +47,11 @@ def _in_folder(path: Path) -> Path | None:
 def _of_job(named: str, option: str) -> Path | None:
     """What a job wrote last: its output, or else its newest checkpoint."""
     path = Path(named)
-    job = job_folder.Job(path.name)
-    if path.name != named or not (job.dir / job_folder.CONFIG).is_file():
+    job = JobFolder(path.name)
+    if path.name != named or not job.config_file.is_file():
         problem = "not a folder" if path.exists() else "no such folder, and no such job"
         raise UsageError(f"{option} {named}: {problem}; name what a job wrote")
-    config = JobConfig.from_json((job.dir / job_folder.CONFIG).read_text(encoding="utf-8"))
+    config = job.config()
     # A script may have named its folder itself; the master heard of it then.
     last = str(job.last_status().get("checkpoint") or "")
     places = [config.checkpoint.output, config.checkpoint.dir, last]

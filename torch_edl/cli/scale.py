@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from torch_edl import job_folder
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import ClusterConfig
+from torch_edl.jobs import calls, catalog
 
 
 def main(args: argparse.Namespace) -> int:
@@ -20,6 +20,6 @@ def main(args: argparse.Namespace) -> int:
     least, most = args.workers
     ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
     request = pb.ScaleRequest(min_workers=least, max_workers=most)
-    answer = job_folder.ask(job_folder.find(args.job), "Scale", request)
+    answer = calls.ask(catalog.find(args.job), "Scale", request)
     stdout().print(answer.text, soft_wrap=True)
     return 0

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from torch_edl import job_folder, master_host
 from torch_edl.cli import file_kind, preflight, script_options
 from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
@@ -25,6 +24,8 @@ from torch_edl.cli.script_words import why_not
 from torch_edl.environment import hash_environment, this_experiment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
+from torch_edl.jobs import master_host
+from torch_edl.jobs.folder import JobFolder
 from torch_edl.torchrun_plugin import options as rendezvous
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ def _run_ours(
     else:
         master = master_host.host(job)
     log.info("%s", _announcement(args, config, job, master))
-    captured = capture(args, config, job_folder.Job(job.name).dir)
+    captured = capture(args, config, JobFolder(job.name))
     # Whoever hosts the master hears of everything.
     if job.tensorboard and master.hosted is not None:
         observers = [*observers, Scalars(job.tensorboard)]

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from torch_edl.cli.progress import LiveDisplay, PlainDisplay
 from torch_edl.cli.terminal import stderr
-from torch_edl.job_folder import ENDED, LOGS
-from torch_edl.log_tail import is_chatter, text_of
+from torch_edl.jobs.folder import ENDED, JobFolder
+from torch_edl.jobs.log_tail import is_chatter, text_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from pathlib import Path
 
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb
 
 
-def capture(args: argparse.Namespace, config: LaunchConfig, folder: Path) -> bool:
+def capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> bool:
     """Lets what the workers print be kept in the folder of the job, and shown from there, unless
     torchrun's options say where it goes.
 
@@ -37,7 +36,7 @@ def capture(args: argparse.Namespace, config: LaunchConfig, folder: Path) -> boo
     if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
         return False
     # A machine without the master has no folder of the job: a temporary one is made there.
-    logs = str(folder / LOGS) if folder.exists() else None
+    logs = str(job.logs) if job.dir.exists() else None
     config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
     return True
 

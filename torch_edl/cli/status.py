@@ -7,22 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_edl import job_folder
 from torch_edl.cli.progress import TRAINS, duration, number
 from torch_edl.cli.terminal import stdout
-from torch_edl.status_json import as_dict
+from torch_edl.jobs import catalog
+from torch_edl.jobs.status import report
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_EMPTY: dict[str, Any] = {
-    "strategy": "",
-    "epoch": 0,
-    "records": {"done": 0, "total": 0},
-    "tasks": {"todo": 0, "doing": 0, "done": 0},
-    "processes": [],
-    "rates": {},
-}
 STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 
 
@@ -32,34 +24,13 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such job.
     """
-    job = job_folder.find(args.job)
+    job = catalog.find(args.job)
     found = report(job)
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found, job.dir / job_folder.LOGS)
+        _print(found, job.logs)
     return 0
-
-
-def report(job: job_folder.Job) -> dict[str, Any]:
-    """The status of a job as plain data.
-
-    A job whose master is gone is told from its folder: ``finished``, ``failed`` or ``stopped``
-    where its client saw that, else ``dead``; none of its processes lives.
-    """
-    status = job_folder.get_status(job)
-    if status is not None:
-        return as_dict(status)
-    seen: dict[str, Any] = {"job": job.name, **_EMPTY, **job.last_status()}
-    if job.is_alive():  # but does not answer
-        return seen
-    if job.is_watched() and job.master() is None:
-        return {**seen, "state": "starting"}
-    if seen.get("state") not in job_folder.ENDED:
-        seen["state"] = "dead"
-    seen["processes"] = [{**p, "state": "exited"} for p in seen["processes"]]
-    seen["rates"] = {}
-    return seen
 
 
 def _print(found: dict[str, Any], logs: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from torch_edl import job_folder
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.errors import EdlError
+from torch_edl.jobs import calls, catalog
 
 _POLL_S = 0.1
 # A last checkpoint may be written; the master gives it up earlier by itself.
@@ -25,9 +25,9 @@ def main(args: argparse.Namespace) -> int:
     """
     from torch_edl.wire import master_pb2 as pb
 
-    job = job_folder.find(args.job)
+    job = catalog.find(args.job)
     request = pb.StopRequest(reason="torch-edl stop", at_once=args.now)
-    job_folder.ask(job, "Stop", request)
+    calls.ask(job, "Stop", request)
     began, told = time.monotonic(), False
     while job.is_alive():
         waited_s = time.monotonic() - began

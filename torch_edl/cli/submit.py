@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch_edl import job_folder
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_TOKEN, hash_environment
-from torch_edl.log_tail import LogTail, last_error, last_lines
+from torch_edl.files import write_text
+from torch_edl.jobs import calls, catalog
+from torch_edl.jobs.folder import ENDED, JobFolder
+from torch_edl.jobs.log_tail import LogTail, last_error, last_lines
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 
@@ -89,10 +91,9 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         UsageError: a job of that name runs.
         OSError: the job's folder cannot be written, or the master not started.
     """
-    job = job_folder.Job(config.name)
-    job_folder.claim(job, config)
+    job = catalog.create(config)
     with job.hold(), _Signals() as signals:
-        launcher = LocalLauncher(job.dir / job_folder.LOGS)
+        launcher = LocalLauncher(job.logs)
         watch = _Watch(job, launcher, display, observers, signals)
         try:
             watch.start_master(config.train.seed)
@@ -130,7 +131,7 @@ class _Signals:
 class _Watch:
     def __init__(
         self,
-        job: job_folder.Job,
+        job: JobFolder,
         launcher: LocalLauncher,
         display: Display,
         observers: Sequence[Observer],
@@ -196,7 +197,7 @@ class _Watch:
             self._stub.close()
 
     def _ended(self) -> bool:
-        return self._status is not None and self._status.state in job_folder.ENDED
+        return self._status is not None and self._status.state in ENDED
 
     def _observe_exit(self) -> None:
         for ended in self._launcher.poll():
@@ -211,7 +212,7 @@ class _Watch:
             master = self._job.master()
             if master is None:
                 return
-            self._stub = job_folder.stub_of(master)
+            self._stub = calls.stub_of(master)
         request = pb.GetStatusRequest(events_after=self._events_after)
         try:
             status = self._stub.call("GetStatus", request, timeout_s=_CALL_TIMEOUT_S)
@@ -231,7 +232,7 @@ class _Watch:
         self._status = status
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)
-            if event.level == "error" and status.state in ("finishing", *job_folder.ENDED):
+            if event.level == "error" and status.state in ("finishing", *ENDED):
                 self._held.append(event)  # the cause of the end is told once, in the last line
                 continue
             if event.text.startswith(_STOPPING):
@@ -297,12 +298,12 @@ class _Watch:
     def _keep(self, outcome: Outcome) -> None:
         """Notes how the job ended, where its master could not."""
         seen = self._job.last_status()
-        if seen.get("state") in job_folder.ENDED:
+        if seen.get("state") in ENDED:
             return
         seen |= {"state": outcome.state, "error": outcome.error, "traceback": outcome.traceback}
         try:
             text = json.dumps(seen, indent=1)
-            job_folder.write_text(self._job.dir / job_folder.LAST_STATUS, text)
+            write_text(self._job.status_file, text)
         except OSError as error:  # only `torch-edl status` of a dead job would read it
             self._display.note(f"{self._job.dir}: {error.strerror}: the end is not noted there")
 
@@ -325,7 +326,7 @@ class _Watch:
             signal=self._signals.first,
             master_pid=self._pid,
             master_exit="" if ended is None else str(ended),
-            logs=str(self._job.dir / job_folder.LOGS),
+            logs=str(self._job.logs),
         )
         if status is not None and self._ended():
             return replace(
@@ -345,7 +346,7 @@ class _Watch:
         cause = self._held[-1].text if self._held else ""
         if code == _USAGE_CODE and not cause:  # it could not even begin
             # On a full disk it cannot say why.
-            cause = last_error(log) or job_folder.no_room(self._job)
+            cause = last_error(log) or self._job.no_room()
         if cause:
             return replace(seen, error=cause, usage_error=code == _USAGE_CODE)
         error = f"the master of the job ended unexpectedly ({seen.master_exit})"

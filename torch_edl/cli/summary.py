@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_edl import job_folder
 from torch_edl.cli.progress import TRAINS, counted, duration, number
 from torch_edl.cli.submit import Outcome
 from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
-from torch_edl.status_json import as_dict
+from torch_edl.files import write_text
+from torch_edl.jobs.status import as_dict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def write(path: str, config: JobConfig, outcome: Outcome) -> None:
     """
     file = Path(path).expanduser().absolute()
     file.parent.mkdir(parents=True, exist_ok=True)
-    job_folder.write_text(file, json.dumps(build(config, outcome), indent=1) + "\n")
+    write_text(file, json.dumps(build(config, outcome), indent=1) + "\n")
 
 
 def forget(path: str) -> None:

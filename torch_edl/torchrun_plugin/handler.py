@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, describe_error
-from torch_edl.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
+from torch_edl.jobs.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
 from torch_edl.torchrun_plugin import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import torch_edl
-from torch_edl import job_folder
 from torch_edl._core import init_rows
 from torch_edl.cli.__main__ import main
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.engine.ring.replica import read_model as state_dict
 from torch_edl.errors import CheckpointError
+from torch_edl.jobs.folder import JobFolder
 from torch_edl.trainer import weights
 
 START = {"kind": "uniform", "args": {"low": -0.5, "high": 0.5}}
@@ -116,10 +116,10 @@ def test_a_job_is_known_by_its_name(
 ) -> None:
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
     for name, keep in (("kept", CheckpointConfig(output=str(output))), ("not", CheckpointConfig())):
-        folder = job_folder.Job(name).dir
-        folder.mkdir(parents=True)
+        folder = JobFolder(name)
+        folder.dir.mkdir(parents=True)
         config = JobConfig(name=name, model_file="m.py", checkpoint=keep)
-        (folder / job_folder.CONFIG).write_text(config.to_json())
+        folder.config_file.write_text(config.to_json())
     file = tmp_path / "model.pt"
     assert main(["export", "kept", str(file)]) == 0
     assert torch.load(file, weights_only=True).keys() == state_dict(output).keys()

@@ -11,44 +11,46 @@ from pathlib import Path
 import pytest
 
 from master.runtime.journal import Journal
-from torch_edl import job_folder
 from torch_edl.cli.__main__ import main
 from torch_edl.config import JobConfig
-from torch_edl.status_json import as_dict
+from torch_edl.files import write_text
+from torch_edl.jobs import catalog
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
 Text = pytest.CaptureFixture[str]
 
 
-def make_job(name: str, *, state: str = "finished", days_old: float = 0.0) -> job_folder.Job:
-    job = job_folder.Job(name)
-    (job.dir / job_folder.LOGS).mkdir(parents=True)
-    job_folder.write_text(job.dir / job_folder.CONFIG, "{}")
-    job_folder.write_text(job.dir / job_folder.LAST_STATUS, json.dumps({"state": state}))
+def make_job(name: str, *, state: str = "finished", days_old: float = 0.0) -> JobFolder:
+    job = JobFolder(name)
+    job.logs.mkdir(parents=True)
+    write_text(job.config_file, "{}")
+    write_text(job.status_file, json.dumps({"state": state}))
     age(job, days_old)
     return job
 
 
-def age(job: job_folder.Job, days: float) -> None:
-    for file in (job_folder.CONFIG, job_folder.LAST_STATUS):
+def age(job: JobFolder, days: float) -> None:
+    for file in (job.config_file, job.status_file):
         then = time.time() - days * 86400
-        os.utime(job.dir / file, (then, then))
+        os.utime(file, (then, then))
 
 
 @pytest.fixture
-def job(home: Path, tmp_path: Path, make_status: Make) -> job_folder.Job:
+def job(home: Path, tmp_path: Path, make_status: Make) -> JobFolder:
     """A failed job: two logs, one of which lies elsewhere, and two events."""
     job = make_job("net-abc")
-    logs = job.dir / job_folder.LOGS
+    logs = job.logs
     (logs / "master-0.log").write_text("up\n")
     elsewhere = tmp_path / "rank0.log"
     elsewhere.write_text("one\ntwo\nthree\n")
     status = make_status(state="failed", error="net.py: no")
     status.processes[2].log = str(elsewhere)
     text = json.dumps(as_dict(status))
-    job_folder.write_text(job.dir / job_folder.LAST_STATUS, text)
-    Journal(job.dir / job_folder.EVENTS).write(
+    write_text(job.status_file, text)
+    Journal(job.events_file).write(
         [
             pb.Event(sequence=1, time=1.0, level="info", text="ring 1: 2 workers"),
             pb.Event(sequence=2, time=2.0, level="error", text="no", traceback="Traceback\n  x\n"),
@@ -57,7 +59,7 @@ def job(home: Path, tmp_path: Path, make_status: Make) -> job_folder.Job:
     return job
 
 
-def test_all_logs_of_the_newest_job_the_events_last(job: job_folder.Job, capsys: Text) -> None:
+def test_all_logs_of_the_newest_job_the_events_last(job: JobFolder, capsys: Text) -> None:
     assert main(["logs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["master-0 | up", "worker-0 | one", "worker-0 | two", "worker-0 | three"]
@@ -77,7 +79,7 @@ def test_all_logs_of_the_newest_job_the_events_last(job: job_folder.Job, capsys:
     ],
 )
 def test_one_log_has_no_names_in_front(
-    job: job_folder.Job, capsys: Text, words: str, lines: list[str]
+    job: JobFolder, capsys: Text, words: str, lines: list[str]
 ) -> None:
     assert main(["logs", job.name, *words.split()]) == 0
     assert capsys.readouterr().out.splitlines() == lines
@@ -93,7 +95,7 @@ def test_one_log_has_no_names_in_front(
         ("--tail -1", "--tail -1: must be 0 or more"),
     ],
 )
-def test_a_log_that_is_not_there(job: job_folder.Job, capsys: Text, words: str, error: str) -> None:
+def test_a_log_that_is_not_there(job: JobFolder, capsys: Text, words: str, error: str) -> None:
     assert main(["logs", job.name, *words.split()]) == 2
     assert error in capsys.readouterr().err
 
@@ -101,7 +103,7 @@ def test_a_log_that_is_not_there(job: job_folder.Job, capsys: Text, words: str, 
 def test_follow_ends_with_the_job(home: Path) -> None:
     """Lines come as they are whole, those of new processes too, and the end of the job ends it."""
     job = make_job("net-abc", state="running")
-    log = job.dir / job_folder.LOGS / "worker-0.log"
+    log = job.logs / "worker-0.log"
     with job.hold() as held, open(log, "a", buffering=1) as file:
         file.write("old\nfirst\n")
         words = [sys.executable, "-m", "torch_edl", "logs", "--follow", "--tail", "1"]
@@ -111,18 +113,18 @@ def test_follow_ends_with_the_job(home: Path) -> None:
             file.write("sec")
             file.write("ond\n")
             assert process.stdout.readline() == "worker-0 | second\n"
-            (job.dir / job_folder.LOGS / "worker-1.log").write_text("here\n")
+            (job.logs / "worker-1.log").write_text("here\n")
             assert process.stdout.readline() == "worker-1 | here\n"
             file.write("unfinished")
             file.flush()
             status = json.dumps({"state": "finished"})
-            job_folder.write_text(job.dir / job_folder.LAST_STATUS, status)
+            write_text(job.status_file, status)
             held.close()
             assert process.stdout.read() == "worker-0 | unfinished\n"
         assert process.returncode == 0
 
 
-def test_status_names_the_logs_and_tells_the_traceback(job: job_folder.Job, capsys: Text) -> None:
+def test_status_names_the_logs_and_tells_the_traceback(job: JobFolder, capsys: Text) -> None:
     assert main(["status"]) == 0
     text = capsys.readouterr().out
     assert f"logs        {job.dir}/logs\n" in text
@@ -145,7 +147,7 @@ def test_list_has_every_job_newest_first(home: Path, capsys: Text) -> None:
 
 
 def names() -> set[str]:
-    return {job.name for job in job_folder.all_jobs()}
+    return {job.name for job in catalog.all_jobs()}
 
 
 def test_clean_removes_what_is_over(home: Path, capsys: Text) -> None:
@@ -174,11 +176,11 @@ def test_clean_removes_what_is_over(home: Path, capsys: Text) -> None:
 def test_a_new_job_removes_what_is_old_and_what_is_too_many(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_folder, "KEEP_JOBS", 4)
+    monkeypatch.setattr(catalog, "KEEP_JOBS", 4)
     make_job("old", days_old=31)
-    job_folder.claim(job_folder.Job("first"), JobConfig(name="first", model_file="/net.py"))
+    catalog.create(JobConfig(name="first", model_file="/net.py"))
     assert names() == {"first"}
     for days in range(5):
         make_job(f"d{days}", days_old=days)
-    job_folder.claim(job_folder.Job("new"), JobConfig(name="new", model_file="/net.py"))
+    catalog.create(JobConfig(name="new", model_file="/net.py"))
     assert names() == {"new", "first", "d0", "d1", "d2"}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl import job_folder
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.cli import preflight
@@ -16,6 +15,7 @@ from torch_edl.cli.job_config import inference_job, train_job
 from torch_edl.cli.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.jobs.folder import JobFolder
 
 Check = Callable[..., JobConfig]
 
@@ -124,9 +124,9 @@ def test_what_a_trained_model_is(
         assert check("--load", tmp_path / given).checkpoint.load == str(found)
     kept = JobConfig(name="kept", model_file="m", checkpoint=CheckpointConfig(dir=str(newest)))
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
-    folder = job_folder.Job("kept").dir
-    folder.mkdir(parents=True)
-    (folder / job_folder.CONFIG).write_text(kept.to_json())
+    folder = JobFolder("kept")
+    folder.dir.mkdir(parents=True)
+    folder.config_file.write_text(kept.to_json())
     assert check("--load", "kept").checkpoint.load == str(newest)
     monkeypatch.chdir(tmp_path)
     assert check("--load", "out").checkpoint.load == str(tmp_path / "out")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.cli.script import _endpoint, _launch_config, _may_restart_here, parse
-from torch_edl.master_host import ANY_PORT
+from torch_edl.jobs.master_host import ANY_PORT
 
 
 @pytest.mark.parametrize(

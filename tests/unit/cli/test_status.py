@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl import job_folder
 from torch_edl.cli.__main__ import main
-from torch_edl.status_json import as_dict
+from torch_edl.files import write_text
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.status import as_dict
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -38,21 +39,21 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def job(home: Path) -> job_folder.Job:
+def job(home: Path) -> JobFolder:
     """A job whose client and master are gone, and that nobody saw end."""
     return make_job("net-abc")
 
 
-def make_job(name: str) -> job_folder.Job:
-    job = job_folder.Job(name)
+def make_job(name: str) -> JobFolder:
+    job = JobFolder(name)
     job.dir.mkdir(parents=True)
-    (job.dir / job_folder.CONFIG).write_text("{}")
+    job.config_file.write_text("{}")
     return job
 
 
 @pytest.fixture
 def master(
-    job: job_folder.Job,
+    job: JobFolder,
 ) -> Iterator[Callable[[pb.GetStatusResponse], subprocess.Popen[str]]]:
     """Starts a process that answers for the job."""
     started: list[subprocess.Popen[str]] = []
@@ -65,7 +66,7 @@ def master(
         assert process.stdout is not None
         address = f"127.0.0.1:{int(process.stdout.readline())}"
         raw = {"address": address, "pid": process.pid, "token": "t"}
-        (job.dir / job_folder.MASTER).write_text(json.dumps(raw))
+        job.master_file.write_text(json.dumps(raw))
         return process
 
     yield start
@@ -75,7 +76,7 @@ def master(
 
 
 def test_status_of_a_running_job(
-    job: job_folder.Job,
+    job: JobFolder,
     master: Callable[..., object],
     make_status: Make,
     capsys: pytest.CaptureFixture[str],
@@ -110,16 +111,16 @@ def test_json_has_no_nan(make_status: Make) -> None:
     [(None, "dead"), ("running", "dead"), ("finished", "finished"), ("failed", "failed")],
 )
 def test_status_of_a_job_whose_master_is_gone(
-    job: job_folder.Job,
+    job: JobFolder,
     make_status: Make,
     capsys: pytest.CaptureFixture[str],
     seen: str | None,
     state: str,
 ) -> None:
-    (job.dir / job_folder.MASTER).write_text('{"address": "127.0.0.1:1", "pid": 1, "token": "t"}')
+    job.master_file.write_text('{"address": "127.0.0.1:1", "pid": 1, "token": "t"}')
     if seen:
         text = json.dumps(as_dict(make_status(state=seen)))
-        job_folder.write_text(job.dir / job_folder.LAST_STATUS, text)
+        write_text(job.status_file, text)
     assert main(["status", "net-abc", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)
     assert got["state"] == state
@@ -130,11 +131,11 @@ def test_status_of_a_job_whose_master_is_gone(
 
 
 def test_a_job_whose_client_lives_is_starting(
-    job: job_folder.Job, capsys: pytest.CaptureFixture[str]
+    job: JobFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (
-        "from torch_edl.job_folder import Job\n"
-        f"with Job({job.name!r}).hold():\n    print(1, flush=True)\n    input()"
+        "from torch_edl.jobs.folder import JobFolder\n"
+        f"with JobFolder({job.name!r}).hold():\n    print(1, flush=True)\n    input()"
     )
     client = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -152,7 +153,7 @@ def test_a_job_whose_client_lives_is_starting(
 
 
 def test_scale_and_stop_reach_the_master(
-    job: job_folder.Job, master: Callable[..., subprocess.Popen[str]], make_status: Make,
+    job: JobFolder, master: Callable[..., subprocess.Popen[str]], make_status: Make,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     process = master(make_status())
@@ -168,21 +169,21 @@ def test_scale_and_stop_reach_the_master(
 
 
 def test_a_wrong_token_is_told(
-    job: job_folder.Job,
+    job: JobFolder,
     master: Callable[..., object],
     make_status: Make,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     master(make_status())
-    raw = json.loads((job.dir / job_folder.MASTER).read_text())
-    (job.dir / job_folder.MASTER).write_text(json.dumps({**raw, "token": "other"}))
+    raw = json.loads(job.master_file.read_text())
+    job.master_file.write_text(json.dumps({**raw, "token": "other"}))
     assert main(["scale", job.name, "--workers", "2"]) == 2
     assert "unauthenticated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["stop"], ["scale", "--workers", "2"]])
 def test_jobs_that_are_over_cannot_be_asked(
-    job: job_folder.Job, capsys: pytest.CaptureFixture[str], words: list[str]
+    job: JobFolder, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert main([*words, job.name]) == 2
     assert "net-abc: not running any more, it is dead" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from torch_edl import job_folder
+from torch_edl.jobs.folder import JobFolder
 
 MODEL = """
 import sys, time, torch
@@ -215,7 +215,7 @@ def test_a_closed_terminal_stops_the_job_as_sigterm_does(place: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 129
     assert not job_processes(place)
     assert [folder.name[:5] for folder in (place / "c").iterdir()] == ["step-"]
-    assert job_folder.Job("tty").last_status()["state"] == "stopped"
+    assert JobFolder("tty").last_status()["state"] == "stopped"
 
 
 def test_a_job_that_is_detached_goes_on(torch_edl: Run, place: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_job_that_is_detached_goes_on(torch_edl: Run, place: Path) -> None:
     log = place / "home/jobs/off/logs/worker-0.log"
     assert wait_until(lambda: log.exists() and log.read_text().count("feeding 300") > 2)
     assert "off: stopped" in torch_edl("stop", "off").communicate(timeout=60)[0]
-    assert wait_until(lambda: not job_folder.Job("off").is_watched())
+    assert wait_until(lambda: not JobFolder("off").is_watched())
     said = (place / "home/jobs/off/logs/client-0.log").read_text()
     assert "stopping: torch-edl stop" in said
     assert "newest checkpoint: " in said

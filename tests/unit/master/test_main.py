@@ -192,7 +192,7 @@ def test_a_whole_job(start):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert master.end("finished") == "exit code 0"
     assert master.records() == every_record(epochs=2)
-    s = master.state.status
+    s = master.status
     assert (s.job, s.strategy, s.epoch, s.epochs) == ("j", "ps", 2, 2)
     assert (s.records_done, s.records_total, s.steps) == (64, 64, 34)
     assert (s.tasks_todo, s.tasks_doing, s.tasks_done) == (0, 0, 18)
@@ -243,13 +243,13 @@ def test_a_killed_server_starts_training_over(start):
     assert master.end("finished") == "exit code 0"
     counted = master.records()
     assert Counter({k: n for k, n in counted.items() if k[0] == 2}) == every_record(2)
-    assert master.state.status.records_done == 32
+    assert master.status.records_done == 32
 
 
 def test_user_code_that_fails_ends_the_job_with_its_traceback(start):
     master = start({"*": {"fail_task": 3}})
     assert master.end("failed") == "exit code 1"
-    s = master.state.status
+    s = master.status
     assert (s.error, s.traceback) == ("ValueError: task 3", "Traceback: in feed")
     assert not s.usage_error
     assert sum("trying it again" in e.text for e in s.events) == 2
@@ -258,21 +258,21 @@ def test_user_code_that_fails_ends_the_job_with_its_traceback(start):
 def test_a_model_that_breaks_the_contract(start):
     master = start({"*": {"model_error": "m.py: no loss"}}, train={"strategy": "auto"})
     assert master.end("failed") == "exit code 2"
-    assert (master.state.status.error, master.state.status.usage_error) == ("m.py: no loss", True)
+    assert (master.status.error, master.status.usage_error) == ("m.py: no loss", True)
     assert {p.role for p in master.children()} == {"worker"}
 
 
 def test_data_that_is_not_there(start):
     master = start(data={"train": ("/nowhere/*.csv",)})
     assert master.end("failed") == "exit code 2"
-    assert "/nowhere/*.csv" in master.state.status.error
+    assert "/nowhere/*.csv" in master.status.error
 
 
 def test_a_crash_loop_names_exit_and_log(start):
     master = start({"*": {"exit_at_start": 7}}, cluster={"max_workers": 1})
     assert master.end("failed") == "exit code 1"
-    assert "exit code 7" in master.state.status.error
-    assert Path(master.state.status.error.rpartition("its log is ")[2]).exists()
+    assert "exit code 7" in master.status.error
+    assert Path(master.status.error.rpartition("its log is ")[2]).exists()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "Stop"])
@@ -352,7 +352,7 @@ def test_evaluation_merges_over_workers(start, tmp_path):
     files = (str(tmp_path / "data" / "a.csv"),)
     master = start(data={"eval": files}, train={"strategy": "ps", "eval_every": 6})
     assert master.end("finished") == "exit code 0"
-    results = master.state.status.evaluations
+    results = master.status.evaluations
     assert len(results) >= 2
     assert results[-1].steps == 17
     starts = [0] * 4 + [4] * 4 + [8] * 4 + [12] * 4 + [16] * 4 + [20] * 3
@@ -367,9 +367,9 @@ def test_evaluate_jobs_only_evaluate(start, tmp_path):
     files = (str(tmp_path / "data" / "a.csv"),)
     master = start(kind="evaluate", data={"train": (), "eval": files})
     assert master.end("finished") == "exit code 0"
-    assert master.state.status.evaluations[0].metrics["total"] == sum(range(23))
-    assert (master.state.status.records_done, master.state.status.records_total) == (23, 23)
-    assert (master.state.status.tasks_done, master.state.status.epoch) == (6, 1)
+    assert master.status.evaluations[0].metrics["total"] == sum(range(23))
+    assert (master.status.records_done, master.status.records_total) == (23, 23)
+    assert (master.status.tasks_done, master.status.epoch) == (6, 1)
     assert master.records() == Counter()
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from torch_edl import job_folder
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.jobs import catalog
+from torch_edl.jobs.folder import JobFolder
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -280,8 +281,8 @@ def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
 def test_a_job_that_has_no_room_to_begin(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EDL_HOME", str(small_disk))
     fill(small_disk)
-    job = job_folder.Job("j")
+    job = JobFolder("j")
     says = "No space left on device: a job keeps its state and its logs there; make room, or set"
     with pytest.raises(UsageError, match=says):
-        job_folder.claim(job, JobConfig(name="j", model_file="/model.py"))
+        catalog.create(JobConfig(name="j", model_file="/model.py"))
     assert not job.dir.exists()

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from torch_edl.job_folder import all_jobs
+from torch_edl.jobs.catalog import all_jobs
 from torch_edl.torchrun_plugin import handler_creator
 from torch_edl.torchrun_plugin.handler import MasterRendezvousHandler
 from torch_edl.torchrun_plugin.options import job_name, unquoted

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import torch_edl
-from torch_edl import master_host
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
+from torch_edl.jobs import master_host
 from torch_edl.trainer import opening
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub

@@ -1,16 +1,15 @@
-"""Files as sources see them: read at offsets, recognised when they changed, replaced whole."""
+"""Files as sources see them: read at offsets, recognised when they changed, written whole."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from torch_edl.errors import DataError
+from torch_edl.files import replacing
 
 if TYPE_CHECKING:
     from typing import Self
@@ -81,25 +80,6 @@ class DataFile:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
-
-
-@contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file that appears under ``path`` whole when the block ends, and not at all if it raises."""
-    final = os.fspath(path)
-    # In the same folder, so that the rename is atomic; hidden, so that no glob takes it for data.
-    folder, name = os.path.split(final)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}-{os.urandom(4).hex()}.part")
-    # os.open, not tempfile: the file is to have the permissions of the user's umask.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-        os.replace(temporary, final)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 class WholeFile:

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.data.sources.files import DataFile, Stamp, replacing
+from torch_edl.data.sources.files import DataFile, Stamp
 from torch_edl.environment import edl_home
+from torch_edl.files import replacing
 
 log = logging.getLogger(__name__)
 

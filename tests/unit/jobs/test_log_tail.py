@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.log_tail import LogTail, last_error, last_lines, shown
+from torch_edl.jobs.log_tail import LogTail, last_error, last_lines, shown
 
 
 @pytest.mark.parametrize(

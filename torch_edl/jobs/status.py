@@ -1,12 +1,47 @@
-"""The status of a job as plain data: what ``status --json`` prints and the folder keeps."""
+"""The status of a job as plain data: what ``status --json`` prints and the job's folder keeps."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
+from torch_edl.jobs import calls
+from torch_edl.jobs.folder import ENDED, JobFolder
+
 if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb
+
+
+_EMPTY: dict[str, Any] = {
+    "strategy": "",
+    "epoch": 0,
+    "records": {"done": 0, "total": 0},
+    "tasks": {"todo": 0, "doing": 0, "done": 0},
+    "processes": [],
+    "rates": {},
+}
+
+
+def report(job: JobFolder) -> dict[str, Any]:
+    """The status of a job as plain data.
+
+    Where no master answers, the status is the last one in the job's folder. Its state is then
+    ``finished``, ``failed`` or ``stopped`` if the master or the client noted the end; ``dead`` if
+    nobody did and the master is gone.
+    """
+    status = calls.get_status(job)
+    if status is not None:
+        return as_dict(status)
+    seen: dict[str, Any] = {"job": job.name, **_EMPTY, **job.last_status()}
+    if job.is_alive():  # but does not answer
+        return seen
+    if job.is_watched() and job.master() is None:
+        return {**seen, "state": "starting"}
+    if seen.get("state") not in ENDED:
+        seen["state"] = "dead"
+    seen["processes"] = [{**p, "state": "exited"} for p in seen["processes"]]
+    seen["rates"] = {}
+    return seen
 
 
 def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from torch_edl import job_folder
 from torch_edl.config import JobConfig
-from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN, edl_home
+from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import EdlError, JobFailedError, UsageError
-from torch_edl.log_tail import last_error, last_lines
+from torch_edl.jobs import calls, catalog
+from torch_edl.jobs.folder import ENDED, JobFolder, jobs_home
+from torch_edl.jobs.log_tail import last_error, last_lines
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 
@@ -42,7 +43,7 @@ _LEAVES_S = 60.0
 _PATIENCE_S = 2.0
 # Who listens, but is not known to be a master of ours, may be about to say so.
 _UNKNOWN_S = 2.0
-_OVER = ("finishing", *job_folder.ENDED)
+_OVER = ("finishing", *ENDED)
 _USAGE_CODE = 2
 # A master that dies as often without an agent reaching it in between will not come up.
 _MAX_STARTS_IN_A_ROW = 5
@@ -75,14 +76,12 @@ class HostedMaster:
         follows: it ends with this process. False: it lives until it finds that all agents left.
     """
 
-    def __init__(
-        self, job: job_folder.Job, *, token: str, listen: str, follows: bool = True
-    ) -> None:
+    def __init__(self, job: JobFolder, *, token: str, listen: str, follows: bool = True) -> None:
         self._job = job
         self._token = token
         self._listen = listen
         self._follows = follows
-        self._launcher = LocalLauncher(job.dir / job_folder.LOGS)
+        self._launcher = LocalLauncher(job.logs)
         # While this process may start it again, nobody takes its place for free.
         self._hold = job.hold()
         self._starts_in_a_row = 0
@@ -156,7 +155,7 @@ class HostedMaster:
 
     def cause(self) -> str:
         """What it last complained of, if it could; empty if it did not."""
-        return last_error(self._log_path()) or job_folder.no_room(self._job)
+        return last_error(self._log_path()) or self._job.no_room()
 
     def _launch(self) -> None:
         self._starts_in_a_row += 1
@@ -192,13 +191,12 @@ def host(config: JobConfig, *, listen: str = ANY_PORT, follows: bool = True) -> 
         UsageError: a job of that name runs, or the address is taken.
         JobFailedError: it does not come up.
     """
-    job = job_folder.Job(config.name)
-    job_folder.claim(job, config)
+    job = catalog.create(config)
     token = os.environ.get(ENV_TOKEN) or secrets.token_urlsafe(32)
     return _start(job, token=token, listen=listen, follows=follows)
 
 
-def _start(job: job_folder.Job, *, token: str, listen: str, follows: bool) -> Master:
+def _start(job: JobFolder, *, token: str, listen: str, follows: bool) -> Master:
     hosted = HostedMaster(job, token=token, listen=listen, follows=follows)
     try:
         address = hosted.start()
@@ -229,17 +227,17 @@ def host_or_find(
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
     with _one_at_a_time(place):
         found = _find(endpoint, names)
-        if isinstance(found, job_folder.Job):
+        if isinstance(found, JobFolder):
             found = _succeed(found, config(found.name), endpoint, follows=follows)
         if found is None:
             with _one_at_a_time("start"):
-                free = [name for name in names if not job_folder.Job(name).is_running()]
+                free = [name for name in names if not JobFolder(name).is_running()]
                 found = host(config([*free, *names][0]), listen=endpoint, follows=follows)
-        presence = job_folder.Job(found.job).take_part() if found.job else None
+        presence = JobFolder(found.job).take_part() if found.job else None
         return dataclasses.replace(found, presence=presence)
 
 
-def _succeed(job: job_folder.Job, config: JobConfig, endpoint: str, *, follows: bool) -> Master:
+def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool) -> Master:
     """Starts the master again of a job whose agents wait for it, since who hosted it is lost.
 
     A new job beside them would be a second group that trains the same.
@@ -256,7 +254,7 @@ def _succeed(job: job_folder.Job, config: JobConfig, endpoint: str, *, follows: 
             f"{ENV_TOKEN}: not the token of job {job.name}, whose agents wait for its master; "
             f"end them first, or unset {ENV_TOKEN} to go on with them"
         )
-    begun = JobConfig.from_json((job.dir / job_folder.CONFIG).read_text(encoding="utf-8"))
+    begun = job.config()
     if begun.experiment is not None and config.experiment is not None:
         begun.experiment.require(config.experiment, job.name)
     log.warning("job %s lost its master, and agents wait for it: starting it again", job.name)
@@ -264,7 +262,7 @@ def _succeed(job: job_folder.Job, config: JobConfig, endpoint: str, *, follows: 
     return _start(job, token=address.token, listen=listen, follows=follows)
 
 
-def _find(endpoint: str, names: Sequence[str]) -> Master | job_folder.Job | None:
+def _find(endpoint: str, names: Sequence[str]) -> Master | JobFolder | None:
     """The master of a job of this machine; a job that has agents and no master; None: the place
     is free."""
     began = time.monotonic()
@@ -276,7 +274,7 @@ def _find(endpoint: str, names: Sequence[str]) -> Master | job_folder.Job | None
                 return Master(address=endpoint, token=_named_token(endpoint))
             time.sleep(_LOOK_S)
             continue
-        status, address = job_folder.get_status(job), job.master()
+        status, address = calls.get_status(job), job.master()
         if status is not None and address is not None and status.state not in _OVER:
             if job.name in names:
                 token = os.environ.get(ENV_TOKEN) or address.token
@@ -307,13 +305,13 @@ def _not_ours(endpoint: str, who: str, names: Sequence[str]) -> UsageError:
     )
 
 
-def _job_at(endpoint: str, names: Sequence[str]) -> job_folder.Job | None:
+def _job_at(endpoint: str, names: Sequence[str]) -> JobFolder | None:
     """The job of this user that has its master at an address of this machine, or is about to
     start it there again; at any port: the one of these names."""
     if endpoint == ANY_PORT:
-        return next((job for job in map(job_folder.Job, names) if job.is_running()), None)
+        return next((job for job in map(JobFolder, names) if job.is_running()), None)
     host, port = split(endpoint)
-    for job in job_folder.all_jobs():
+    for job in catalog.all_jobs():
         address = job.master()
         if address is None or split(address.address)[1] != port:
             continue
@@ -393,7 +391,7 @@ def _named_token(endpoint: str) -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(what: str) -> Iterator[None]:
-    folder = edl_home() / "jobs"
+    folder = jobs_home()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f".{what}.lock", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,0 +1,62 @@
+"""Calls to the master of a job of this machine, for commands that need one answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch_edl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch_edl.jobs.folder import JobFolder, MasterAddress
+    from torch_edl.wire import master_pb2 as pb
+    from torch_edl.wire.channel import Stub
+
+_CALL_TIMEOUT_S = 3.0
+
+
+def stub_of(master: MasterAddress) -> Stub:
+    """A stub of a master, connected when first used."""
+    from torch_edl.wire import master_pb2
+    from torch_edl.wire.channel import Stub
+
+    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
+    return Stub(service, master.address, master.token)
+
+
+def ask(job: JobFolder, method: str, request: Any) -> Any:
+    """Makes one call to the job's master.
+
+    Raises:
+        UsageError: the job is over, or the master rejected the call.
+    """
+    import grpc
+
+    master = job.master()
+    if master is None or not job.is_alive():
+        state = job.last_status().get("state", "dead")
+        raise UsageError(f"{job.name}: not running any more, it is {state}")
+    stub = stub_of(master)
+    try:
+        return stub.call(method, request, timeout_s=_CALL_TIMEOUT_S)
+    except grpc.RpcError as error:
+        code = error.code()
+        if code == grpc.StatusCode.INVALID_ARGUMENT:
+            raise UsageError(f"{job.name}: {error.details()}") from error
+        if not job.is_alive():
+            raise UsageError(f"{job.name}: it ended just now; see torch-edl status") from error
+        raise UsageError(
+            f"{job.name}: its master does not answer ({code.name.lower()}); try again"
+        ) from error
+    finally:
+        stub.close()
+
+
+def get_status(job: JobFolder) -> pb.GetStatusResponse | None:
+    """The status from the job's master; None if no master answers."""
+    from torch_edl.wire import master_pb2
+
+    try:
+        status: pb.GetStatusResponse = ask(job, "GetStatus", master_pb2.GetStatusRequest())
+    except UsageError:
+        return None
+    return status

@@ -1,0 +1,106 @@
+"""All jobs of this machine: found by name, made, and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import time
+
+from torch_edl.config import JobConfig
+from torch_edl.environment import edl_home
+from torch_edl.errors import UsageError
+from torch_edl.files import write_text
+from torch_edl.jobs.folder import CONFIG, JobFolder, jobs_home
+
+KEEP_JOBS = 100
+"""Folders of older jobs that stay when a new job starts."""
+KEEP_DAYS = 30.0
+"""Days that such a folder stays after its job last wrote something."""
+
+
+def all_jobs() -> list[JobFolder]:
+    """Every job of this machine, newest first."""
+    found = []
+    for config in jobs_home().glob(f"*/{CONFIG}"):
+        try:
+            found.append((config.stat().st_mtime_ns, config.parent.name))
+        except FileNotFoundError:  # removed meanwhile
+            continue
+    return [JobFolder(name) for _, name in sorted(found, reverse=True)]
+
+
+def find(name: str | None) -> JobFolder:
+    """The job of that name; the newest for None.
+
+    Raises:
+        UsageError: there is none.
+    """
+    jobs = all_jobs()
+    if not jobs:
+        raise UsageError(f"no job on this machine ({edl_home()}); start one with torch-edl run")
+    if name is None:
+        return jobs[0]
+    for job in jobs:
+        if job.name == name:
+            return job
+    raise UsageError(f"{name}: no such job; the newest is {jobs[0].name}, see torch-edl list")
+
+
+def create(config: JobConfig) -> JobFolder:
+    """Makes the folder of a new job, in the place of an older job's of that name.
+
+    Raises:
+        UsageError: a job of that name runs, or there is no room for its folder.
+        OSError: the folder cannot be written.
+    """
+    job = JobFolder(config.name)
+    if job.dir.exists():
+        if job.is_running():
+            raise UsageError(
+                f"--job-name {job.name}: a job of that name is running; choose another, "
+                f"or end it with torch-edl stop {job.name}"
+            )
+        if not job.config_file.exists() and any(job.dir.iterdir()):
+            raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
+        remove(job)
+    for old in outdated(days=KEEP_DAYS, keep=KEEP_JOBS):
+        with contextlib.suppress(OSError):  # another process removes it too, or it is not ours
+            remove(old)
+    job.dir.parent.mkdir(parents=True, exist_ok=True)
+    job.dir.mkdir(mode=0o700)
+    try:
+        if config.kind == "predict":
+            job.predictions.mkdir()
+        if problem := job.no_room():
+            raise UsageError(problem)
+        write_text(job.config_file, config.to_json())
+    except (OSError, UsageError):
+        shutil.rmtree(job.dir, ignore_errors=True)
+        raise
+    return job
+
+
+def outdated(*, days: float | None, keep: int | None) -> list[JobFolder]:
+    """Jobs that are over and need not be kept, newest first.
+
+    Args:
+        days: those that wrote nothing for so long; None: age does not count.
+        keep: those that came before the newest ``keep``; None: the number does not count.
+    """
+    since = math.inf if days is None else days * 86400
+    now = time.time()
+    return [
+        job
+        for place, job in enumerate(all_jobs())
+        if ((keep is not None and place >= keep) or now - job.touched() >= since) and job.is_over()
+    ]
+
+
+def remove(job: JobFolder) -> None:
+    """Removes the folder of a job.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    shutil.rmtree(job.dir)
