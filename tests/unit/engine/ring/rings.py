@@ -27,6 +27,7 @@ from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.engine.ring.rendezvous import Assignment
 from torch_edl.errors import DismissedError
+from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import Settings
 
@@ -246,7 +247,7 @@ class Member:
         given = {"seed": 0, "check_every": 0, "on_resize": None, **options}
         job = Job(None, settings, **given)
         job._rendezvous = job._saver._rendezvous = self
-        job._link = SimpleNamespace(  # type: ignore[assignment]
+        job._session = SimpleNamespace(  # type: ignore[assignment]
             config=JobConfig(
                 name="rings",
                 kind="script",
@@ -255,7 +256,7 @@ class Member:
             ),
             ring=self._ring_then,
             heartbeat=self,
-            tell=lambda *_, **__: None,
+            progress=WorkerStatus(),
             close=lambda: None,
             terminated=threading.Event(),
         )

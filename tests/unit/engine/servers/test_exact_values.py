@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.unit.engine.test_parameter_server import TOKEN, sgd, strategy, train
 from torch import nn
 
 import torch_edl
 from master.runtime import checkpoints
+from tests.unit.engine.servers.test_parameter_server import TOKEN, sgd, strategy, train
 from torch_edl.checkpoint.export import write_output
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
