@@ -170,7 +170,7 @@ def _try_batch(session: Session, config: JobConfig) -> str:
     """Takes the first minibatch through feed, model, loss and backward; the loss in words."""
     from torch_edl.data.task_space import Shard
     from torch_edl.engine.base import Step
-    from torch_edl.engine.servers.rows import bind_tables
+    from torch_edl.nn.model_tables import bind_tables
     from torch_edl.wire import master_pb2 as pb
 
     names = [shard.name for shard in session.shards()] or config.data.train

@@ -22,7 +22,7 @@ def main(args: argparse.Namespace) -> int:
     preflight.check_output_file(args.file, SUFFIXES, option="FILE")
     directory = saved_model.resolve(args.source, option="SOURCE")
     # Imported when what can be refused was refused: torch comes with them.
-    from torch_edl.engine.ring.replica import read_model
+    from torch_edl.engine.replica import read_model
     from torch_edl.trainer import weights
 
     state = read_model(Path(directory))

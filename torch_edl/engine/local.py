@@ -26,7 +26,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.loader import Window
 from torch_edl.engine import same_model
 from torch_edl.engine.base import Committed, Step
-from torch_edl.engine.ring.replica import (
+from torch_edl.engine.replica import (
     MODEL_FILE,
     OPTIMIZER_FILE,
     flatten_optimizer,
@@ -34,11 +34,10 @@ from torch_edl.engine.ring.replica import (
     jsonable,
     unflatten_optimizer,
 )
-from torch_edl.engine.servers.dense import dense_names
-from torch_edl.engine.servers.rows import bind_tables
 from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.nn.local_rows import LocalRows
+from torch_edl.nn.model_tables import bind_tables, dense_names
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2
 

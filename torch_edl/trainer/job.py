@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from torch_edl.contract import report_model
+from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, RingRendezvous, TorchrunRendezvous
-from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights

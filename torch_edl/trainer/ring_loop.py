@@ -30,9 +30,9 @@ from torch_edl.data.samples import SKIP, note
 from torch_edl.data.task_records import TaskOrder, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.base import NanLossError, Step
+from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous
-from torch_edl.engine.ring.replica import Replica
 from torch_edl.engine.ring.replicated import ReplicatedModel
 from torch_edl.errors import DismissedError, EdlError, MasterLostError, UsageError, describe_error
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus

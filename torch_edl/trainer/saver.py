@@ -12,10 +12,10 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import replacing_folder, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
-from torch_edl.engine.ring import replica
+from torch_edl.engine import replica
+from torch_edl.engine.replica import State
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.engine.ring.replica import State
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.trainer import weights
 

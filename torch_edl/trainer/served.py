@@ -27,7 +27,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError, ServersLostError, UsageError
 from torch_edl.master_client.leases import LeaseClient
 from torch_edl.master_client.session import MasterSession
-from torch_edl.nn.swap import swap_large
+from torch_edl.nn.model_tables import swap_large
 from torch_edl.trainer.metrics import Meter
 from torch_edl.wire import master_pb2 as pb
 

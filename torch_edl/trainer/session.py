@@ -18,7 +18,7 @@ from torch_edl.engine.local import LocalStrategy
 from torch_edl.engine.servers.parameter_server import ParameterServerStrategy
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.nn.swap import swap_large
+from torch_edl.nn.model_tables import swap_large
 from torch_edl.trainer.task_metrics import TaskMetrics, summarize
 from torch_edl.trainer.task_predictions import TaskPredictions
 from torch_edl.wire import master_pb2 as pb

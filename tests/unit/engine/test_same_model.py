@@ -17,7 +17,7 @@ from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.engine import same_model
 from torch_edl.engine.local import LocalStrategy
-from torch_edl.engine.ring.replica import Replica
+from torch_edl.engine.replica import Replica
 from torch_edl.errors import CheckpointError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.wire import master_pb2 as pb

@@ -11,8 +11,8 @@ from torch import nn
 
 from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig
+from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
-from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import UsageError
 from torch_edl.trainer.saver import Saver, Settings
 

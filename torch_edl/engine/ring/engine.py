@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from torch_edl.checkpoint import layout
+from torch_edl.engine import replica as replicas
+from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring import control_flags as lanes
-from torch_edl.engine.ring import replica as replicas
 from torch_edl.engine.ring.control_flags import ControlFlags, ControlSums
 from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
 from torch_edl.engine.ring.recovery import NO_MODEL, heal
 from torch_edl.engine.ring.reducer import Phase, Reducer
 from torch_edl.engine.ring.rendezvous import Assignment, RingRendezvous
-from torch_edl.engine.ring.replica import Replica
 from torch_edl.errors import DismissedError, EdlError
 
 log = logging.getLogger(__name__)

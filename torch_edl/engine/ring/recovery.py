@@ -7,9 +7,9 @@ import json
 
 import torch
 
-from torch_edl.engine.ring import replica as replicas
+from torch_edl.engine import replica as replicas
+from torch_edl.engine.replica import Replica, State
 from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
-from torch_edl.engine.ring.replica import Replica, State
 
 NO_MODEL = -1
 """The progress of a member whose model nobody may take."""

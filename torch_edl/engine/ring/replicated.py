@@ -13,8 +13,8 @@ from torch import nn
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import TaskSpace
+from torch_edl.engine import replica
 from torch_edl.engine.base import Step
-from torch_edl.engine.ring import replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError
 from torch_edl.nn.embedding import Table

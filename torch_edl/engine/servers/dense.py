@@ -3,7 +3,7 @@ beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from torch_edl.errors import UsageError
 from torch_edl.kernels import group_of
-from torch_edl.nn.embedding import Table
+from torch_edl.nn.model_tables import dense_names
 from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, DenseValue, Segment
 
 Floats = npt.NDArray[np.float32]
@@ -75,21 +75,6 @@ def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
         _check_type(name, tensor, group)
         by_tensor[id(tensor)] = found[name] = Held(module, attribute, group)
     return found
-
-
-def dense_names(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, bool]]:
-    """Each name of the ``state_dict``, those of tied weights too and those of tables not, with the
-    module and attribute that it is, and whether that is a buffer."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in tables:
-                yield prefix + name, module, name, False
-        passing = getattr(module, "_non_persistent_buffers_set", ())
-        for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
-            if name not in passing:
-                yield prefix + name, module, name, True
 
 
 def _check_type(name: str, tensor: torch.Tensor, group: int) -> None:

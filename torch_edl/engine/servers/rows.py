@@ -23,6 +23,7 @@ from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowBlock, lookup
+from torch_edl.nn.model_tables import bind_tables
 from torch_edl.ps_client.client import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
@@ -265,32 +266,6 @@ class ServerRows:
         if not torch.is_grad_enabled():
             return RowBlock(values), wanted.inverse  # nothing will come back to it
         return self._plan.add(module, wanted, values), wanted.inverse
-
-
-def bind_tables(model: nn.Module) -> list[Table]:
-    """The tables of a model, named by their modules' paths unless the user named them.
-
-    Raises:
-        UsageError: two modules of one table name differ in size.
-    """
-    found: dict[str, Table] = {}
-    paths: dict[str, list[str]] = {}
-    modules: list[Table] = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, Table):
-            if not module.named and module not in modules:
-                module.table = path or "embedding"
-            first = found.setdefault(module.table, module)
-            module.modules_of_table = paths.setdefault(module.table, [])
-            module.modules_of_table.append(path)
-            if first.embedding_dim != module.embedding_dim:
-                raise UsageError(
-                    f"two embeddings share the table {module.table!r} with dims "
-                    f"{first.embedding_dim} and {module.embedding_dim}: name one differently"
-                )
-            if module not in modules:
-                modules.append(module)
-    return modules
 
 
 def _flat(ids: torch.Tensor) -> Ids:

@@ -16,10 +16,10 @@ from tests.unit.engine.servers.test_parameter_server import TOKEN, sgd, strategy
 from torch_edl.checkpoint.export import write_output
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.ring.replica import read_model
-from torch_edl.engine.servers.dense import dense_names
+from torch_edl.engine.replica import read_model
 from torch_edl.engine.servers.parameter_server import ParameterServerStrategy
 from torch_edl.errors import UsageError
+from torch_edl.nn.model_tables import dense_names
 from torch_edl.tables.watermarks import Watermarks
 
 ODD = 2**25 + 1  # no float32

@@ -315,7 +315,7 @@ def test_another_model_is_refused(start_servers: Callable[..., list[str]]) -> No
 
 
 def test_the_path_of_a_module_names_its_table(tmp_path: Path) -> None:
-    from torch_edl.engine.servers.rows import bind_tables
+    from torch_edl.nn.model_tables import bind_tables
 
     shared = nn.ModuleDict({"a": torch_edl.nn.Embedding(None, 2, name="x"),
                             "b": nn.Sequential(torch_edl.nn.Embedding(None, 2)),
@@ -387,7 +387,7 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) ->
 def test_each_worker_may_draw_the_weights_that_are_swapped(
     start_servers: Callable[..., list[str]],
 ) -> None:
-    from torch_edl.nn.swap import swap_large
+    from torch_edl.nn.model_tables import swap_large
 
     class Swapped(nn.Module):
         def __init__(self, dim: int = 2) -> None:

@@ -1,10 +1,14 @@
-"""Large ``torch.nn`` embeddings become tables, with the distribution of their initial values."""
+"""The tables of a model: which embeddings become tables, what the tables are called, and the names
+of the values that are in no table."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Embedding, Table
 from torch_edl.nn.embedding_bag import EmbeddingBag
 from torch_edl.nn.initializers import Initializer
@@ -83,3 +87,44 @@ def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initia
         half = 3**0.5 * std
         return Initializer("uniform", {"low": mean - half, "high": mean + half}, measured=True)
     return Initializer("normal", {"mean": mean, "std": std}, measured=True)
+
+
+def bind_tables(model: nn.Module) -> list[Table]:
+    """The tables of a model, named by their modules' paths unless the user named them.
+
+    Raises:
+        UsageError: two modules of one table name differ in size.
+    """
+    found: dict[str, Table] = {}
+    paths: dict[str, list[str]] = {}
+    modules: list[Table] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Table):
+            if not module.named and module not in modules:
+                module.table = path or "embedding"
+            first = found.setdefault(module.table, module)
+            module.modules_of_table = paths.setdefault(module.table, [])
+            module.modules_of_table.append(path)
+            if first.embedding_dim != module.embedding_dim:
+                raise UsageError(
+                    f"two embeddings share the table {module.table!r} with dims "
+                    f"{first.embedding_dim} and {module.embedding_dim}: name one differently"
+                )
+            if module not in modules:
+                modules.append(module)
+    return modules
+
+
+def dense_names(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, bool]]:
+    """Each name of the ``state_dict``, those of tied weights too and those of tables not, with the
+    module and attribute that it is, and whether that is a buffer."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in tables:
+                yield prefix + name, module, name, False
+        passing = getattr(module, "_non_persistent_buffers_set", ())
+        for name, _ in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in passing:
+                yield prefix + name, module, name, True

@@ -12,8 +12,8 @@ from torch import nn
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.engine.ring import replica as replicas
-from torch_edl.engine.ring.replica import Replica, State
+from torch_edl.engine import replica as replicas
+from torch_edl.engine.replica import Replica, State
 from torch_edl.errors import UsageError
 
 

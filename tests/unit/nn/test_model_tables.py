@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torch_edl.nn import Embedding, EmbeddingBag
-from torch_edl.nn.swap import distribution, swap_large
+from torch_edl.nn.model_tables import distribution, swap_large
 
 
 @pytest.mark.parametrize(

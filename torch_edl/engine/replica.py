@@ -23,8 +23,9 @@ from torch import nn
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine import nested, same_model
-from torch_edl.engine.ring.position import Position
+from torch_edl.engine import same_model
+from torch_edl.engine import state_dict as nested
+from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError
 from torch_edl.nn import table_state
 
