@@ -26,10 +26,9 @@ from master.runtime.effects import Effects, remove_temporary
 from master.runtime.journal import Journal
 from master.runtime.service import Service
 from master.runtime.store.sqlite import SqliteStore
+from master.state.actions import NotStarted, Saved, Start, Started, Stop
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.processes import Start, Stop
-from master.state.saves import Saved
 from master.state.scripts import ScriptJob
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
@@ -130,7 +129,7 @@ def main(
         service.close()
         keeper.close()
         return stop.exit_code or 2
-    effects = Effects(service, token=token, clock=time.monotonic)
+    effects = Effects(service.apply, token=token)
     try:
         if config.kind != "script":
             threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
@@ -184,17 +183,11 @@ def _run(
 
 
 def _start(service: Service, launcher: Launcher, action: Start) -> None:
-    job = service.job
+    spec = action.spec
     try:
-        pid = launcher.start(action.spec)
+        service.apply(Started(spec.role, spec.id, launcher.start(spec)))
     except OSError as error:
-        with service.changed:
-            now = time.monotonic()
-            job.fleet.not_started(action.spec.role, action.spec.id, str(error))
-            job.fail(f"{action.spec.name} cannot be started: {error}", now)
-        return
-    with service.changed:
-        job.fleet.started(action.spec.role, action.spec.id, pid)
+        service.apply(NotStarted(spec.role, spec.id, str(error)))
 
 
 def _scan(service: Service) -> None:

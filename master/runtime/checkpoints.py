@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from master.state.saves import Contents, Saved
+from master.state.actions import CommitLocal, Contents, Flush, Saved, SaveServers
 from master.state.tasks import TaskQueue
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
@@ -29,33 +29,23 @@ _CALL_S = 20.0
 _WRITE_S = 1800.0
 
 
-def save_servers(
-    addresses: Sequence[str],
-    *,
-    token: str,
-    incarnation: int,
-    root: Path,
-    known: Watermarks,
-    contents: Contents,
-) -> Saved:
+def save_servers(action: SaveServers, token: str) -> Saved:
     """A checkpoint of all servers, at one cut through all their updates.
-
-    Args:
-        known: tasks known to be done before this began.
 
     Raises:
         CheckpointError: a server does not answer, is not initialised, or could not write.
         OSError: the disk is full or read-only.
     """
-    fence = ps.Fence(job=contents.job, incarnation=incarnation)
-    with _stubs(addresses, token) as stubs, _releasing(stubs, fence):
+    contents = action.contents
+    fence = ps.Fence(job=contents.job, incarnation=action.incarnation)
+    with _stubs(action.addresses, token) as stubs, _releasing(stubs, fence):
         held = _all(stubs, "Hold", ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
         if not all(answer.initialized for answer in held):
             raise CheckpointError("the servers have no model yet")
         applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
         # Also the tasks that are known to be done: in sync mode the last pushes of a task may
         # wait for their quorum, and a manifest that calls the task done must come with them.
-        progress = Watermarks.union([known, *applied])
+        progress = Watermarks.union([action.progress, *applied])
         steps = steps_of(contents.space, progress)
 
         def write(directory: Path) -> Manifest:
@@ -69,34 +59,27 @@ def save_servers(
             versions = tuple(answer.version for answer in written)
             return _manifest(contents, steps, progress, dict(files), versions)
 
-        return Saved(*layout.save(root, steps, write))
+        return Saved(*layout.save(action.root, steps, write))
 
 
-def commit_local(
-    directory: Path,
-    files: Mapping[str, int],
-    *,
-    version: int,
-    progress: Watermarks,
-    contents: Contents,
-    root: Path,
-) -> Saved:
-    """A checkpoint of the replica that a worker wrote to ``directory``, which is moved.
+def commit_local(action: CommitLocal) -> Saved:
+    """A checkpoint of the replica that a worker wrote to a folder, which is moved.
 
     Raises:
         CheckpointError: a file is missing or truncated.
         OSError: the disk is full or read-only.
     """
+    contents, progress = action.contents, action.progress
     steps = steps_of(contents.space, progress)
 
     def write(target: Path) -> Manifest:
-        os.rename(directory, target)  # the target is an empty folder
-        return _manifest(contents, steps, progress, files, (version,))
+        os.rename(action.directory, target)  # the target is an empty folder
+        return _manifest(contents, steps, progress, action.files, (action.version,))
 
     try:
-        return Saved(*layout.save(root, steps, write))
+        return Saved(*layout.save(action.root, steps, write))
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(action.directory, ignore_errors=True)
 
 
 def _manifest(
@@ -118,14 +101,14 @@ def _manifest(
     )
 
 
-def flush(addresses: Sequence[str], *, token: str, job: str, incarnation: int) -> None:
+def flush(action: Flush, token: str) -> None:
     """Has every server apply what waits for its quorum.
 
     Raises:
         CheckpointError: one did not.
     """
-    request = ps.FlushRequest(fence=ps.Fence(job=job, incarnation=incarnation))
-    with _stubs(addresses, token) as stubs:
+    request = ps.FlushRequest(fence=ps.Fence(job=action.job, incarnation=action.incarnation))
+    with _stubs(action.addresses, token) as stubs:
         _all(stubs, "Flush", request, _CALL_S)
 
 

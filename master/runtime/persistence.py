@@ -15,7 +15,6 @@ from typing import Any
 
 from master.runtime.service import Clock, Service
 from master.runtime.store.base import Store
-from master.state.job import Job
 from master.state.scripts import ScriptJob
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files import write_text
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 LOCK_TTL_S = 3.0
 _EVERY_S = 1.0
 _KEY = "job"
-_DURABLE = "durable"
 
 
 def acquire(store: Store, name: str) -> tuple[str, int]:
@@ -76,7 +74,7 @@ def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
     Args:
         secret: the token of the job, which another run of the same name does not share.
     """
-    found = store.get(_DURABLE)
+    found = store.get(_KEY)
     if found is None:
         return None
     state: dict[str, Any] = json.loads(found[0])
@@ -115,9 +113,6 @@ class Persistence:
         found = store.get(_KEY)
         self._revision = 0 if found is None else found[1]
         self._written = b""
-        found = store.get(_DURABLE)
-        self._durable_revision = 0 if found is None else found[1]
-        self._durable_written = b""
         self._run_of = _fingerprint(secret)
         self._full = False  # and told
         self._status_file = status_file
@@ -136,15 +131,13 @@ class Persistence:
         if not isinstance(job, ScriptJob):
             return
         value = json.dumps({"run": self._run_of, **job.durable()}).encode()
-        if value != self._durable_written:
+        if value != self._written:
             try:
-                self._durable_revision = self._store.put(
-                    _DURABLE, value, self._durable_revision, token=self._token
-                )
+                self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
             except OSError as error:
                 self._told(error)
                 raise
-            self._durable_written = value
+            self._written = value
 
     def close(self) -> None:
         """Writes the last state and gives the lock back."""
@@ -179,12 +172,7 @@ class Persistence:
         try:
             self._store.acquire(self._owner, LOCK_TTL_S, time.time())
             with self._service.changed:
-                state = state_of(self._service.job)
                 status = self._service.status()
-            value = json.dumps(state).encode()
-            if value != self._written:
-                self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
-                self._written = value
             write_text(self._status_file, json.dumps(as_dict(status), indent=1))
             with self._service.changed:
                 self.keep()
@@ -196,27 +184,3 @@ class Persistence:
         except OSError as error:
             with self._service.changed:
                 self._told(error)
-
-
-def state_of(job: Job) -> dict[str, Any]:
-    """What a successor must know to go on."""
-    state: dict[str, Any] = {
-        "state": job.state,
-        "strategy": job.fleet.strategy,
-        "incarnation": job.fleet.incarnation,
-        "workers_wanted": job.fleet.workers_wanted,
-        "processes": [
-            {"role": p.role, "id": p.id, "pid": p.pid, "address": p.address}
-            for p in job.fleet.alive()
-        ],
-        "checkpoint": str(job.keeper.newest.path) if job.keeper.newest is not None else "",
-    }
-    if job.work.main is not None:
-        progress = job.work.main.queue.progress()
-        state["retired_before"] = progress.retired_before
-        state["watermarks"] = {str(id): mark for id, mark in progress.offsets.items()}
-    if job.work.evaluations is not None:
-        state["evaluations"] = [
-            {"steps": r.steps, "metrics": dict(r.metrics)} for r in job.work.evaluations.results
-        ]
-    return state

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from master.runtime.requests import check
+from master.state.actions import JobEvent
 from master.state.job import Job
 from master.state.scripts import ScriptJob
 from master.state.status import LogPath, describe
@@ -103,6 +104,12 @@ class Service:
         """Lets calls in flight end, and stops."""
         if self._server is not None:
             self._server.stop(grace=1.0).wait()
+
+    def apply(self, event: JobEvent) -> None:
+        """Hands an event to the job."""
+        with self.changed:
+            self.job.apply(event, self._clock())
+            self.changed.notify_all()
 
     def status(self, events_after: int = 0) -> pb.GetStatusResponse:
         """The state of the job now; the caller holds ``changed``."""

@@ -1,17 +1,63 @@
-"""What the job wants done in the world and takes long; :mod:`master.runtime.effects` does it.
+"""What the job wants done (actions), and what came of it (events). Pure.
 
-Each holds all that is needed for it: it is done in another thread, while the job goes on.
+An action holds everything that it needs: :mod:`master.runtime` executes it without the lock of the
+job, and hands the event back to :meth:`master.state.job.Job.apply`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from master.state.processes import Start, Stop
-from master.state.saves import Contents
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.processes.base import ProcessSpec
 from torch_edl.tables.watermarks import Watermarks
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def progress(self) -> Watermarks:
+        """Which tasks the checkpoint holds."""
+        return self.manifest.watermarks.copy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a manifest says besides the files of a checkpoint."""
+
+    job: str
+    strategy: str
+    data: Mapping[str, Any]
+    """See :func:`master.state.data_identity.identity`."""
+    space: TaskSpace
+
+
+# ---- actions ----
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process."""
+
+    spec: ProcessSpec
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask a process to end, and end the process by force after the grace."""
+
+    role: str
+    id: int
+    grace_s: float
 
 
 @dataclass(frozen=True)
@@ -21,14 +67,14 @@ class SaveServers:
     addresses: Sequence[str]
     incarnation: int
     progress: Watermarks
-    """What was done before it began."""
+    """What was done before the checkpoint began."""
     contents: Contents
     root: Path
 
 
 @dataclass(frozen=True)
 class MakeFolder:
-    """Make the folder into which the worker of the strategy ``local`` writes."""
+    """Make the folder into which a worker writes the model that only workers have."""
 
     directory: Path
     incarnation: int
@@ -36,10 +82,10 @@ class MakeFolder:
 
 @dataclass(frozen=True)
 class CommitLocal:
-    """Make a checkpoint of what the worker of the strategy ``local`` wrote."""
+    """Make a checkpoint of the files that a worker wrote."""
 
     directory: Path
-    files: dict[str, int]
+    files: Mapping[str, int]
     progress: Watermarks
     version: int
     incarnation: int
@@ -49,7 +95,7 @@ class CommitLocal:
 
 @dataclass(frozen=True)
 class Flush:
-    """Have the servers apply what waits for its quorum."""
+    """Have the servers apply the pushes that wait for their quorum."""
 
     addresses: Sequence[str]
     incarnation: int
@@ -64,5 +110,101 @@ class WriteOutput:
     output: Path
 
 
-Effect = SaveServers | MakeFolder | CommitLocal | Flush | WriteOutput
+@dataclass(frozen=True)
+class Prune:
+    """Remove all checkpoints but the newest ``keep``."""
+
+    root: Path
+    keep: int
+
+
+Effect = SaveServers | MakeFolder | CommitLocal | Flush | WriteOutput | Prune
+"""Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Effect
+
+
+# ---- events ----
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process runs."""
+
+    role: str
+    id: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """A process could not be started."""
+
+    role: str
+    id: int
+    error: str
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint is complete."""
+
+    saved: Saved
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class CheckpointFailed:
+    """A checkpoint came to nothing."""
+
+    error: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class FolderMade:
+    """A worker can write its model to the folder."""
+
+    directory: Path
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """The servers applied everything, or have to be asked again."""
+
+    incarnation: int
+    success: bool
+
+
+@dataclass(frozen=True)
+class OutputWritten:
+    """The trained model is written; not, where there is an error."""
+
+    error: str = ""
+
+
+EffectEvent = CheckpointSaved | CheckpointFailed | FolderMade | Flushed | OutputWritten
+"""What came of an :data:`Effect`."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A part of the job has something to say to the user."""
+
+    level: str
+    """``info``, ``warning`` or ``error``."""
+    text: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A part of the job cannot go on: the job fails."""
+
+    error: str
+    traceback: str = ""
+    usage: bool = False
+
+
+JobEvent = Started | NotStarted | EffectEvent | Note | Failure
+"""What :meth:`master.state.job.Job.apply` takes."""

@@ -10,19 +10,16 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from master.state.actions import Action, Start, Stop
 from master.state.processes import (
     DRAINING,
     EXITED,
     RUNNING,
     STARTING,
     STOPPING,
-    Action,
     CrashLoop,
-    Outcome,
     Process,
     ServersGone,
-    Start,
-    Stop,
     WorkerGone,
 )
 from torch_edl.processes.base import ProcessExit, ProcessSpec
@@ -243,7 +240,9 @@ class Fleet:
             process.lost = True
             process.stop_by = 0.0
 
-    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Outcome | None:
+    def exited(
+        self, exit: ProcessExit, now: float, *, log: str
+    ) -> WorkerGone | ServersGone | CrashLoop | None:
         """A process ended. Returns what that means, if anything."""
         process = self._processes[exit.role, exit.id]
         was, process.state, process.exit = process.state, EXITED, str(exit)
@@ -263,7 +262,7 @@ class Fleet:
 
     def _worker_exited(
         self, process: Process, was: str, text: str, log: str, now: float, killed: bool
-    ) -> Outcome | None:
+    ) -> WorkerGone | CrashLoop:
         if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
             return WorkerGone(process.id, text, expected=True)
         if not process.trained and killed:

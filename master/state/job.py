@@ -11,17 +11,27 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from master.state.actions import Action, Effect
+from master.state.actions import (
+    Action,
+    Contents,
+    Failure,
+    FolderMade,
+    JobEvent,
+    Note,
+    NotStarted,
+    Saved,
+    Started,
+)
+from master.state.checkpoint_manager import CheckpointManager
+from master.state.data_identity import check_prefix, identity, nothing_left
 from master.state.evaluation import Result
 from master.state.fleet import Fleet
-from master.state.keeper import Keeper
 from master.state.left_out import LeftOut
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Member, Membership
 from master.state.outcome import WHO_STARTS_AGAIN, Outcome, Restoring, choose_strategy
 from master.state.processes import CrashLoop, ServersGone, check_scale
 from master.state.ring_coordinator import Lockstep
-from master.state.saves import Contents, Saved, check_prefix, identity, nothing_left
 from master.state.stopping import Stopping
 from master.state.task_scheduler import Work
 from torch_edl.config import JobConfig
@@ -59,7 +69,7 @@ class Job(Lifecycle):
         super().__init__(fleet, wall_offset_s=wall_offset_s)
         self.config = config
         self.members = Membership(heartbeat_timeout_s=config.cluster.heartbeat_timeout_s)
-        self.keeper = Keeper(config, folder=folder, resumed=resumed, tell=self.tell, fail=self.fail)
+        self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
         self.work = Work(config, resumed=resumed)
         self.lockstep = Lockstep(
             fleet,
@@ -79,7 +89,6 @@ class Job(Lifecycle):
         self._scan_error = ""
         self._model: pb.ReportModelRequest | None = None
         self._epoch = 0
-        self._effects: list[Effect] = []
 
     # ---- what it says ----
 
@@ -134,8 +143,8 @@ class Job(Lifecycle):
         if self._scanned is None or self._model is None or self.work.ready:
             return
         try:
-            if self.work.lockstep and self.keeper.newest is not None:
-                check_prefix(self.keeper.newest)
+            if self.work.lockstep and self.checkpoints.newest is not None:
+                check_prefix(self.checkpoints.newest)
             text = self.work.begin(self._scanned, self._scan_error, self._model)
         except UsageError as error:
             self.fail(str(error), now, usage=True)
@@ -146,7 +155,7 @@ class Job(Lifecycle):
         """The queues are made."""
         if self.work.main is not None and self.config.trains:
             queue = self.work.main.queue
-            if self.keeper.saves.resumed_at_end(queue.space.total_steps):
+            if self.checkpoints.resume_at_end(queue.space.total_steps):
                 self.tell("warning", nothing_left(self.config), now)
             self.records_before = queue.records_done
             self.left_out.begin(queue.space.total_records - queue.records_done)
@@ -211,8 +220,8 @@ class Job(Lifecycle):
                 self.fail(str(error), now, usage=True)
         if self.config.train.strategy == "ps" and not self.fleet.strategy:
             self._decide("ps")
-        if self.keeper.newest is not None:
-            self.tell("info", f"going on from {self.keeper.newest.path}", now)
+        if self.checkpoints.newest is not None:
+            self.tell("info", f"going on from {self.checkpoints.newest.path}", now)
         elif self.config.checkpoint.resume:
             self.tell("warning", "no checkpoint yet: starting afresh", now)
 
@@ -276,7 +285,8 @@ class Job(Lifecycle):
 
     def _restoring(self) -> Restoring:
         """What a life of the model begins with."""
-        return {"restore": self.keeper.restore_from, "values_only": self.keeper.values_only}
+        kept = self.checkpoints
+        return {"restore": kept.restore_from, "values_only": kept.values_only}
 
     def _renew(self, text: str, now: float) -> None:
         """The model is lost: begin again from the newest checkpoint."""
@@ -291,7 +301,7 @@ class Job(Lifecycle):
         self.members.forget_open_work()
         if self.config.trains:
             self._course.trained_at = None
-            self.work.restore(self.keeper.restore(self.fleet.incarnation))
+            self.work.restore(self.checkpoints.restore(self.fleet.incarnation))
             if self.work.main is not None:
                 queue = self.work.main.queue
                 self._epoch = queue.epoch
@@ -323,12 +333,12 @@ class Job(Lifecycle):
         self.fleet.retire(now, by=self.stopping.leave_by)
         for member in self.members:
             member.draining = True
-        self.keeper.stop()
+        self.checkpoints.stop()
         return True
 
     def _has_more_than_is_kept(self) -> bool:
         """Whether a checkpoint of now would hold more than the one that the job began with."""
-        keeps = self.config.checkpoint.dir and self.config.trains and not self.keeper.complete
+        keeps = self.config.checkpoint.dir and self.config.trains and not self.checkpoints.complete
         return bool(keeps) and self.work.ready and self.done()[0] > self.records_before
 
     def _heed_stopping(self, stopping: Stopping, now: float) -> None:
@@ -365,9 +375,8 @@ class Job(Lifecycle):
         for id in self.fleet.draining():
             if self.lockstep.may_drain(id):
                 self.members.drain(id)
-        effects, self._effects = self._effects, []
         self.over = self.outcome is not None and not self.fleet.alive()
-        return actions + list(effects)
+        return actions + self.checkpoints.take_actions()
 
     def _give_up_silent(self, now: float) -> None:
         timeout_s = self.config.cluster.heartbeat_timeout_s
@@ -398,27 +407,22 @@ class Job(Lifecycle):
         cluster = self.cluster()
         if cluster is None:
             return
-        settled, effects = self.keeper.settle(cluster, trained=trained)
+        settled = self.checkpoints.settle(cluster, trained=trained)
         evaluations = self.work.evaluations
         stopping = self.stopping is not None
         if evaluations is not None and settled == trained and not stopping:
             result = evaluations.tick(steps, trained=settled)
             if result is not None:
                 self.evaluated(result, now)
-        if self.work.main is not None and self.config.trains:
-            effects += self.keeper.save(
-                cluster,
-                self.work.main.queue.progress,
-                self.contents,
-                steps=steps,
-                settled=settled,
-                now=now,
-            )
-        self._effects += effects
+        trains = self.work.main is not None and self.config.trains
+        if trains and self.checkpoints.due(steps, settled=settled, now=now):
+            assert self.work.main is not None
+            progress, contents = self.work.main.queue.progress(), self.contents()
+            self.checkpoints.take(cluster, progress, contents, steps=steps, settled=settled)
         evaluated = evaluations is None or evaluations.complete
-        if stopping and settled and self.keeper.complete:
+        if stopping and settled and self.checkpoints.complete:
             self._kept(now)
-        elif settled and evaluated and self.keeper.complete:
+        elif settled and evaluated and self.checkpoints.complete:
             self._course.trained(now)
             self._work_over(now)
 
@@ -428,7 +432,7 @@ class Job(Lifecycle):
 
     def _kept(self, now: float) -> None:
         """The last checkpoint is written; what it holds is what the job has done."""
-        newest = self.keeper.newest
+        newest = self.checkpoints.newest
         if newest is not None and self.work.main is not None:
             self.work.main.queue.restore(newest.progress)
         self._stopped(now)
@@ -459,11 +463,21 @@ class Job(Lifecycle):
         self.tell("info", text, now)
         self.leased(now)
 
-    def want(self, effect: Effect) -> None:
-        """Has something done after the next tick."""
-        self._effects.append(effect)
-
-    def folder_made(self, directory: Path, incarnation: int) -> None:
-        """The worker of the strategy ``local`` can write its snapshot there."""
-        if self.keeper.expects_snapshot(incarnation):
-            self.work.ask_for_snapshot(str(directory))
+    def apply(self, event: JobEvent, now: float) -> None:
+        """Takes what came of an action, or what a part of the job says."""
+        match event:
+            case Note():
+                self.tell(event.level, event.text, now, event.traceback)
+            case Failure():
+                self.fail(event.error, now, traceback=event.traceback, usage=event.usage)
+            case Started():
+                self.fleet.started(event.role, event.id, event.pid)
+            case NotStarted():
+                self.fleet.not_started(event.role, event.id, event.error)
+                self.fail(f"{event.role}-{event.id} cannot be started: {event.error}", now)
+            case FolderMade():
+                if self.checkpoints.expects_snapshot(event.incarnation):
+                    self.work.ask_for_snapshot(str(event.directory))
+            case _:
+                for each in self.checkpoints.apply(event, now):
+                    self.apply(each, now)

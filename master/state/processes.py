@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
-from torch_edl.processes.base import ProcessSpec
 
 STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
     "starting",
@@ -14,25 +13,6 @@ STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
     "stopping",
     "exited",
 )
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start this process and tell :meth:`Fleet.started`."""
-
-    spec: ProcessSpec
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Ask this process to end, and end it by force after the grace."""
-
-    role: str
-    id: int
-    grace_s: float
-
-
-Action = Start | Stop
 
 
 @dataclass
@@ -81,9 +61,6 @@ class CrashLoop:
     """Starting again does not help: the job fails."""
 
     text: str
-
-
-Outcome = WorkerGone | ServersGone | CrashLoop
 
 
 _MOST_WORKERS = 10_000

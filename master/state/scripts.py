@@ -12,7 +12,7 @@ from typing import Any
 
 from master.state.agents import Agent, Agents, require_same_experiment
 from master.state.membership import Member
-from master.state.outcome import Outcome, Restoring
+from master.state.outcome import Outcome
 from master.state.passes import Passes
 from master.state.ring import Ring
 from master.state.rounds import Rounds
@@ -40,8 +40,6 @@ class ScriptJob(ServedJob):
         self._places: dict[tuple[str, int], int] = {}
         self._next_id = 0
         self._scaled = False
-        newest = self.keeper.newest
-        self._checkpoint = str(newest.path) if newest is not None else ""
         self._passes = Passes()
         self._steps = 0
         self._deserted_at: float | None = None
@@ -114,9 +112,8 @@ class ScriptJob(ServedJob):
 
     def checkpoint_written(self, directory: str, now: float) -> None:
         """The ring wrote a checkpoint: the job goes back there from now on."""
-        if directory != self._checkpoint:
-            self._checkpoint = directory
-            self.tell("info", f"checkpoint {directory}", now)
+        for note in self.checkpoints.written_by_ring(directory):
+            self.apply(note, now)
 
     def _gone(self, worker: int, why: str, now: float) -> None:
         """A worker does not live any more, or is counted on no longer."""
@@ -279,7 +276,6 @@ class ScriptJob(ServedJob):
             return
         finished = self.outcome is not None and self.outcome.state == "finished"
         self._passes.describe(status, finished=finished)
-        status.checkpoint = self._checkpoint
 
     def done(self) -> tuple[int, int]:
         """(records of all passes, updates), as the members of the ring told."""
@@ -312,10 +308,11 @@ class ScriptJob(ServedJob):
         elif self._abandoned_at is None:
             self._abandoned_at = now
         elif now - self._abandoned_at >= _DESERTED_S:
+            newest = self.checkpoints.shown
             self.fail(
                 "rank 0 was lost before its script came to its end, and nobody took its place for "
                 f"{_DESERTED_S:g} s: what it saves may be missing"
-                + (f"; the newest checkpoint is {self._checkpoint}" if self._checkpoint else ""),
+                + (f"; the newest checkpoint is {newest}" if newest else ""),
                 now,
             )
 
@@ -419,11 +416,6 @@ class ScriptJob(ServedJob):
         super()._renew(text, now)
         self._passes, self._steps = Passes(), 0
 
-    def _restoring(self) -> Restoring:
-        if self._checkpoint and not self._served:
-            return {"restore": self._checkpoint, "values_only": False}
-        return super()._restoring()
-
     # ---- a restart of the master ----
 
     def durable(self) -> dict[str, Any]:
@@ -436,7 +428,7 @@ class ScriptJob(ServedJob):
             "incarnation": self.fleet.incarnation,
             "restored_from": self.fleet.restored_from,
             "values_only": self.fleet.values_only,
-            "checkpoint": self._checkpoint,
+            "checkpoints": self.checkpoints.to_state(),
             "workers_wanted": self.fleet.workers_wanted if self._scaled else 0,
             "next_id": self._next_id,
             "workers": [
@@ -452,7 +444,7 @@ class ScriptJob(ServedJob):
         self.lockstep.ring = Ring.restored(state["ring"])
         self._rounds = Rounds.restored(state["rounds"], now)
         self._agents.restore(state["agents"], now)
-        self._checkpoint = state["checkpoint"]
+        self.checkpoints.from_state(state["checkpoints"])
         self._next_id = state["next_id"]
         if state["strategy"] == "allreduce":
             self.fleet.decide(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from master.state.data_identity import check_same, with_data
 from master.state.job import Job
-from master.state.script_data import check_same, with_data
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -65,7 +65,7 @@ class ServedJob(Job):
         return self.work.ready or not request.HasField("data")
 
     def _decide(self, strategy: str) -> None:
-        newest = self.keeper.newest
+        newest = self.checkpoints.newest
         if newest is not None and newest.manifest.strategy != strategy:
             then = newest.manifest.strategy
             raise UsageError(
@@ -93,7 +93,7 @@ class ServedJob(Job):
         main = self.work.main
         if main is None:
             return
-        self.keeper.saves.resumed_at_end(main.queue.space.total_steps)
+        self.checkpoints.resume_at_end(main.queue.space.total_steps)
         if self.settled and not main.queue.complete:
             self.fail(
                 f"{text}, after the training was over and before the scripts were: the model is "

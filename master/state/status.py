@@ -61,8 +61,7 @@ def describe(
     status.rates["mean_records_per_s"] = (
         (records - job.records_before) / wall_s if wall_s > 0 else 0.0
     )
-    if job.keeper.newest is not None and job.config.checkpoint.dir:
-        status.checkpoint = str(job.keeper.newest.path)
+    status.checkpoint = job.checkpoints.shown
     if isinstance(job, ScriptJob):
         job.describe(status)
     if evaluations is not None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from master.state.actions import Saved
+from master.state.data_identity import check_resume, identity
 from master.state.evaluation import Evaluations
 from master.state.membership import Membership
-from master.state.saves import Saved, check_resume, identity
 from master.state.tasks import Pass, TaskQueue, errand
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace

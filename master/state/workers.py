@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from master.state.actions import CheckpointFailed
 from master.state.job import Job
 from master.state.membership import Member
 from master.state.ring import Formed
@@ -179,7 +180,7 @@ class Workers:
         """A worker that goes writes the last checkpoint, if nobody else has the model."""
         job = self._job
         member = job.members.get(request.worker_id)
-        holds = job.fleet.strategy in ("local", "allreduce") and not job.keeper.complete
+        holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
         has_model = member is not None and job.lockstep.may_lease(member)
         if job.stopping is None or not request.leaving or not holds or not has_model:
             return self._answer(pb.LeaseResponse.DRAIN)
@@ -188,7 +189,7 @@ class Workers:
         leases = job.work.lease_snapshot(request.worker_id, now)
         if not leases:
             return None
-        job.keeper.saves.promote()
+        job.checkpoints.promote()
         answer = self._answer(pb.LeaseResponse.LEASED)
         answer.leases.extend(leases)
         return answer
@@ -246,7 +247,7 @@ class Workers:
             elif each.kind == pb.TASK_SNAPSHOT:
                 job, base = self._job, self._job.work.end_snapshot()
                 to = each.directory
-                job.want(job.keeper.snapshot_written(base, request, to, job.contents()))
+                job.checkpoints.snapshot_written(base, request, to, job.contents())
         except UsageError as error:
             self._job.fail(str(error), now, usage=True)
 
@@ -257,7 +258,8 @@ class Workers:
         lease, count = failed
         if each.kind == pb.TASK_SNAPSHOT and not request.fatal:
             self._job.work.end_snapshot()
-            self._job.keeper.save_failed(request.error, self._job.fleet.incarnation, now)
+            failed_now = CheckpointFailed(request.error, self._job.fleet.incarnation)
+            self._job.apply(failed_now, now)
             return lease
         limit = self._job.config.cluster.max_task_failures
         if request.fatal or count >= limit:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from master.runtime import checkpoints
-from master.state.saves import Contents
+from master.state.actions import CommitLocal, Contents, Flush, SaveServers
 from torch_edl.checkpoint import layout
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
@@ -88,14 +88,9 @@ def start():
 
 
 def save(servers, root: Path, known: Watermarks | None = None):
-    return checkpoints.save_servers(
-        [s.address for s in servers],
-        token="t",
-        incarnation=3,
-        root=root,
-        known=known or Watermarks(),
-        contents=CONTENTS,
-    )
+    addresses = [s.address for s in servers]
+    action = SaveServers(addresses, 3, known or Watermarks(), CONTENTS, root)
+    return checkpoints.save_servers(action, "t")
 
 
 def test_all_cut_at_the_union_of_their_marks(start, tmp_path):
@@ -154,7 +149,7 @@ def test_a_dead_server_is_named(start, tmp_path):
 
 def test_flush_asks_all(start):
     servers = [start(0, {}), start(1, {})]
-    checkpoints.flush([s.address for s in servers], token="t", job="j", incarnation=3)
+    checkpoints.flush(Flush([s.address for s in servers], 3, "j"), "t")
     assert [s.calls for s in servers] == [["Flush"]] * 2
 
 
@@ -162,14 +157,8 @@ def test_local_is_committed_by_rename(tmp_path):
     folder = tmp_path / ".snapshot-1"
     folder.mkdir()
     (folder / "f").write_bytes(b"abc")
-    found = checkpoints.commit_local(
-        folder,
-        {"f": 3},
-        version=4,
-        progress=Watermarks(2, {3: 2}),
-        contents=CONTENTS,
-        root=tmp_path,
-    )
+    action = CommitLocal(folder, {"f": 3}, Watermarks(2, {3: 2}), 4, 1, CONTENTS, tmp_path)
+    found = checkpoints.commit_local(action)
     assert found.path == layout.step_dir(tmp_path, 5)
     assert layout.read(found.path).versions == (4,)
     assert [p.name for p in tmp_path.iterdir()] == ["step-0000000005"]
@@ -181,7 +170,7 @@ def test_local_with_a_cut_file_leaves_nothing(tmp_path):
     (folder / "f").write_bytes(b"ab")
     with pytest.raises(CheckpointError, match="2 bytes"):
         checkpoints.commit_local(
-            folder, {"f": 3}, version=4, progress=Watermarks(), contents=CONTENTS, root=tmp_path
+            CommitLocal(folder, {"f": 3}, Watermarks(), 4, 1, CONTENTS, tmp_path)
         )
     assert list(tmp_path.iterdir()) == []
 

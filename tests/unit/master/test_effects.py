@@ -11,14 +11,15 @@ import pytest
 
 from master.runtime.effects import Effects
 from master.runtime.service import Service
-from master.state.actions import CommitLocal
+from master.state.actions import CommitLocal, Contents
+from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.saves import Contents, identity
 from torch_edl.checkpoint import layout
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
 
 SHARDS = [Shard("a", 40)]
 SPACE = TaskSpace(SHARDS, 4, batch_size=2)
@@ -36,7 +37,7 @@ class Thing:
         fleet = Fleet("j", workers=1, servers=0)
         self.job = Job(config, fleet, folder=root.parent / "job", cores=1)
         self.service = Service(self.job, clock=time.monotonic, log_path=lambda role, id: "")
-        self.effects = Effects(self.service, token="t", clock=time.monotonic)
+        self.effects = Effects(self.service.apply, token="t")
         self.root = root
         self.contents = Contents(
             job="j", strategy="local", data=identity(config, SHARDS), space=SPACE
@@ -48,14 +49,18 @@ class Thing:
         folder.mkdir(parents=True)
         (folder / "model").write_bytes(b"xyz")
         progress = Watermarks(steps // 2, {})
-        saves = self.job.keeper.saves
+        made = self.job.checkpoints
         with self.service.changed:
-            assert saves.due(steps, settled=False, now=0)
-            before = saves.newest
+            assert made.due(steps, settled=False, now=0)
+            made.take(pb.Cluster(), progress, self.contents, steps=steps, settled=False)
+            made.take_actions()
+            before = made.newest
             self.effects.submit(
                 CommitLocal(folder, {"model": 3}, progress, 1, 0, self.contents, self.root)
             )
-            assert self.service.changed.wait_for(lambda: saves.newest is not before, 10)
+            assert self.service.changed.wait_for(lambda: made.newest is not before, 10)
+            for action in made.take_actions():
+                self.effects.submit(action)
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from master.state.actions import Start, Stop
 from master.state.fleet import Fleet
-from master.state.processes import CrashLoop, ServersGone, Start, Stop, WorkerGone, check_scale
+from master.state.processes import CrashLoop, ServersGone, WorkerGone, check_scale
 from torch_edl.errors import UsageError
 from torch_edl.processes.base import ProcessExit
 

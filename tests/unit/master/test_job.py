@@ -10,11 +10,26 @@ from pathlib import Path
 import pytest
 
 from master.runtime.checkpoints import steps_of
-from master.state.actions import CommitLocal, Flush, MakeFolder, SaveServers, WriteOutput
+from master.state.actions import (
+    CheckpointFailed,
+    CheckpointSaved,
+    CommitLocal,
+    Flush,
+    Flushed,
+    FolderMade,
+    MakeFolder,
+    OutputWritten,
+    Prune,
+    Saved,
+    SaveServers,
+    Start,
+    Started,
+    Stop,
+    WriteOutput,
+)
+from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.processes import Start, Stop
-from master.state.saves import Saved, identity
 from master.state.workers import Workers
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
@@ -82,10 +97,10 @@ class World:
         actions = self.job.tick(self.now)
         for action in actions:
             if isinstance(action, Start):
-                self.job.fleet.started(action.spec.role, action.spec.id, 1)
+                self.job.apply(Started(action.spec.role, action.spec.id, 1), self.now)
             elif isinstance(action, Stop):
                 self.exit(action.role, action.id, signal=15)
-            else:
+            elif not isinstance(action, Prune):
                 self.actions.append(action)
         return actions
 
@@ -203,8 +218,8 @@ class World:
             watermarks=progress,
             data=identity(self.config, SHARDS),
         )
-        saved = Saved(step_dir(self.job.keeper.saves.root, steps), manifest)
-        self.job.keeper.saved(saved, incarnation, self.now)
+        saved = Saved(step_dir(self.job.checkpoints.root, steps), manifest)
+        self.job.apply(CheckpointSaved(saved, incarnation), self.now)
         return saved
 
     def leave(self) -> None:
@@ -238,7 +253,7 @@ class TestTheGoodWay:
         assert w.settle(WriteOutput).checkpoint == saved.path
         w.tick()
         assert w.job.outcome is None
-        w.job.keeper.written("", w.now)
+        w.job.apply(OutputWritten(), w.now)
         w.tick()
         assert w.job.outcome.state == "finished"
         assert not w.job.over
@@ -301,9 +316,9 @@ class TestTheGoodWay:
         flush = w.settle(Flush)
         assert w.actions == []
         assert w.job.work.evaluations.passes() == []
-        w.job.keeper.flushed(flush.incarnation, success=False)
+        w.job.apply(Flushed(flush.incarnation, success=False), w.now)
         w.tick()
-        w.job.keeper.flushed(w.settle(Flush).incarnation, success=True)
+        w.job.apply(Flushed(w.settle(Flush).incarnation, success=True), w.now)
         w.tick()
         w.work()
         w.save()
@@ -318,7 +333,7 @@ class TestTheGoodWay:
         folder = w.settle(MakeFolder)
         held = w.lease(0).leases[0]
         assert held.kind == pb.TASK_TRAIN
-        w.job.folder_made(folder.directory, folder.incarnation)
+        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         (lease,) = w.lease(0, held=[held.lease_id]).leases
         assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, str(folder.directory))
         w.do(0, held)  # after the snapshot began: it may not count as being in it
@@ -578,7 +593,7 @@ class TestGoingBack:
         effect = w.settle(SaveServers)
         w.exit("ps", 0, signal=9)
         w.saved(effect.progress, effect.incarnation)  # of servers that are gone
-        assert not w.job.keeper.complete
+        assert not w.job.checkpoints.complete
         w.all_up()
         w.counted.clear()
         w.work()
@@ -593,7 +608,7 @@ class TestGoingBack:
         w.work(tasks=2)
         w.tick()
         folder = w.settle(MakeFolder)
-        w.job.folder_made(folder.directory, folder.incarnation)
+        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         w.do(0, w.lease(0).leases[0])
         w.tick()
         commit = w.settle(CommitLocal)
@@ -706,7 +721,7 @@ class TestTheEnd:
         for count in (1, 2, 3):
             assert w.job.outcome is None
             effect = w.settle(SaveServers)
-            w.job.keeper.save_failed("No space left on device", effect.incarnation, w.now)
+            w.job.apply(CheckpointFailed("No space left on device", effect.incarnation), w.now)
             if count < 3:
                 w.tick()
                 assert w.actions == []
@@ -719,7 +734,7 @@ class TestTheEnd:
         w.all_up()
         w.work(tasks=2)
         w.tick()
-        w.job.keeper.save_failed("disk", w.settle(SaveServers).incarnation, w.now)
+        w.job.apply(CheckpointFailed("disk", w.settle(SaveServers).incarnation), w.now)
         w.tick(5.0)
         w.settle(SaveServers)
         assert w.job.outcome is None
@@ -731,7 +746,7 @@ class TestTheEnd:
         w.save()
         w.tick()
         w.settle(WriteOutput)
-        w.job.keeper.written("read-only", w.now)
+        w.job.apply(OutputWritten("read-only"), w.now)
         assert "--output /out" in w.job.outcome.error
 
     def test_stop_ends_everything_at_once(self):
@@ -757,7 +772,7 @@ class TestTheEnd:
             w.exit("worker", worker, code=0)
         w.tick()
         w.settle(Flush)
-        w.job.keeper.flushed(1, success=True)
+        w.job.apply(Flushed(1, success=True), w.now)
         w.tick()
         saved = w.save()
         for _ in range(3):
@@ -783,7 +798,7 @@ class TestTheEnd:
         folder = w.settle(MakeFolder)
         ask = pb.LeaseRequest(worker_id=0, leaving=True)
         assert w.workers.lease(ask, w.now) is None, "it waits for the folder"
-        w.job.folder_made(folder.directory, folder.incarnation)
+        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         assert w.lease(0).next == pb.LeaseResponse.DRAIN, "it does not train on"
         (lease,) = w.workers.lease(ask, w.now).leases
         assert w.report(0, lease, files=["f"], sizes=[3], version=9)
@@ -806,7 +821,7 @@ class TestTheEnd:
         w.job.stop("SIGINT", w.now)
         w.tick()
         folder = w.settle(MakeFolder)
-        w.job.folder_made(folder.directory, folder.incarnation)
+        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         if how == "dies":
             w.exit("worker", 0, signal=9)
         elif how == "again":

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 from master.runtime.checkpoints import steps_of
-from master.state.actions import CommitLocal, MakeFolder
+from master.state.actions import (
+    CheckpointSaved,
+    CommitLocal,
+    FolderMade,
+    MakeFolder,
+    Prune,
+    Saved,
+    Start,
+    Started,
+    Stop,
+)
+from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.processes import Start, Stop
-from master.state.saves import Saved, identity
 from master.state.tasks import TaskQueue
 from master.state.workers import Workers
 from torch_edl.checkpoint.layout import step_dir
@@ -62,10 +71,10 @@ class World:
         self.now += seconds
         for action in self.job.tick(self.now):
             if isinstance(action, Start):
-                self.job.fleet.started(action.spec.role, action.spec.id, 1)
+                self.job.apply(Started(action.spec.role, action.spec.id, 1), self.now)
             elif isinstance(action, Stop):
                 self.exit(action.id)
-            else:
+            elif not isinstance(action, Prune):
                 self.effects.append(action)
 
     def exit(self, id: int, signal: int = 9) -> None:
@@ -151,7 +160,7 @@ class World:
     def checkpoint(self, id: int, position: int) -> Saved:
         """The checkpoint that was asked for, written by a worker that is at ``position``."""
         made = self.effect(MakeFolder)
-        self.job.folder_made(made.directory, made.incarnation)
+        self.job.apply(FolderMade(made.directory, made.incarnation), self.now)
         lease = self.lease(id).leases[0]
         assert lease.kind == pb.TASK_SNAPSHOT
         task = position // 4
@@ -160,7 +169,7 @@ class World:
         self.tick()
         commit = self.effect(CommitLocal)
         saved = made_from(self.config, commit.progress)
-        self.job.keeper.saved(saved, commit.incarnation, self.now)
+        self.job.apply(CheckpointSaved(saved, commit.incarnation), self.now)
         return saved
 
 
@@ -264,7 +273,7 @@ def test_evaluations_and_the_last_checkpoint_come_from_members_that_are_there() 
     w.done(2, lease, metrics=[pb.MetricState(name="loss", sum=1.0, records=4)])
     w.tick(0.1)
     made = w.effect(MakeFolder)
-    w.job.folder_made(made.directory, made.incarnation)
+    w.job.apply(FolderMade(made.directory, made.incarnation), w.now)
     assert w.lease(2) is None, "it has not told that the last step came through"
     w.at(31, 2)
     assert w.lease(2).leases[0].kind == pb.TASK_SNAPSHOT

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from master.state.actions import Saved
 from master.state.fleet import Fleet
-from master.state.saves import Saved
 from master.state.scripts import ScriptJob
 from master.state.status import describe
 from master.state.workers import Workers

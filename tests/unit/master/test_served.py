@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from master.state.actions import Flush, SaveServers
+from master.state.actions import CheckpointSaved, Flush, Saved, SaveServers, Start, Stop
+from master.state.data_identity import identity
 from master.state.fleet import Fleet
-from master.state.processes import Start, Stop
-from master.state.saves import Saved, identity
 from master.state.scripts import ScriptJob
 from master.state.status import describe
 from master.state.workers import Workers
@@ -137,7 +136,7 @@ class World:
             data=identity(self.job.config, self.job.work.shards),
         )
         saved = Saved(Path(f"/c/step-{manifest.steps}"), manifest)
-        self.job.keeper.saved(saved, effect.incarnation, self.now)
+        self.job.apply(CheckpointSaved(saved, effect.incarnation), self.now)
         return saved
 
     def kill_server(self) -> None:
@@ -361,7 +360,7 @@ def test_a_lost_server_begins_a_new_life() -> None:
 
 def test_a_lost_server_takes_the_job_back_to_its_checkpoint() -> None:
     w = begun(checkpoints=True)
-    w.job.keeper.saves._every = w.job.keeper.saves._next = 5
+    w.job.checkpoints._every = w.job.checkpoints._next = 5
     w.done(0, w.task(0))
     w.tick()
     saved = w.save()

@@ -12,6 +12,7 @@ from torch import nn
 
 import torch_edl
 from master.runtime import checkpoints
+from master.state.actions import Contents, SaveServers
 from tests.unit.engine.servers.test_parameter_server import TOKEN, sgd, strategy, train
 from torch_edl.checkpoint.export import write_output
 from torch_edl.data.batch import Batch
@@ -66,10 +67,8 @@ def batches() -> list[Batch]:
 def save(made: ParameterServerStrategy, addresses: list[str], root: Path) -> Path:
     """An output, as the master writes it at the end."""
     space = TaskSpace([Shard("x", STEPS * BATCH)], records_per_task=100, batch_size=BATCH)
-    contents = checkpoints.Contents(job="t", strategy="ps", data={}, space=space)
-    saved = checkpoints.save_servers(
-        addresses, token=TOKEN, incarnation=1, root=root, known=Watermarks(0, {}), contents=contents
-    )
+    contents = Contents(job="t", strategy="ps", data={}, space=space)
+    saved = checkpoints.save_servers(SaveServers(addresses, 1, Watermarks(), contents, root), TOKEN)
     write_output(saved.path, root / "output")
     return root / "output"
 

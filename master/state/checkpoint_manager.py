@@ -1,0 +1,268 @@
+"""The checkpoints of a job: when one is due, which one is the newest, and the output at the end.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from master.state.actions import (
+    CheckpointFailed,
+    CheckpointSaved,
+    CommitLocal,
+    Contents,
+    Effect,
+    EffectEvent,
+    Failure,
+    Flush,
+    Flushed,
+    MakeFolder,
+    Note,
+    OutputWritten,
+    Prune,
+    Saved,
+    SaveServers,
+    WriteOutput,
+)
+from torch_edl.config import JobConfig
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
+
+_RETRY_S = 5.0
+_FINAL_ATTEMPTS = 3
+
+
+class CheckpointManager:
+    """Checkpoints while training goes on; at the end a flush, the last checkpoint, the output.
+
+    Checkpoints are taken one at a time: one is due each ``every`` steps, and a final one at the
+    end if there is a directory for checkpoints or the model is wanted. Events of an earlier
+    incarnation of the model are ignored.
+
+    Args:
+        folder: of the job; without a directory for checkpoints the final one goes there.
+        resumed: the checkpoint to go on from.
+    """
+
+    def __init__(self, config: JobConfig, *, folder: Path, resumed: Saved | None) -> None:
+        self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else folder / "final"
+        self.newest = resumed
+        self.final: Saved | None = None
+        self.ring_checkpoint = ""
+        """The newest checkpoint that the ring of a script wrote."""
+        self._config = config.checkpoint
+        self._job = config.name
+        self._trains = config.trains
+        self._every = config.checkpoint.every if config.checkpoint.dir else 0
+        self._flushes = config.trains and config.train.mode == "sync"
+        self._output = config.checkpoint.output if config.trains else ""
+        self._incarnation = 0
+        self._actions: list[Effect] = []
+        self._running = ""  # "periodic" or "final" while one is taken
+        self._not_before = 0.0
+        self._failures = 0
+        self._snapshots = 0
+        self._stopped = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.final = None
+        self._running = ""
+        self._next = self._after(self.newest.manifest.steps if self.newest is not None else 0)
+        self._flushed = not self._flushes
+        self._flushing = self._writing = False
+        self._written = self._stopped or not self._output
+
+    def _after(self, steps: int) -> int:
+        return (steps // self._every + 1) * self._every if self._every else 0
+
+    # ---- queries ----
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is left to be saved or written."""
+        wanted = self._config.dir or self._config.output
+        return not self._trains or ((self.final is not None or not wanted) and self._written)
+
+    @property
+    def restore_from(self) -> str:
+        """What a new incarnation of the model loads; empty: nothing."""
+        if self.ring_checkpoint:
+            return self.ring_checkpoint
+        return str(self.newest.path) if self.newest is not None else self._config.load
+
+    @property
+    def values_only(self) -> bool:
+        """Whether :attr:`restore_from` is the model of another job, whose tasks are not ours."""
+        return self.newest is None and not self.ring_checkpoint
+
+    @property
+    def shown(self) -> str:
+        """The checkpoint of which the status tells."""
+        kept = self.newest if self._config.dir else None
+        return self.ring_checkpoint or (str(kept.path) if kept is not None else "")
+
+    def due(self, steps: int, *, settled: bool, now: float) -> bool:
+        """Whether to :meth:`take` a checkpoint now.
+
+        Args:
+            steps: minibatches done, those of running tasks included.
+            settled: all training is done and applied.
+        """
+        if self._running or now < self._not_before:
+            return False
+        if settled:
+            return self.final is None and bool(self._config.dir or self._config.output)
+        return bool(self._every) and steps >= self._next
+
+    def expects_snapshot(self, incarnation: int) -> bool:
+        """A folder for a snapshot is still of use."""
+        return incarnation == self._incarnation and bool(self._running)
+
+    # ---- what happens ----
+
+    def take_actions(self) -> list[Effect]:
+        """What is to be done since the last call."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def stop(self) -> None:
+        """The job is to end before all is trained: there is a final checkpoint, but no output."""
+        self._stopped = self._written = True
+
+    def settle(self, cluster: pb.Cluster, *, trained: bool) -> bool:
+        """Whether all training is done and applied; in sync mode servers hold some of it back."""
+        self._incarnation = cluster.incarnation
+        if not trained or self._flushed or not cluster.servers:
+            return trained
+        if not self._flushing:
+            self._flushing = True
+            self._actions.append(Flush(tuple(cluster.servers), cluster.incarnation, self._job))
+        return False
+
+    def take(
+        self,
+        cluster: pb.Cluster,
+        progress: Watermarks,
+        contents: Contents,
+        *,
+        steps: int,
+        settled: bool,
+    ) -> None:
+        """Begins a checkpoint that is due.
+
+        Args:
+            progress: what is done.
+        """
+        self._running = "final" if settled else "periodic"
+        if not settled:
+            self._next = self._after(steps)
+        if cluster.servers:
+            servers = tuple(cluster.servers)
+            self._actions.append(
+                SaveServers(servers, cluster.incarnation, progress, contents, self.root)
+            )
+        else:
+            self._snapshots += 1
+            directory = self.root / f".snapshot-{self._snapshots}"
+            self._actions.append(MakeFolder(directory, cluster.incarnation))
+
+    def snapshot_written(
+        self, base: Watermarks, request: pb.ReportTaskRequest, to: str, contents: Contents
+    ) -> None:
+        """A worker wrote its model to the folder ``to``.
+
+        Args:
+            base: what was done before the worker began to write.
+        """
+        self._actions.append(
+            CommitLocal(
+                Path(to),
+                dict(zip(request.files, request.sizes, strict=True)),
+                Watermarks.union([base, Watermarks.from_proto(request.watermarks)]),
+                request.version,
+                self._incarnation,
+                contents,
+                self.root,
+            )
+        )
+
+    def written_by_ring(self, directory: str) -> list[Note]:
+        """The ring of a script wrote a checkpoint: the job goes back to it from now on."""
+        if directory == self.ring_checkpoint:
+            return []
+        self.ring_checkpoint = directory
+        return [Note("info", f"checkpoint {directory}")]
+
+    def promote(self) -> None:
+        """A worker that leaves writes the checkpoint that runs: the final one."""
+        self._running = self._running and "final"
+
+    def resume_at_end(self, total_steps: int) -> bool:
+        """Whether the newest checkpoint holds everything already: then it is the final one."""
+        if self.newest is None or self.newest.manifest.steps != total_steps:
+            return False
+        self._finish(self.newest)
+        return True
+
+    def restore(self, incarnation: int) -> Saved | None:
+        """The model is lost and goes back to the newest checkpoint, which is returned."""
+        self._incarnation = incarnation
+        self._reset()
+        return self.newest
+
+    def apply(self, event: EffectEvent, now: float) -> list[Note | Failure]:
+        """Takes what came of an action."""
+        match event:
+            case CheckpointSaved() if self.expects_snapshot(event.incarnation):
+                return self._saved(event.saved)
+            case CheckpointFailed() if self.expects_snapshot(event.incarnation):
+                return self._failed(event.error, now)
+            case Flushed() if event.incarnation == self._incarnation:
+                self._flushing, self._flushed = False, event.success
+            case OutputWritten() if event.error:
+                text = f"--output {self._output}: the model cannot be written: {event.error}"
+                return [Failure(text)]
+            case OutputWritten() if self._writing:
+                self._writing, self._written = False, True
+                return [Note("info", f"model written to {self._output}")]
+        return []
+
+    def _saved(self, saved: Saved) -> list[Note | Failure]:
+        was, self._running, self._failures = self._running, "", 0
+        self.newest = saved
+        # Not before it is the one to go back to.
+        self._actions.append(Prune(saved.path.parent, self._config.keep))
+        if was == "final":
+            self._finish(saved)
+        return [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
+
+    def _failed(self, error: str, now: float) -> list[Note | Failure]:
+        was, self._running = self._running, ""
+        self._not_before = now + _RETRY_S
+        if was == "final":
+            self._failures += 1
+            if self._failures >= _FINAL_ATTEMPTS:
+                return [Failure(f"the trained model cannot be saved in {self.root}: {error}")]
+        elif self._every:
+            self._next = 0  # as soon as the pause is over, not only at the next multiple
+        return [Note("warning", f"checkpoint not written, the next attempt follows: {error}")]
+
+    def _finish(self, saved: Saved) -> None:
+        self.final = saved
+        if not self._written and not self._writing:
+            self._writing = True
+            self._actions.append(WriteOutput(saved.path, Path(self._output)))
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        newest = str(self.newest.path) if self.newest is not None else ""
+        return {"newest": newest, "ring_checkpoint": self.ring_checkpoint}
+
+    def from_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`to_state`; the newest checkpoint itself is found on the disk."""
+        self.ring_checkpoint = state["ring_checkpoint"]

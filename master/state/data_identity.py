@@ -1,0 +1,137 @@
+"""What fixes the meaning of a task id, and of a position in the data of a script: compared where a
+job goes on from a checkpoint, and between the workers of a script. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from master.state.actions import Saved
+from torch_edl.config import JobConfig
+from torch_edl.data.identity import difference
+from torch_edl.data.task_space import Shard
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+_PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
+_MOST_RECORDS = 1 << 53
+
+
+def check_prefix(saved: Saved) -> None:
+    """Raises UsageError unless the tasks of a checkpoint are the first ones, one after another."""
+    progress = saved.progress
+    started = {id for id in progress.offsets if id >= progress.retired_before}
+    if started - {progress.retired_before}:
+        raise UsageError(
+            f"--resume {saved.path}: it was made with tasks in the hands of several workers, and "
+            "--strategy allreduce takes the records in one order; use --strategy ps, or --load "
+            "it to begin the data afresh"
+        )
+
+
+def nothing_left(config: JobConfig) -> str:
+    """What to say where the checkpoint to go on from holds all the training."""
+    more = "epochs=" if config.kind == "script" else "--epochs"
+    if config.train.max_steps:
+        more = "--epochs or --max-steps"
+    return (
+        "nothing is left to train: the checkpoint is of the end of the job; raise "
+        f"{more} to go on from there"
+    )
+
+
+def identity(config: JobConfig, shards: Sequence[Shard], files: str = "") -> dict[str, Any]:
+    """What fixes the meaning of a task id: kept in manifests, compared on resume.
+
+    Args:
+        files: of a script, whose one shard is its dataset: digest of its data files.
+    """
+    made = {
+        "shards": [[s.name, s.records] for s in shards],
+        "records_per_task": config.records_per_task,
+        "batch_size": config.data.batch_size,
+        "local_steps": config.train.local_steps,
+        "seed": config.train.seed,
+        "shuffle": config.data.shuffle,
+    }
+    return made | {"files": files} if config.kind == "script" else made
+
+
+# What others depend on comes first: it is the one to name.
+_OPTIONS = {
+    "batch_size": "--batch-size {}",
+    "local_steps": "--local-steps {}",
+    "records_per_task": "--records-per-task {}",
+    "seed": "--seed {}",
+    "shuffle": "shuffle {}",
+}
+
+
+def check_resume(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UsageError, naming the first difference, unless task ids still mean the same."""
+    if "files" in now:  # of a script, which gave them to its loader
+        differs = difference(then, now)
+    else:
+        options = (key for key in _OPTIONS if then.get(key) != now[key])
+        differs = next(((_OPTIONS[key].format(then.get(key)), now[key]) for key in options), None)
+    if differs is not None:
+        raise UsageError(
+            f"--resume {path}: it was made with {differs[0]}, now it is {differs[1]}; use the "
+            "same, or start afresh with another --checkpoint-dir"
+        )
+    before = dict(map(tuple, then.get("shards", [])))
+    after = dict(map(tuple, now["shards"]))
+    if list(before.items()) == list(after.items()):
+        return
+    for name in [*before, *after]:
+        if before.get(name) != after.get(name):
+            had = f"{before[name]} records" if name in before else "absent"
+            has = f"{after[name]} records" if name in after else "absent"
+            what = f"{name} was {had}, now it is {has}"
+            break
+    else:
+        what = "the same files come in another order"
+    raise UsageError(
+        f"--resume {path}: the training data is not what it was made with: {what}; "
+        "use the same data, or --load it to train on other data"
+    )
+
+
+def with_data(config: JobConfig, told: pb.ScriptData) -> JobConfig:
+    """The configuration of the job, with the data of its loader.
+
+    Raises:
+        UsageError: a number that cannot be.
+    """
+    if min(told.records, told.records_per_task) < 1:
+        raise UsageError(f"job.loader: {told.records:,} records; at least one is needed")
+    if told.records * max(told.epochs, 1) > _MOST_RECORDS:
+        raise UsageError(
+            f"job.loader: {told.records:,} records in {told.epochs:,} epochs; at most "
+            f"{_MOST_RECORDS:,} are counted"
+        )
+    data = dataclasses.replace(
+        config.data,
+        batch_size=told.batch_size,
+        records_per_task=told.records_per_task,
+        epochs=told.epochs,
+        shuffle=told.shuffle,
+    )
+    return dataclasses.replace(
+        config, data=data, train=dataclasses.replace(config.train, seed=told.seed)
+    )
+
+
+def check_same(first: pb.ScriptData, told: pb.ScriptData) -> None:
+    """Raises UsageError, naming the first difference, unless two workers tell the same."""
+    parts = [{name: getattr(one, name) for name in _PARTS} for one in (first, told)]
+    differs = difference(*parts)
+    if differs is not None:
+        others, mine = differs
+        raise UsageError(
+            f"job.loader: this process has {mine}, another had {others.removesuffix(' records')}; "
+            "all processes must go through the same data"
+        )
