@@ -1,6 +1,7 @@
-"""The configuration of a job, as the command line makes it and every process reads it.
+"""The configuration of a job: the command line makes it, and every process of the job reads it.
 
-Plain keyword-only dataclasses: checked where they are made, sent as JSON, never pickled.
+Keyword-only dataclasses, checked where they are made, and sent as JSON, never pickled. No files, no
+clock, no environment variables.
 """
 
 from __future__ import annotations
@@ -12,159 +13,260 @@ from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
+from torch_edl.option import (
+    JOB_KINDS,
+    TRAIN,
+    TRAINING,
+    Checked,
+    Option,
+    declare,
+    option,
+)
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 NAN_POLICIES = ("stop", "skip")
-JOB_KINDS = ("train", "evaluate", "predict", "script")
-
-# An embedding of more elements than this goes to the parameter servers: 4M floats are 16 MB,
-# which is where sending the dense gradient of a table costs more than sending its rows.
-LARGE_EMBEDDING_ELEMENTS = 4_000_000
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message)
+FORMATS = ("auto", "recordio", "tfrecord", "csv", "parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Checked):
     """Where the records are and how they are cut into tasks."""
 
-    train: tuple[str, ...] = ()
-    """Files or globs to train on."""
-    eval: tuple[str, ...] = ()
-    """Files or globs to evaluate on."""
-    predict: tuple[str, ...] = ()
-    """Files or globs to predict for."""
-    format: str = "auto"
-    """``auto`` looks at the suffix and the first bytes; else the name of a source."""
-    batch_size: int = 64
-    """Records per minibatch and worker."""
-    records_per_task: int = 0
-    """Records per task; 0 means 32 minibatches, rounded to whole windows of ``local_steps``."""
-    epochs: int = 1
-    """Passes over the training data."""
-    shuffle: bool = True
-    """Shuffle the order of tasks, and the records within a task, by (seed, epoch)."""
-    skip_damaged: bool = False
-    """Leave damaged records out and count them instead of stopping."""
-    loader_workers: int = 0
-    """Processes of the DataLoader, for a ``feed`` that returns a Dataset."""
-    pin_memory: bool = False
-    """Pin the batches of that DataLoader."""
-
-    def __post_init__(self) -> None:
-        _require(self.batch_size >= 1, f"--batch-size {self.batch_size}: must be 1 or more")
-        _require(
-            self.records_per_task >= 0,
-            f"--records-per-task {self.records_per_task}: must be 1 or more (0 chooses)",
-        )
-        _require(self.epochs >= 1, f"--epochs {self.epochs}: must be 1 or more")
-        _require(self.loader_workers >= 0, f"--loader-workers {self.loader_workers}: must be >= 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How gradients become parameters."""
-
-    strategy: str = "auto"
-    """``auto`` chooses from the model; ``ps``, ``allreduce`` and ``local`` are explicit."""
-    mode: str = "async"
-    """``async``: each push is applied at once; ``sync``: ``grads_to_wait`` pushes are averaged."""
-    grads_to_wait: int = 1
-    """In sync mode, how many pushes make one update."""
-    staleness: int = 1
-    """How many of its own pushes the parameters of a batch may lack; 0 is strictly in order.
-    In sync mode also how many versions old an accepted gradient may be."""
-    local_steps: int = 1
-    """Delayed update: minibatches per push and pull."""
-    learning_rate_by_staleness: bool = False
-    """Divide the learning rate of a push by how many versions old its parameters were."""
-    max_steps: int = 0
-    """Stop after so many minibatches over all workers; 0 is no limit."""
-    eval_every: int = 0
-    """Evaluate each so many steps; 0 evaluates at the end only."""
-    seed: int = 0
-    """Seeds the model, the rows of embeddings, and the order of tasks and records."""
-    on_nan: str = "stop"
-    """A loss that is not finite: ``stop`` fails the job, ``skip`` leaves the minibatch out."""
-    log_layers: str = ""
-    """Glob over module names whose output statistics are logged while training."""
-    large_embedding: int = LARGE_EMBEDDING_ELEMENTS
-    """``nn.Embedding`` modules of more elements than this live on the servers."""
-
-    def __post_init__(self) -> None:
-        _require(
-            self.strategy in STRATEGIES,
-            f"--strategy {self.strategy}: choose one of {', '.join(STRATEGIES)}",
-        )
-        _require(self.mode in SYNC_MODES, f"--mode {self.mode}: choose async or sync")
-        _require(self.grads_to_wait >= 1, f"--grads-to-wait {self.grads_to_wait}: must be >= 1")
-        _require(
-            self.mode == "sync" or self.grads_to_wait == 1,
-            f"--grads-to-wait {self.grads_to_wait}: only --mode sync waits for gradients; "
-            "add --mode sync",
-        )
-        _require(self.staleness >= 0, f"--staleness {self.staleness}: must be 0 or more")
-        _require(self.local_steps >= 1, f"--local-steps {self.local_steps}: must be 1 or more")
-        _require(self.max_steps >= 0, f"--max-steps {self.max_steps}: must be >= 0 (0: no limit)")
-        _require(self.eval_every >= 0, f"--eval-every {self.eval_every}: must be 0 or more")
-        _require(self.on_nan in NAN_POLICIES, f"--on-nan {self.on_nan}: choose stop or skip")
+    train: tuple[str, ...] = option(
+        (), "--data PATH", "files, folders or globs to train on; repeatable", kinds=TRAIN
+    )
+    eval: tuple[str, ...] = option(
+        (),
+        "--eval-data PATH",
+        "files, folders or globs to evaluate on",
+        Option("--data PATH", "files, folders or globs to evaluate on", kinds=("evaluate",)),
+        kinds=TRAIN,
+    )
+    predict: tuple[str, ...] = option(
+        (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
+    )
+    format: str = option("auto", "--format NAME", "|".join(FORMATS), choices=FORMATS)
+    """``auto`` looks at the suffix and the first bytes of a file."""
+    batch_size: int = option(64, "--batch-size N", "records per minibatch and worker", minimum=1)
+    records_per_task: int = option(
+        0,
+        "--records-per-task N",
+        "records that a worker leases at once (default: 32 minibatches)",
+        minimum=0,
+    )
+    """0 is 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
+    epochs: int = option(1, "--epochs N", "passes over the training data", kinds=TRAIN, minimum=1)
+    shuffle: bool = option(
+        True, "--no-shuffle", "keep the order of the data (default: shuffled)", kinds=TRAIN
+    )
+    """The order of tasks and of the records of a task are functions of the seed and the epoch."""
+    skip_damaged: bool = option(
+        False, "--skip-damaged", "skip and count records that cannot be read (default: fail)"
+    )
+    loader_workers: int = option(
+        0, "--loader-workers N", "DataLoader processes, if feed returns a Dataset", minimum=0
+    )
+    pin_memory: bool = option(False, "--pin-memory", "pin the batches of that DataLoader in memory")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig:
-    """How many processes of each kind."""
+class ClusterConfig(Checked):
+    """The processes of a job, and when a worker is declared lost."""
 
-    min_workers: int = 1
-    """Fewer than this and the job says that it is waiting."""
-    max_workers: int = 1
-    """Never more than this."""
-    servers: int = 1
-    """Parameter servers; the strategy ``local`` starts none."""
-    worker_threads: int = 0
-    """Torch threads of a worker; 0 divides the cores among the workers."""
-    heartbeat_timeout_s: float = 30.0
-    """A worker silent for so long is taken for lost."""
-    task_timeout_s: float = 600.0
-    """A worker that makes no step for so long loses its tasks and is replaced."""
-    join_timeout_s: float = 600.0
-    """A script: so long workers wait for the first ring."""
-    max_task_failures: int = 3
-    """Failures of the user's code on one task before the job fails."""
+    min_workers: int = option(
+        1,
+        "--workers N|MIN:MAX",
+        "number of worker processes, or a range",
+        Option(
+            "--workers N|MIN:MAX",
+            "start MAX workers here; MIN suffice (default: --nproc-per-node)",
+            kinds=("script",),
+        ),
+        minimum=1,
+    )
+    max_workers: int = declare(set_by="--workers", default=1)
+    servers: int = option(
+        1,
+        "--ps, --servers N",
+        "parameter servers, with the strategy ps",
+        kinds=JOB_KINDS,
+        minimum=1,
+    )
+    worker_threads: int = option(
+        0, "--worker-threads N", "torch threads per worker (default: cores / workers)", minimum=0
+    )
+    heartbeat_timeout_s: float = option(
+        30.0,
+        "--heartbeat-timeout S",
+        "declare a worker lost after S seconds without a heartbeat",
+        kinds=JOB_KINDS,
+    )
+    task_timeout_s: float = option(
+        600.0, "--task-timeout S", "replace a worker that makes no progress for S seconds"
+    )
+    join_timeout_s: float = declare(set_by="join_timeout of torchrun's --rdzv-conf", default=600.0)
+    """Seconds for which the workers of a script wait for their first ring."""
+    max_task_failures: int = option(
+        3, "--max-task-failures N", "fail the job after N exceptions in the same task"
+    )
 
     def __post_init__(self) -> None:
-        _require(self.min_workers >= 1, f"--workers {self.min_workers}: at least one is needed")
+        super().__post_init__()
         _require(
             self.min_workers <= self.max_workers,
             f"--workers {self.min_workers}:{self.max_workers}: the minimum is above the maximum; "
             f"write {self.max_workers}:{self.min_workers}",
         )
-        _require(self.servers >= 1, f"--ps {self.servers}: one at least, or --strategy local")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """Where the model is kept."""
+class TrainConfig(Checked):
+    """How gradients become parameters."""
 
-    dir: str = ""
-    """Directory of the checkpoints; empty keeps none."""
-    every: int = 0
-    """Steps between checkpoints; 0 keeps only the last state."""
-    keep: int = 3
-    """How many checkpoints stay; the newest always does."""
-    resume: bool = False
-    """Go on from the newest checkpoint in ``dir``."""
-    load: str = ""
-    """An exported model or a checkpoint to start from (evaluate, predict, fine-tune)."""
-    output: str = ""
-    """Where the trained model (or the predictions) goes."""
+    strategy: str = option(
+        "auto",
+        "--strategy NAME",
+        "auto|ps|allreduce|local (default: auto, by the model)",
+        Option(
+            "--strategy NAME", "auto|ps|allreduce (default: auto, by the model)", kinds=("script",)
+        ),
+        group="model",
+        choices=STRATEGIES,
+    )
+    large_embedding: int = option(
+        # 4M floats are 16 MB: beyond that, sending the dense gradient of a table costs more than
+        # sending its rows.
+        4_000_000,
+        "--large-embedding N",
+        "place embeddings above N elements on servers (default: 4e6)",
+        group="model",
+    )
+    seed: int = option(
+        0,
+        "--seed N",
+        "seed of the model, the data order and new embedding rows",
+        Option("--seed N", "seed of the data order", kinds=("script",)),
+        group="model",
+    )
+    mode: str = option(
+        "async",
+        "--mode async|sync",
+        "apply each push at once, or the average of several",
+        kinds=TRAIN,
+        choices=SYNC_MODES,
+    )
+    grads_to_wait: int = option(
+        1,
+        "--grads-to-wait N",
+        "pushes averaged by --mode sync (default: the least --workers)",
+        kinds=TRAIN,
+        minimum=1,
+    )
+    staleness: int = option(
+        1,
+        "--staleness N",
+        "pushes that may be in flight when the next batch is pulled",
+        kinds=TRAIN,
+        minimum=0,
+    )
+    """0 is strictly in order. With ``sync`` also the age in versions of the oldest gradient that is
+    accepted."""
+    local_steps: int = option(
+        1, "--local-steps N", "minibatches per push (delayed update)", kinds=TRAIN, minimum=1
+    )
+    learning_rate_by_staleness: bool = option(
+        False,
+        "--learning-rate-by-staleness",
+        "divide the learning rate of a push by its staleness",
+        kinds=TRAIN,
+    )
+    max_steps: int = option(
+        0,
+        "--max-steps N",
+        "stop after N minibatches over all workers (default: no limit)",
+        kinds=TRAIN,
+        minimum=0,
+    )
+    eval_every: int = option(
+        0,
+        "--eval-every STEPS",
+        "steps between two evaluations (default: only at the end)",
+        kinds=TRAIN,
+        minimum=0,
+    )
+    on_nan: str = option(
+        "stop",
+        "--on-nan stop|skip",
+        "fail the job or skip the minibatch if a loss is not finite",
+        kinds=TRAIN,
+        choices=NAN_POLICIES,
+    )
+    log_layers: str = option(
+        "",
+        "--log-layers PATTERN",
+        "log output statistics of modules that match, as 'deep.*'",
+        kinds=TRAIN,
+        group="monitoring",
+    )
 
     def __post_init__(self) -> None:
-        _require(self.every >= 0, f"--checkpoint-every {self.every}: must be 0 or more")
-        _require(self.keep >= 1, f"--keep-checkpoints {self.keep}: the newest one is always kept")
+        super().__post_init__()
+        _require(
+            self.mode == "sync" or self.grads_to_wait == 1,
+            f"--grads-to-wait {self.grads_to_wait}: only --mode sync waits for gradients; "
+            "add --mode sync",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Checked):
+    """Where the model comes from and where it is written."""
+
+    output: str = option(
+        "",
+        "--output DIR",
+        "write the trained model to DIR",
+        Option(
+            "--output FILE",
+            ".parquet, .csv or .npz; rows in the order of the input",
+            kinds=("predict",),
+            required=True,
+            group="data",
+        ),
+        kinds=TRAINING,
+    )
+    dir: str = option("", "--checkpoint-dir DIR", "write checkpoints to DIR", kinds=TRAINING)
+    every: int = option(
+        0,
+        "--checkpoint-every STEPS",
+        "steps between two checkpoints (default: only at the end)",
+        kinds=TRAINING,
+        minimum=0,
+    )
+    keep: int = option(
+        3, "--keep-checkpoints N", "number of checkpoints to keep", kinds=TRAINING, minimum=1
+    )
+    """The newest ones stay."""
+    resume: bool = option(
+        False, "--resume", "continue from the newest checkpoint in --checkpoint-dir", kinds=TRAINING
+    )
+    load: str = option(
+        "",
+        "--load SOURCE",
+        "start from the model of a job, an output or a checkpoint",
+        Option(
+            "--from SOURCE",
+            "the trained model: a job, an output folder or checkpoints",
+            kinds=("evaluate", "predict"),
+            required=True,
+            group="model",
+        ),
+        kinds=TRAINING,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         _require(
             bool(self.dir) or not (self.every or self.resume),
             "--checkpoint-every and --resume need --checkpoint-dir DIR",
@@ -172,28 +274,44 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobConfig:
-    """Everything a process of the job must know; the same JSON for all of them."""
+class JobConfig(Checked):
+    """Everything that a process of the job must know; the same JSON for all of them.
 
-    name: str
-    """Name of the job; also the name of its folder."""
-    kind: str = "train"
-    """``train``, ``evaluate`` or ``predict`` (a model file), or ``script`` (a training script)."""
-    model_file: str
-    """Absolute path of the model file, or of the script."""
-    model_args: tuple[str, ...] = ()
-    """What followed ``--`` on the command line: ``sys.argv[1:]`` of the model file."""
-    data: DataConfig = field(default_factory=DataConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    tensorboard: str = ""
-    """Directory for TensorBoard scalars; empty writes none."""
-    experiment: Experiment | None = None
-    """A script: what the agent that began the job runs, and all others must run."""
+    The ``section`` of a part is where the help page lists its options.
+    """
+
+    name: str = declare(
+        Option(
+            "--job-name NAME",
+            "name of the job (default: the file's name and a suffix)",
+            kinds=JOB_KINDS,
+            group="job",
+        )
+    )
+    """Also the name of the job's folder."""
+    kind: str = declare(set_by="the verb", choices=JOB_KINDS, default="train")
+    model_file: str = declare(set_by="MODEL.py")
+    """Absolute path of the model file or of the script."""
+    model_args: tuple[str, ...] = declare(set_by="the words after --", default=())
+    """``sys.argv[1:]`` of the model file."""
+    data: DataConfig = field(default_factory=DataConfig, metadata={"section": "data"})
+    cluster: ClusterConfig = field(default_factory=ClusterConfig, metadata={"section": "processes"})
+    train: TrainConfig = field(default_factory=TrainConfig, metadata={"section": "training"})
+    checkpoint: CheckpointConfig = field(
+        default_factory=CheckpointConfig, metadata={"section": "checkpoints and output"}
+    )
+    tensorboard: str = option(
+        "",
+        "--tensorboard DIR",
+        "write TensorBoard scalars to DIR",
+        kinds=TRAINING,
+        group="monitoring",
+    )
+    experiment: Experiment | None = declare(set_by="the agents", default=None)  # noqa: RUF009
+    """What all agents of a script must run."""
 
     def __post_init__(self) -> None:
-        _require(self.kind in JOB_KINDS, f"job kind {self.kind}: choose one of {JOB_KINDS}")
+        super().__post_init__()
         _require(
             bool(self.name)
             and all(c.isalnum() or c in "-_." for c in self.name)
@@ -229,16 +347,9 @@ class JobConfig:
         Raises:
             UsageError: a field is unknown or has an illegal value.
         """
-        parts = {
-            "data": DataConfig,
-            "train": TrainConfig,
-            "cluster": ClusterConfig,
-            "checkpoint": CheckpointConfig,
-            "experiment": Experiment,
-        }
         raw = json.loads(text)
         try:
-            for name, part in parts.items():
+            for name, part in {**PARTS, "experiment": Experiment}.items():
                 if raw[name] is not None:
                     raw[name] = part(**_tuples(raw[name]))
             return cls(**_tuples(raw))
@@ -246,5 +357,18 @@ class JobConfig:
             raise UsageError(f"job configuration: {error}") from error
 
 
+PARTS: dict[str, Any] = {
+    each.name: each.default_factory
+    for each in dataclasses.fields(JobConfig)
+    if "section" in each.metadata
+}
+"""The fields of :class:`JobConfig` that are parts, and their classes."""
+
+
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UsageError(message)

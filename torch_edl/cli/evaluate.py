@@ -6,7 +6,7 @@ import argparse
 import json
 
 from torch_edl.cli import preflight, submit, summary
-from torch_edl.cli.job_config import inference_job
+from torch_edl.cli.job_config import model_file_job
 from torch_edl.cli.progress import make_display
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.errors import JobFailedError
@@ -18,7 +18,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: what was asked for cannot work; nothing was started.
     """
-    config = inference_job(args, "evaluate")
+    config = model_file_job(args, "evaluate")
     config = preflight.check(config, model_file=args.model_file, summary=args.summary)
     if args.summary:
         summary.forget(args.summary)

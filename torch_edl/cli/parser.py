@@ -10,8 +10,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
-from torch_edl.cli import options
-from torch_edl.cli.argument_types import whole, worker_range
+from torch_edl.cli.options import add_options, section, whole, worker_range
 from torch_edl.cli.script_words import script_words
 from torch_edl.errors import UsageError
 from torch_edl.jobs.catalog import KEEP_DAYS, KEEP_JOBS
@@ -58,6 +57,9 @@ folders of jobs that ended {KEEP_DAYS:g} days ago or earlier, and of all but the
 """
 
 
+_SOURCE = "the trained model: a job, an output folder or checkpoints"
+
+
 class _HelpFormatter(RawDescriptionRichHelpFormatter):
     help_markup = False
     text_markup = False
@@ -99,6 +101,19 @@ def _flag_first(found: re.Match[str]) -> str:
     return found[1].split("/")[0] + ": "
 
 
+def _add_model_file(page: argparse.ArgumentParser) -> None:
+    page.add_argument("model_file", metavar="MODEL.py", help="the file that defines the model")
+
+
+def _add_summary(page: argparse.ArgumentParser) -> None:
+    section(page, "job").add_argument(
+        "--summary",
+        default="",
+        metavar="FILE",
+        help="write a report in JSON to FILE at the end (default: none)",
+    )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every verb; ``args.verb`` names the module of this package to run."""
     parser = _Parser(
@@ -121,13 +136,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.description = "Train the model that a file defines. Words after `--` are the model file's."
     run.usage = "torch-edl run MODEL.py --data PATH... [options] [-- ARGS]"
-    options.add_model(run)
-    options.add_train_data(run)
-    options.add_processes(run)
-    options.add_training(run)
-    options.add_keeping(run)
-    options.add_job(run)
-    options.add_looking(run)
+    _add_model_file(run)
+    add_options(run, "train")
+    section(run, "job").add_argument(
+        "--dry-run",
+        action="store_true",
+        help="try one minibatch, print the plan, start nothing (default: no)",
+    )
+    _add_summary(run)
 
     evaluate = verb(
         "evaluate",
@@ -135,13 +151,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example:\n  torch-edl evaluate model.py --from trained --data test.parquet --json",
     )
     evaluate.usage = "torch-edl evaluate MODEL.py --from DIR --data PATH... [options] [-- ARGS]"
-    options.add_model(evaluate)
-    options.add_saved(evaluate)
+    _add_model_file(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print the metrics as JSON")
-    options.add_data(evaluate, "to evaluate on")
-    options.add_processes(evaluate)
-    options.add_inference(evaluate)
-    options.add_job(evaluate)
+    add_options(evaluate, "evaluate")
+    _add_summary(evaluate)
 
     predict = verb(
         "predict",
@@ -152,18 +165,9 @@ def build_parser() -> argparse.ArgumentParser:
     predict.usage = (
         "torch-edl predict MODEL.py --from DIR --data PATH... --output FILE [options] [-- ARGS]"
     )
-    options.add_model(predict)
-    options.add_saved(predict)
-    predict.add_argument(
-        "--output",
-        required=True,
-        metavar="FILE",
-        help=".parquet, .csv or .npz, rows in input order",
-    )
-    options.add_data(predict, "to predict for")
-    options.add_processes(predict)
-    options.add_inference(predict)
-    options.add_job(predict)
+    _add_model_file(predict)
+    add_options(predict, "predict")
+    _add_summary(predict)
 
     export = verb(
         "export",
@@ -171,7 +175,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example:\n  torch-edl export trained model.pt\n\n"
         "An embedding without bound becomes NAME.ids and NAME.vectors.",
     )
-    export.add_argument("source", metavar="SOURCE", help=options.SAVED)
+    export.add_argument("source", metavar="SOURCE", help=_SOURCE)
     export.add_argument("file", metavar="FILE", help="FILE.pt, FILE.pth or FILE.safetensors")
 
     status = verb("status", "show a job: progress, processes, rates")

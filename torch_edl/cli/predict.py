@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from torch_edl.cli import merge, preflight, static_check, submit, summary
-from torch_edl.cli.job_config import inference_job
+from torch_edl.cli.job_config import model_file_job
 from torch_edl.cli.progress import make_display
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig
@@ -25,21 +25,17 @@ def main(args: argparse.Namespace) -> int:
         UsageError: what was asked for cannot work; nothing was started.
         JobFailedError: the rows of the parts are not one for each record.
     """
-    config = inference_job(args, "predict")
+    config = model_file_job(args, "predict")
     preflight.check_output_file(args.output, merge.SUFFIXES)
     config = preflight.check(config, model_file=args.model_file, summary=args.summary)
     parts = JobFolder(config.name).predictions
-    keep = dataclasses.replace(config.checkpoint, output=str(parts))
-    config = dataclasses.replace(config, checkpoint=keep)
     if args.summary:
         summary.forget(args.summary)
     console = stderr()
-    outcome = submit.run_job(config, make_display(console))
-    output = str(Path(args.output).expanduser().absolute())
-    keep = dataclasses.replace(keep, output=output)
-    config = dataclasses.replace(config, checkpoint=keep)
+    keep = dataclasses.replace(config.checkpoint, output=str(parts))
+    outcome = submit.run_job(dataclasses.replace(config, checkpoint=keep), make_display(console))
     if outcome.state == "finished":
-        outcome = _collect(config, outcome, parts, Path(output))
+        outcome = _collect(config, outcome, parts, Path(config.checkpoint.output))
     return summary.finish(config, outcome, console, file=args.summary)
 
 

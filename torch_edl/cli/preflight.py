@@ -67,11 +67,9 @@ def _check_start(keep: CheckpointConfig, option: str) -> CheckpointConfig:
 
 
 def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
-    from torch_edl.data.sources import FORMATS, expand
+    from torch_edl.data.sources import expand
 
     data = config.data
-    if data.format not in ("auto", *FORMATS):
-        raise UsageError(f"--format {data.format}: choose one of auto, {', '.join(FORMATS)}")
     if custom_source:
         return data  # its names are the model file's to understand
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]

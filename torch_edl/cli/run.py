@@ -6,7 +6,7 @@ import argparse
 
 from torch_edl.cli import preflight
 from torch_edl.cli.detach import detach
-from torch_edl.cli.job_config import train_job
+from torch_edl.cli.job_config import model_file_job
 from torch_edl.cli.terminal import stdout
 
 
@@ -16,7 +16,9 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: what was asked for cannot work; nothing was started.
     """
-    config = preflight.check(train_job(args), model_file=args.model_file, summary=args.summary)
+    config = preflight.check(
+        model_file_job(args, "train"), model_file=args.model_file, summary=args.summary
+    )
     if args.dry_run:
         from torch_edl.cli import dry_run
 

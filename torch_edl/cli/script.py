@@ -16,11 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from torch_edl.cli import file_kind, preflight, script_options
+from torch_edl.cli import file_kind, preflight
 from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
+from torch_edl.cli.options import add_options, given_flags
 from torch_edl.cli.parser import run_options
 from torch_edl.cli.script_words import why_not
+from torch_edl.config import TrainConfig
 from torch_edl.environment import hash_environment, this_experiment
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
@@ -57,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         JobFailedError: the job failed elsewhere, or was stopped.
     """
     parsed = parse(args.words)
-    os.environ.update(hash_environment(parsed.seed))
+    os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
     uses = _uses_torch_edl(parsed)
     shown = parsed.training_script
@@ -102,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Launch a training script, with torchrun's options and environment. "
         "Everything behind the script is the script's."
     )
-    script_options.add_script(parser)
+    add_options(parser, "script")
     return parser
 
 
@@ -168,7 +170,8 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
         found = file_kind.uses_torch_edl(script)
     if found:
         return True
-    own = [flag for flag, value in _own_options(args) if value]
+    # A seed salts hash() of any script.
+    own = [flag for flag in given_flags(args, "script") if flag != "--seed"]
     if not own:
         return False
     if args.no_python or args.module:
@@ -179,20 +182,6 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
             "add torch_edl.init() to it, or leave the option out"
         )
     return False
-
-
-def _own_options(args: argparse.Namespace) -> list[tuple[str, object]]:
-    return [
-        ("--output", args.output),
-        ("--checkpoint-dir", args.checkpoint_dir),
-        ("--load", args.load),
-        ("--resume", args.resume),
-        ("--job-name", args.job_name),
-        ("--tensorboard", args.tensorboard),
-        ("--ps", args.servers is not None),
-        ("--detach", args.detach),
-        ("--workers", args.workers is not None),
-    ]
 
 
 def _run_plain(args: argparse.Namespace, shown: str) -> int:

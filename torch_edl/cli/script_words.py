@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 
 from torch_edl.cli import file_kind
+from torch_edl.cli.options import script_flags
 from torch_edl.errors import UsageError
 
 # torchrun's variables for --no-python and --module.
@@ -26,25 +27,8 @@ _ALIKE = 0.83
 
 HELP_TORCHRUN = "--help-torchrun"
 
-# Options that may stand behind a script, as they may behind a model file. Flag to whether it has a
-# value.
-OWN_OPTIONS = {
-    "--workers": True,
-    "--ps": True,
-    "--servers": True,
-    "--strategy": True,
-    "--seed": True,
-    "--heartbeat-timeout": True,
-    "--output": True,
-    "--checkpoint-dir": True,
-    "--checkpoint-every": True,
-    "--keep-checkpoints": True,
-    "--resume": False,
-    "--load": True,
-    "--job-name": True,
-    "--detach": False,
-    "--tensorboard": True,
-}
+# Options that may follow a script, as they may follow a model file.
+OWN_OPTIONS = script_flags()
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:

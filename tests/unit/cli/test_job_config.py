@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.job_config import default_name, inference_job, train_job
+from torch_edl.cli.job_config import default_name, model_file_job
 from torch_edl.cli.parser import parse
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
 
 
 def test_no_options_give_the_defaults() -> None:
-    config = train_job(parse(["run", "/m/net.py", "--job-name", "j"]))
+    config = model_file_job(parse(["run", "/m/net.py", "--job-name", "j"]), "train")
     assert config == JobConfig(name="j", model_file="/m/net.py")
 
 
@@ -27,7 +27,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--keep-checkpoints 6 --resume --load start --output out --job-name j --tensorboard tb "
         "-- --hidden 3"
     )
-    assert train_job(parse(words.split())) == JobConfig(
+    assert model_file_job(parse(words.split()), "train") == JobConfig(
         name="j",
         model_file=str(tmp_path / "m.py"),
         model_args=("--hidden", "3"),
@@ -80,14 +80,14 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_predictions_keep_the_order_of_the_data() -> None:
     words = "predict m.py --from d --data a --output o.csv --job-name j --workers 3"
-    config = inference_job(parse(words.split()), "predict")
+    config = model_file_job(parse(words.split()), "predict")
     assert (config.kind, config.data.predict, config.data.shuffle) == ("predict", ("a",), False)
     assert config.cluster.max_workers == 3
     assert config.checkpoint.load == "d"
 
 
 def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
-    config = train_job(parse(["run", "m.py", "--mode", "sync", "--workers", "2:8"]))
+    config = model_file_job(parse(["run", "m.py", "--mode", "sync", "--workers", "2:8"]), "train")
     assert config.train.grads_to_wait == 2
 
 
@@ -95,7 +95,7 @@ def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
     ("words", "message"),
     [
         ("--workers 8:2", "--workers 8:2: the minimum is above the maximum; write 2:8"),
-        ("--workers 0", "--workers 0: at least one is needed"),
+        ("--workers 0", "--workers 0: must be 1 or more"),
         ("--ps 0", "--ps 0: "),
         ("--resume", "--checkpoint-every and --resume need --checkpoint-dir DIR"),
         ("--grads-to-wait 2", "--grads-to-wait 2: only --mode sync waits"),
@@ -105,7 +105,7 @@ def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
 )
 def test_values_that_cannot_work_are_refused(words: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        train_job(parse(["run", "m.py", *words.split()]))
+        model_file_job(parse(["run", "m.py", *words.split()]), "train")
     assert str(caught.value).startswith(message)
 
 

@@ -11,7 +11,7 @@ import pytest
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.cli import preflight
-from torch_edl.cli.job_config import inference_job, train_job
+from torch_edl.cli.job_config import model_file_job
 from torch_edl.cli.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
@@ -27,7 +27,7 @@ def check(model_file: Path, csv_file: Path) -> Check:
     def run(*words: object, data: str = str(csv_file), summary: str = "") -> JobConfig:
         given = ["--data", data] if data else []
         args = parse(["run", str(model_file), *given, *map(str, words)])
-        return preflight.check(train_job(args), model_file="net.py", summary=summary)
+        return preflight.check(model_file_job(args, "train"), model_file="net.py", summary=summary)
 
     return run
 
@@ -148,11 +148,11 @@ def test_a_damaged_checkpoint_is_refused(check: Check, tmp_path: Path) -> None:
 def test_evaluate_names_its_own_options(tmp_path: Path, model_file: Path) -> None:
     model_file.write_text(model_file.read_text() + "def eval_metrics_fn(): ...\n")
     words = ["evaluate", str(model_file), "--from", str(tmp_path), "--data", "no.csv"]
-    config = inference_job(parse(words), "evaluate")
+    config = model_file_job(parse(words), "evaluate")
     with pytest.raises(UsageError, match=r"^--data no\.csv: no such file"):
         preflight.check(config, model_file="net.py")
     words[-1] = str(model_file)
-    config = inference_job(parse(words), "evaluate")
+    config = model_file_job(parse(words), "evaluate")
     with pytest.raises(UsageError, match=r"^--from .*: no trained model there"):
         preflight.check(config, model_file="net.py")
 

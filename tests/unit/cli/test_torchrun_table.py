@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch.distributed.run import get_args_parser
 
-from torch_edl.cli import script_options
-from torch_edl.cli.script_words import OWN_OPTIONS
+from torch_edl.cli.options import add_options
 
 DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
 
@@ -26,13 +25,5 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 
 def test_every_flag_is_in_the_table_and_no_other() -> None:
     parser = get_args_parser()
-    script_options.add_script(parser)
+    add_options(parser, "script")
     assert flags_of_the_tables() == flags_of(parser)
-
-
-def test_options_that_may_follow_a_script_are_those_that_we_added() -> None:
-    ours = argparse.ArgumentParser(add_help=False)
-    script_options.add_script(ours)
-    assert flags_of(ours) == OWN_OPTIONS.keys()
-    for flag, has_value in OWN_OPTIONS.items():
-        assert (ours._option_string_actions[flag].nargs != 0) is has_value

@@ -1,0 +1,65 @@
+"""Every field of the configuration has an option of the command line, or says what sets it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from torch_edl.cli.options import given
+from torch_edl.cli.parser import build_parser
+from torch_edl.config import PARTS, JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.option import JOB_KINDS, Declaration
+
+FIELDS = [
+    field
+    for of in (JobConfig, *PARTS.values())
+    for field in dataclasses.fields(of)
+    if field.name not in PARTS
+]
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_a_field_has_options_or_says_what_sets_it(field: dataclasses.Field[object]) -> None:
+    declared = Declaration.of(field)
+    assert bool(declared.options) != bool(declared.set_by)
+    kinds = [kind for option in declared.options for kind in option.kinds]
+    assert len(kinds) == len(set(kinds))
+    assert set(kinds) <= set(JOB_KINDS)
+
+
+def test_no_two_options_of_a_kind_share_a_flag() -> None:
+    for kind in JOB_KINDS:
+        flags = [
+            flag
+            for field in FIELDS
+            for option in Declaration.of(field).options
+            if kind in option.kinds
+            for flag in option.flags
+        ]
+        assert len(flags) == len(set(flags))
+
+
+def test_what_the_user_leaves_out_is_not_given() -> None:
+    args = build_parser().parse_args(["run", "net.py", "--no-shuffle", "--ps", "2"])
+    assert given(args, "train") == {
+        "data": {"shuffle": False},
+        "cluster": {"servers": 2},
+        "train": {},
+        "checkpoint": {},
+    }
+
+
+def test_a_limit_is_named_with_the_option() -> None:
+    with pytest.raises(UsageError, match=r"^--keep-checkpoints 0: must be 1 or more$"):
+        PARTS["checkpoint"](keep=0)
+    with pytest.raises(UsageError, match=r"^kind fit: choose one of train, "):
+        JobConfig(name="j", model_file="m.py", kind="fit")
+
+
+def test_the_json_of_a_job_is_read_back() -> None:
+    config = JobConfig(name="j", model_file="m.py", data=PARTS["data"](train=("a", "b")))
+    assert JobConfig.from_json(config.to_json()) == config
+    with pytest.raises(UsageError, match=r"job configuration: .*epoch_count"):
+        JobConfig.from_json(config.to_json().replace('"epochs"', '"epoch_count"'))
