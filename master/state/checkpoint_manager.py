@@ -170,7 +170,7 @@ class CheckpointManager:
             self._actions.append(MakeFolder(directory, cluster.incarnation))
 
     def snapshot_written(
-        self, base: Watermarks, request: pb.ReportTaskRequest, to: str, contents: Contents
+        self, base: Watermarks, written: pb.ModelSnapshot, to: str, contents: Contents
     ) -> None:
         """A worker wrote its model to the folder ``to``.
 
@@ -180,9 +180,9 @@ class CheckpointManager:
         self._actions.append(
             CommitLocal(
                 Path(to),
-                dict(zip(request.files, request.sizes, strict=True)),
-                Watermarks.union([base, Watermarks.from_proto(request.watermarks)]),
-                request.version,
+                {file.name: file.size for file in written.files},
+                Watermarks.union([base, Watermarks.from_proto(written.watermarks)]),
+                written.version,
                 self._incarnation,
                 contents,
                 self.root,

@@ -201,78 +201,83 @@ class Workers:
     def _answer(self, next: pb.LeaseResponse.Next) -> pb.LeaseResponse:
         return pb.LeaseResponse(next=next, retired_before=self._job.work.retired_before)
 
-    def report_task(self, request: pb.ReportTaskRequest, now: float) -> pb.ReportTaskResponse:
-        """A worker tells what became of a task."""
-        if self._job.outcome is not None:
-            return pb.ReportTaskResponse(known=False)
-        for each in self._job.work.passes():
-            if request.outcome == pb.ReportTaskRequest.DONE:
-                lease = each.queue.complete_lease(request.lease_id, now)
-                if lease is not None:
-                    self._task_done(each, lease, request, now)
-            elif request.outcome == pb.ReportTaskRequest.RELEASED:
-                lease = each.queue.release(request.lease_id, now, committed=request.records)
-            else:
-                lease = self._task_failed(each, request, now)
+    def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
+        """A worker has done a task."""
+        job, worker = self._job, request.worker_id
+        if job.outcome is not None:
+            return pb.CompleteTaskResponse(known=False)
+        for each in job.work.passes():
+            lease = each.queue.complete_lease(request.lease_id, now)
             if lease is not None:
-                self._count(each, request, now)
-                return pb.ReportTaskResponse(known=True)
-        return pb.ReportTaskResponse(known=False)
+                try:
+                    self._take(each, lease, request, now)
+                except UsageError as error:
+                    job.fail(str(error), now, usage=True)
+                self._count(each, worker, request.counts, now)
+                job.fleet.trained(worker)
+                return pb.CompleteTaskResponse(known=True)
+        return pb.CompleteTaskResponse(known=False)
 
-    def _count(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> None:
-        self._job.damaged += request.damaged
-        own = each is self._job.work.main
-        if own:
-            self._job.left_out.reported(
-                records=request.records, steps=request.steps, nan_steps=request.nan_steps
-            )
-        self._job.members.reported(
-            request.worker_id,
-            now,
-            steps=request.steps if own else 0,
-            records=request.records if own else 0,
-        )
-        if request.outcome == pb.ReportTaskRequest.DONE:
-            self._job.fleet.trained(request.worker_id)
+    def _take(self, each: Pass, lease: Lease, request: pb.CompleteTaskRequest, now: float) -> None:
+        """Takes the result of a task that is not training."""
+        job, evaluations = self._job, self._job.work.evaluations
+        if each.kind == pb.TASK_EVALUATE and evaluations is not None:
+            evaluations.evaluated(lease.task.id, request.metrics.states)
+        elif each.kind == pb.TASK_SUMMARIZE and evaluations is not None:
+            job.evaluated(evaluations.summarized(request.values.values), now)
+        elif each.kind == pb.TASK_SNAPSHOT:
+            base, to = job.work.end_snapshot(), each.directory
+            job.checkpoints.snapshot_written(base, request.snapshot, to, job.contents())
 
-    def _task_done(
-        self, each: Pass, lease: Lease, request: pb.ReportTaskRequest, now: float
-    ) -> None:
-        try:
-            evaluations = self._job.work.evaluations
-            if each.kind == pb.TASK_EVALUATE and evaluations is not None:
-                evaluations.evaluated(lease.task.id, request.metrics)
-            elif each.kind == pb.TASK_SUMMARIZE and evaluations is not None:
-                self._job.evaluated(evaluations.summarized(request.values), now)
-            elif each.kind == pb.TASK_SNAPSHOT:
-                job, base = self._job, self._job.work.end_snapshot()
-                to = each.directory
-                job.checkpoints.snapshot_written(base, request, to, job.contents())
-        except UsageError as error:
-            self._job.fail(str(error), now, usage=True)
+    def release_task(self, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
+        """A worker returns a task that it has not finished."""
+        if self._job.outcome is None:
+            for each in self._job.work.passes():
+                if each.queue.release(request.lease_id, now) is not None:
+                    self._count(each, request.worker_id, pb.TaskCounts(), now)
+        return pb.ReleaseTaskResponse()
 
-    def _task_failed(self, each: Pass, request: pb.ReportTaskRequest, now: float) -> Lease | None:
-        failed = each.queue.fail(request.lease_id, now, committed=request.records)
-        if failed is None:
-            return None
-        lease, count = failed
+    def fail_task(self, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
+        """The user's code raised."""
+        if self._job.outcome is None:
+            for each in self._job.work.passes():
+                failed = each.queue.fail(request.lease_id, now, committed=request.counts.records)
+                if failed is not None:
+                    self._failed(each, failed[1], request, now)
+                    self._count(each, request.worker_id, request.counts, now)
+        return pb.FailTaskResponse()
+
+    def _failed(self, each: Pass, count: int, request: pb.FailTaskRequest, now: float) -> None:
+        job = self._job
         if each.kind == pb.TASK_SNAPSHOT and not request.fatal:
-            self._job.work.end_snapshot()
-            failed_now = CheckpointFailed(request.error, self._job.fleet.incarnation)
-            self._job.apply(failed_now, now)
-            return lease
-        limit = self._job.config.cluster.max_task_failures
+            job.work.end_snapshot()
+            job.apply(CheckpointFailed(request.error, job.fleet.incarnation), now)
+            return
+        limit = job.config.cluster.max_task_failures
         if request.fatal or count >= limit:
-            self._job.fail(request.error, now, traceback=request.traceback)
+            job.fail(request.error, now, traceback=request.traceback)
         else:
-            self._job.tell(
+            job.tell(
                 "warning",
                 f"worker-{request.worker_id}: {request.error}; failure "
                 f"{count} of {limit} of this task, trying it again",
                 now,
                 request.traceback,
             )
-        return lease
+
+    def _count(self, each: Pass, worker: int, counts: pb.TaskCounts, now: float) -> None:
+        self._job.damaged += counts.damaged
+        own = each is self._job.work.main
+        if own:
+            self._job.left_out.reported(
+                records=counts.records, steps=counts.steps, nan_steps=counts.nan_steps
+            )
+        self._job.members.reported(
+            worker,
+            now,
+            steps=counts.steps if own else 0,
+            records=counts.records if own else 0,
+        )
 
 
 def _message(formed: Formed) -> pb.Ring:

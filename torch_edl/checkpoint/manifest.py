@@ -10,6 +10,18 @@ from torch_edl.tables.watermarks import Watermarks
 
 
 @dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The model of one process, written to a folder: a checkpoint once the master commits it."""
+
+    files: dict[str, int]
+    """File name to size in bytes."""
+    watermarks: Watermarks
+    """Which records are in the model."""
+    version: int
+    """Updates that the model has had."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of a checkpoint."""
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.loader import Window
@@ -56,8 +57,8 @@ class Holder(Protocol):
         features to predictions."""
         ...
 
-    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
-        """Writes the model, where it is this process that holds it; the report of it."""
+    def snapshot(self, directory: str) -> Snapshot:
+        """Writes the model to the directory, where this process holds the model."""
         ...
 
     def close(self) -> None:

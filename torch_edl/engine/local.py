@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import nn
 
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.writer import write_tables
 from torch_edl.config import JobConfig
@@ -38,8 +39,8 @@ from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.model_tables import bind_tables, dense_names
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire import pserver_pb2
 
 _STEM = "shard-0-of-1"
 
@@ -129,7 +130,7 @@ class LocalStrategy:
 
     # ---- checkpoints ----
 
-    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
+    def snapshot(self, directory: str) -> Snapshot:
         """Writes model and optimizer; the master makes a checkpoint of it."""
         folder = Path(directory)
         dense = {n: t.detach().clone().contiguous() for n, t in self._dense().items()}
@@ -145,13 +146,9 @@ class LocalStrategy:
         for table, _ in tables:
             table.core.begin_snapshot()
         files = [MODEL_FILE, OPTIMIZER_FILE, *write_tables(tables, folder, _STEM)]
-        watermarks = pserver_pb2.Watermarks(retired_before=self._retired_before)
-        for task_id, offset in sorted(self._marks.items()):
-            watermarks.tasks.add(task_id=task_id, offset=offset)
-        return pb.ReportTaskRequest(
-            files=files,
-            sizes=[os.path.getsize(folder / name) for name in files],
-            watermarks=watermarks,
+        return Snapshot(
+            files={name: os.path.getsize(folder / name) for name in files},
+            watermarks=Watermarks(self._retired_before, dict(self._marks)),
             version=self._steps,
         )
 

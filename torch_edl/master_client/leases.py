@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.errors import MasterLostError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
 # Above the master's long poll of 2 s.
 _CALL_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """What a worker has done of a task."""
+
+    records: int = 0
+    """Records committed."""
+    steps: int = 0
+    """Minibatches committed."""
+    nan_steps: int = 0
+    """Minibatches left out because the loss was not finite."""
+    damaged: int = 0
+    """Records left out because they are damaged."""
+    metrics: Sequence[pb.MetricState] = ()
+    """Evaluation: the states of the metrics."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Summary: the values of the metric objects."""
+    snapshot: Snapshot | None = None
 
 
 class LeaseClient:
@@ -64,20 +85,59 @@ class LeaseClient:
             self.retired_before = max(self.retired_before, answer.retired_before)
         return answer
 
-    def report(self, report: pb.ReportTaskRequest) -> bool:
-        """Tells what became of a task; False if the master had taken it away before."""
-        report.worker_id = self.worker_id
-        answer = self._call("ReportTask", report)
-        with self._lock:
-            self._held.discard(report.lease_id)
-        return bool(answer.known)
+    def complete(self, lease: pb.LeaseMessage, result: TaskResult) -> bool:
+        """Reports that a task is done; False if the master had taken the task away before."""
+        request = pb.CompleteTaskRequest(
+            worker_id=self.worker_id, lease_id=lease.lease_id, counts=_counts(result)
+        )
+        if result.metrics:
+            request.metrics.states.extend(result.metrics)
+        elif result.values:
+            request.values.values.update(result.values)
+        elif result.snapshot is not None:
+            snapshot = request.snapshot
+            for name, size in result.snapshot.files.items():
+                snapshot.files.add(name=name, size=size)
+            snapshot.watermarks.CopyFrom(result.snapshot.watermarks.to_proto())
+            snapshot.version = result.snapshot.version
+        return bool(self._end("CompleteTask", request).known)
 
     def release(self, leases: Sequence[pb.LeaseMessage]) -> None:
-        """Gives tasks back, without blame."""
+        """Returns tasks to the queue; their failures are not counted."""
         for lease in leases:
-            self.report(
-                pb.ReportTaskRequest(lease_id=lease.lease_id, outcome=pb.ReportTaskRequest.RELEASED)
-            )
+            request = pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id)
+            self._end("ReleaseTask", request)
+
+    def fail(
+        self,
+        lease: pb.LeaseMessage,
+        error: str,
+        traceback: str,
+        *,
+        fatal: bool,
+        done: TaskResult | None = None,
+    ) -> None:
+        """Reports that the user's code raised.
+
+        Args:
+            fatal: another try would fail in the same way.
+            done: what was committed before the failure.
+        """
+        request = pb.FailTaskRequest(
+            worker_id=self.worker_id,
+            lease_id=lease.lease_id,
+            counts=_counts(done or TaskResult()),
+            error=error,
+            traceback=traceback,
+            fatal=fatal,
+        )
+        self._end("FailTask", request)
+
+    def _end(self, method: str, request: Any) -> Any:
+        answer = self._call(method, request)
+        with self._lock:
+            self._held.discard(request.lease_id)
+        return answer
 
     def last_errands(self) -> Iterator[pb.LeaseMessage]:
         """What this worker alone can do before it goes: write the model that only it has."""
@@ -92,3 +152,12 @@ class LeaseClient:
             return self._master.insist(method, request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None
+
+
+def _counts(result: TaskResult) -> pb.TaskCounts:
+    return pb.TaskCounts(
+        records=result.records,
+        steps=result.steps,
+        nan_steps=result.nan_steps,
+        damaged=result.damaged,
+    )

@@ -78,12 +78,12 @@ def evaluate(
             records += batch.size
         # States of a process without records would weigh in means.
         states = own.states() if records else []
-        return pb.ReportTaskRequest(metrics=[*states, *others]).SerializeToString()
+        return pb.Metrics(states=[*states, *others]).SerializeToString()
 
     def merge(parts: list[bytes]) -> dict[str, float]:
         merged = MetricStates()
         for rank, part in enumerate(parts):
-            merged.add(rank, pb.ReportTaskRequest.FromString(part).metrics)
+            merged.add(rank, pb.Metrics.FromString(part).states)
         return {**merged.means(), **summarize(metrics(), merged.objects())}
 
     values: dict[str, float] = job.collect(measure, merge) or {}

@@ -36,7 +36,7 @@ from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.ring.replicated import ReplicatedModel
 from torch_edl.errors import DismissedError, EdlError, MasterLostError, UsageError, describe_error
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.leases import LeaseClient, TaskResult
 from torch_edl.trainer.session import Session
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -283,12 +283,11 @@ class RingLoop:
         elif isinstance(item, Prepared | Bare):
             self._progress.phase = pb.TaskKind.Name(item.lease.kind).removeprefix("TASK_").lower()
             try:
-                report = self._session.do(item)
+                result = self._session.do(item)
             except (Exception, SystemExit) as error:
                 self._fail(item.lease, error)
                 return
-            report.lease_id = item.lease.lease_id
-            self._leases.report(report)
+            self._leases.complete(item.lease, result)
 
     def _snapshot(self, lease: pb.LeaseMessage) -> None:
         """Copies the model now; training goes on while it is written."""
@@ -298,9 +297,8 @@ class RingLoop:
 
         def run() -> None:
             try:
-                report = write(lease.directory)
-                report.lease_id = lease.lease_id
-                self._leases.report(report)
+                snapshot = write(lease.directory)
+                self._leases.complete(lease, TaskResult(snapshot=snapshot))
             except OSError as error:
                 self._fail(lease, error)
             except MasterLostError as error:
@@ -314,14 +312,6 @@ class RingLoop:
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
         if lease.kind in MODES:
             text += f" (records {lease.start} to {lease.end - 1} of {lease.shard})"
-        self._leases.report(
-            pb.ReportTaskRequest(
-                lease_id=lease.lease_id,
-                outcome=pb.ReportTaskRequest.FAILED,
-                error=text,
-                traceback=user_traceback(error, self._session.contract.path),
-                first=lease.start,
-                last=lease.end,
-                fatal=isinstance(error, UsageError | NanLossError),
-            )
-        )
+        traceback = user_traceback(error, self._session.contract.path)
+        fatal = isinstance(error, UsageError | NanLossError)
+        self._leases.fail(lease, text, traceback, fatal=fatal)

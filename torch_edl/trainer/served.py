@@ -25,7 +25,7 @@ from torch_edl.engine.ring.reducer import Reducer
 from torch_edl.engine.servers.own_loop import OwnLoop
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError, ServersLostError, UsageError
-from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.leases import LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import swap_large
 from torch_edl.trainer.metrics import Meter
@@ -231,14 +231,7 @@ class Served:
             if self._session.heartbeat.draining.is_set() and span != spans[-1]:
                 self._leases.release([lease])
                 return
-        self._leases.report(
-            pb.ReportTaskRequest(
-                lease_id=lease.lease_id,
-                outcome=pb.ReportTaskRequest.DONE,
-                records=length - offset,
-                steps=len(spans),
-            )
-        )
+        self._leases.complete(lease, TaskResult(records=length - offset, steps=len(spans)))
 
     def _update(
         self, lease: pb.LeaseMessage, life: int, span: Span, batch: Any, meter: Meter

@@ -18,6 +18,7 @@ from torch_edl.engine.local import LocalStrategy
 from torch_edl.engine.servers.parameter_server import ParameterServerStrategy
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import TaskResult
 from torch_edl.nn.model_tables import swap_large
 from torch_edl.trainer.task_metrics import TaskMetrics, summarize
 from torch_edl.trainer.task_predictions import TaskPredictions
@@ -110,18 +111,16 @@ class Session:
                     f"{describe_error(error)}"
                 ) from error
 
-    def do(self, item: Prepared | Bare) -> pb.ReportTaskRequest:
-        """Does a task that is not training; the report of it, without the lease."""
+    def do(self, item: Prepared | Bare) -> TaskResult:
+        """Does a task that is not training."""
         if item.lease.kind == pb.TASK_SUMMARIZE:
-            return pb.ReportTaskRequest(
-                values=summarize(self.contract.make_metrics(), item.lease.states)
-            )
+            return TaskResult(values=summarize(self.contract.make_metrics(), item.lease.states))
         if item.lease.kind == pb.TASK_SNAPSHOT:
-            return self.strategy.snapshot(item.lease.directory)
+            return TaskResult(snapshot=self.strategy.snapshot(item.lease.directory))
         assert isinstance(item, Prepared)
         return self._evaluate(item) if item.lease.kind == pb.TASK_EVALUATE else self._predict(item)
 
-    def _evaluate(self, task: Prepared) -> pb.ReportTaskRequest:
+    def _evaluate(self, task: Prepared) -> TaskResult:
         metrics = TaskMetrics(self.contract.loss, self.contract.make_metrics())
         damaged = 0
         with self.strategy.evaluating() as predict:
@@ -134,22 +133,22 @@ class Session:
                     except (Exception, SystemExit) as error:
                         raise UserCodeError(f"a metric raised {describe_error(error)}") from error
         records = task.lease.end - task.lease.start
-        return pb.ReportTaskRequest(records=records, metrics=metrics.states(), damaged=damaged)
+        return TaskResult(records=records, metrics=metrics.states(), damaged=damaged)
 
-    def _predict(self, task: Prepared) -> pb.ReportTaskRequest:
+    def _predict(self, task: Prepared) -> TaskResult:
         predictions = TaskPredictions(self.contract.prediction_outputs_processor, self._worker_id)
         with self.strategy.evaluating() as predict:
             for window in task.windows(0):
                 for batch in window.batches:
                     predictions.add(predict(batch.features))
-        name, rows = predictions.write(self._config.checkpoint.output, task.lease.task_id)
+        rows = predictions.write(self._config.checkpoint.output, task.lease.task_id)
         records = task.lease.end - task.lease.start
         if rows != records and self.contract.prediction_outputs_processor is None:
             raise ContractError(
                 f"the model made {rows} predictions for {records} records; "
                 "feed and model must keep every record in prediction"
             )
-        return pb.ReportTaskRequest(records=records, files=[name])
+        return TaskResult(records=records)
 
     def _user_sources(self) -> dict[str, Source]:
         if self.contract.data_source is None:

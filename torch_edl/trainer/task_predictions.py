@@ -39,19 +39,16 @@ class TaskPredictions:
         for name, value in _named(outputs).items():
             self._parts.setdefault(name, []).append(value)
 
-    def write(self, directory: str, task_id: int) -> tuple[str, int]:
-        """Writes ``part-TASK.npz``, by rename, so that a task done twice is written once.
-
-        Returns:
-            File name and rows.
-        """
+    def write(self, directory: str, task_id: int) -> int:
+        """Writes ``part-TASK.npz``, by rename, so that a task done twice is written once;
+        returns the number of rows."""
         name = f"part-{task_id:012d}.npz"
         arrays = {key: np.concatenate(parts) for key, parts in self._parts.items()}
         temporary = Path(directory) / f".{name}.{os.getpid()}"
         with open(temporary, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         os.replace(temporary, Path(directory) / name)
-        return name, len(next(iter(arrays.values()))) if arrays else 0
+        return len(next(iter(arrays.values()))) if arrays else 0
 
 
 def _named(outputs: Any) -> dict[str, np.ndarray[Any, Any]]:

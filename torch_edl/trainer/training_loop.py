@@ -31,7 +31,7 @@ from torch_edl.data.loader import (
 from torch_edl.engine.base import Committed, NanLossError, Strategy, UserCodeError
 from torch_edl.errors import EdlError, MasterLostError, ServersLostError, UsageError, describe_error
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.leases import LeaseClient, TaskResult
 from torch_edl.trainer.session import Session
 from torch_edl.wire import master_pb2 as pb
 
@@ -70,6 +70,15 @@ class _OpenTask:
     steps: int = 0
     nan_steps: int = 0
     damaged: int = 0
+
+    def result(self) -> TaskResult:
+        """What was committed of the task."""
+        return TaskResult(
+            records=self.records,
+            steps=self.steps,
+            nan_steps=self.nan_steps,
+            damaged=self.damaged,
+        )
 
 
 class TrainingLoop:
@@ -211,16 +220,7 @@ class TrainingLoop:
                 self._session.call_back("on_task_end", window.lease.task_id)
 
     def _report_done(self, task: _OpenTask) -> None:
-        self._leases.report(
-            pb.ReportTaskRequest(
-                lease_id=task.lease.lease_id,
-                outcome=pb.ReportTaskRequest.DONE,
-                records=task.records,
-                steps=task.steps,
-                nan_steps=task.nan_steps,
-                damaged=task.damaged,
-            )
-        )
+        self._leases.complete(task.lease, task.result())
 
     # ---- everything but training ----
 
@@ -238,12 +238,11 @@ class TrainingLoop:
             self._progress.phase = pb.TaskKind.Name(item.lease.kind).removeprefix("TASK_").lower()
             try:
                 with _blaming(item.lease):
-                    report = self._session.do(item)
+                    result = self._session.do(item)
             except ServersLostError:
                 self._leases.release([item.lease])
                 raise
-            report.lease_id = item.lease.lease_id
-            self._leases.report(report)
+            self._leases.complete(item.lease, result)
 
     def _connect(self) -> None:
         self._strategy.connect(self._cluster)
@@ -309,20 +308,8 @@ class TrainingLoop:
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
         if lease.kind in MODES:
             text += f" (records {first} to {last - 1} of {lease.shard})"
-        self._leases.report(
-            pb.ReportTaskRequest(
-                lease_id=lease.lease_id,
-                outcome=pb.ReportTaskRequest.FAILED,
-                records=task.records,
-                steps=task.steps,
-                nan_steps=task.nan_steps,
-                error=text,
-                traceback=user_traceback(error, self._session.contract.path),
-                first=first,
-                last=last,
-                fatal=fatal,
-            )
-        )
+        traceback = user_traceback(error, self._session.contract.path)
+        self._leases.fail(lease, text, traceback, fatal=fatal, done=task.result())
         self._leases.release(others)
 
     # ---- leaving ----

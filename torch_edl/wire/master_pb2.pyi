@@ -254,16 +254,26 @@ class MetricState(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[StateTensor]
     def __init__(self, name: _Optional[str] = ..., object: _Optional[bool] = ..., sum: _Optional[float] = ..., records: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ...) -> None: ...
 
-class ReportTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "outcome", "records", "steps", "damaged", "nan_steps", "error", "traceback", "first", "last", "metrics", "values", "files", "sizes", "watermarks", "version", "fatal")
-    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        DONE: _ClassVar[ReportTaskRequest.Outcome]
-        RELEASED: _ClassVar[ReportTaskRequest.Outcome]
-        FAILED: _ClassVar[ReportTaskRequest.Outcome]
-    DONE: ReportTaskRequest.Outcome
-    RELEASED: ReportTaskRequest.Outcome
-    FAILED: ReportTaskRequest.Outcome
+class TaskCounts(_message.Message):
+    __slots__ = ("records", "steps", "nan_steps", "damaged")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NAN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    steps: int
+    nan_steps: int
+    damaged: int
+    def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
+
+class Metrics(_message.Message):
+    __slots__ = ("states",)
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.RepeatedCompositeFieldContainer[MetricState]
+    def __init__(self, states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ...) -> None: ...
+
+class MetricValues(_message.Message):
+    __slots__ = ("values",)
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -271,49 +281,80 @@ class ReportTaskRequest(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    DAMAGED_FIELD_NUMBER: _ClassVar[int]
-    NAN_STEPS_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    METRICS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ModelSnapshot(_message.Message):
+    __slots__ = ("files", "watermarks", "version")
+    class File(_message.Message):
+        __slots__ = ("name", "size")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        size: int
+        def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
     FILES_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
     WATERMARKS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    FATAL_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    lease_id: int
-    outcome: ReportTaskRequest.Outcome
-    records: int
-    steps: int
-    damaged: int
-    nan_steps: int
-    error: str
-    traceback: str
-    first: int
-    last: int
-    metrics: _containers.RepeatedCompositeFieldContainer[MetricState]
-    values: _containers.ScalarMap[str, float]
-    files: _containers.RepeatedScalarFieldContainer[str]
-    sizes: _containers.RepeatedScalarFieldContainer[int]
+    files: _containers.RepeatedCompositeFieldContainer[ModelSnapshot.File]
     watermarks: _pserver_pb2.Watermarks
     version: int
-    fatal: bool
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., outcome: _Optional[_Union[ReportTaskRequest.Outcome, str]] = ..., records: _Optional[int] = ..., steps: _Optional[int] = ..., damaged: _Optional[int] = ..., nan_steps: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ..., values: _Optional[_Mapping[str, float]] = ..., files: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., watermarks: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., version: _Optional[int] = ..., fatal: _Optional[bool] = ...) -> None: ...
+    def __init__(self, files: _Optional[_Iterable[_Union[ModelSnapshot.File, _Mapping]]] = ..., watermarks: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
-class ReportTaskResponse(_message.Message):
+class CompleteTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    counts: TaskCounts
+    metrics: Metrics
+    values: MetricValues
+    snapshot: ModelSnapshot
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ..., values: _Optional[_Union[MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[ModelSnapshot, _Mapping]] = ...) -> None: ...
+
+class CompleteTaskResponse(_message.Message):
     __slots__ = ("known",)
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class ReleaseTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FailTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "counts", "error", "traceback", "fatal")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    counts: TaskCounts
+    error: str
+    traceback: str
+    fatal: bool
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+
+class FailTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged")

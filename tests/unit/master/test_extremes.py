@@ -100,24 +100,18 @@ class World:
     def requests(self) -> dict[str, Any]:
         worker = getattr(self, "worker", -1 if self.script else 0)
         life, ring = self.job.fleet.incarnation, getattr(self, "ring", 0)
-        report = pb.ReportTaskRequest(
-            worker_id=worker,
-            lease_id=getattr(self, "lease", 0),
-            records=4,
-            steps=2,
-            damaged=1,
-            nan_steps=1,
-            metrics=[METRIC, OBJECT],
-            values={"m": 1.0},
-            files=["f"],
-            sizes=[1],
+        task = {"worker_id": worker, "lease_id": getattr(self, "lease", 0)}
+        counts = pb.TaskCounts(records=4, steps=2, damaged=1, nan_steps=1)
+        written = pb.ModelSnapshot(
+            files=[{"name": "f", "size": 1}],
             watermarks=pserver_pb2.Watermarks(retired_before=0),
             version=1,
         )
-        failed, released = pb.ReportTaskRequest(), pb.ReportTaskRequest()
-        for other, outcome in ((released, 1), (failed, 2)):
-            other.CopyFrom(report)
-            other.outcome = outcome  # type: ignore[assignment]
+        results: dict[str, Any] = {
+            "metrics": pb.Metrics(states=[METRIC, OBJECT]),
+            "values": pb.MetricValues(values={"m": 1.0}),
+            "snapshot": written,
+        }
         embedding = pb.EmbeddingReport(name="e", num_embeddings=10, dim=4, dynamic=False)
         agent = pb.AgentReportRequest(
             node="n", pid=5, host="h", workers=[pb.AgentWorker(pid=7, exited=True, code=1)]
@@ -129,9 +123,14 @@ class World:
                 worker_id=worker, embeddings=[embedding], shards=[pb.SourceShard(records=4)]
             ),
             "Lease": pb.LeaseRequest(worker_id=worker, want=1, incarnation=life, held=[]),
-            "ReportTask": report,
-            "ReportTask released": released,
-            "ReportTask failed": failed,
+            **{
+                f"CompleteTask {name}": pb.CompleteTaskRequest(
+                    **task, counts=counts, **{name: value}
+                )
+                for name, value in results.items()
+            },
+            "ReleaseTask": pb.ReleaseTaskRequest(**task),
+            "FailTask": pb.FailTaskRequest(**task, counts=counts, error="e"),
             "Heartbeat": pb.HeartbeatRequest(
                 worker_id=worker,
                 steps=2,

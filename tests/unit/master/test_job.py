@@ -45,8 +45,9 @@ from torch_edl.errors import UsageError
 from torch_edl.processes.base import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
-DONE, RELEASED, FAILED = pb.ReportTaskRequest.DONE, 1, 2
 SHARDS = [Shard("a", 20), Shard("b", 12)]
+
+SNAPSHOT = {"snapshot": {"files": [{"name": "f", "size": 3}], "version": 9}}
 
 
 class World:
@@ -159,23 +160,32 @@ class World:
             self.now,
         )
 
-    def report(self, id: int, lease: pb.LeaseMessage, outcome: int = DONE, **fields) -> bool:
-        records = fields.pop("records", lease.end - lease.start - lease.offset)
-        request = pb.ReportTaskRequest(
-            worker_id=id, lease_id=lease.lease_id, outcome=outcome, records=records, **fields
+    def complete(self, id: int, lease: pb.LeaseMessage, *, result=None, **counts) -> bool:
+        counts = {"records": lease.end - lease.start - lease.offset, **counts}
+        request = pb.CompleteTaskRequest(
+            worker_id=id, lease_id=lease.lease_id, counts=counts, **(result or {})
         )
-        return self.workers.report_task(request, self.now).known
+        return self.workers.complete_task(request, self.now).known
+
+    def release(self, id: int, lease: pb.LeaseMessage) -> None:
+        request = pb.ReleaseTaskRequest(worker_id=id, lease_id=lease.lease_id)
+        self.workers.release_task(request, self.now)
+
+    def fail(self, id: int, lease: pb.LeaseMessage, error: str, **fields) -> None:
+        request = pb.FailTaskRequest(worker_id=id, lease_id=lease.lease_id, error=error, **fields)
+        self.workers.fail_task(request, self.now)
 
     def do(self, id: int, lease: pb.LeaseMessage) -> None:
         """Does a task as a good worker would."""
         if lease.kind == pb.TASK_SNAPSHOT:
-            assert self.report(id, lease, files=["f"], sizes=[3], version=9)
+            assert self.complete(id, lease, result=SNAPSHOT)
             return
-        metrics = []
+        result = None
         if lease.kind == pb.TASK_EVALUATE:
-            metrics = [pb.MetricState(name="loss", sum=1.0, records=lease.end - lease.start)]
+            state = pb.MetricState(name="loss", sum=1.0, records=lease.end - lease.start)
+            result = {"metrics": {"states": [state]}}
         steps = -(-(lease.end - lease.start) // 2)
-        if self.report(id, lease, steps=steps, metrics=metrics) and lease.kind in (
+        if self.complete(id, lease, steps=steps, result=result) and lease.kind in (
             pb.TASK_TRAIN,
             pb.TASK_PREDICT,
         ):
@@ -193,7 +203,7 @@ class World:
                     continue
                 for lease in answer.leases:
                     if tasks is not None and count >= tasks:
-                        self.report(id, lease, RELEASED, records=0)
+                        self.release(id, lease)
                         return
                     self.do(id, lease)
                     count += 1
@@ -337,14 +347,10 @@ class TestTheGoodWay:
         (lease,) = w.lease(0, held=[held.lease_id]).leases
         assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, str(folder.directory))
         w.do(0, held)  # after the snapshot began: it may not count as being in it
-        w.report(
-            0,
-            lease,
-            files=["f"],
-            sizes=[3],
-            version=6,
-            watermarks={"tasks": [{"task_id": held.task_id, "offset": 2}]},
-        )
+        watermarks = {"tasks": [{"task_id": held.task_id, "offset": 2}]}
+        files = [{"name": "f", "size": 3}]
+        written = {"files": files, "version": 6, "watermarks": watermarks}
+        w.complete(0, lease, result={"snapshot": written})
         w.tick()
         commit = w.settle(CommitLocal)
         assert (commit.files, commit.version) == ({"f": 3}, 6)
@@ -438,7 +444,7 @@ class TestWorkers:
         again = w.lease(1, want=2).leases
         assert [x.task_id for x in again] == [x.task_id for x in first]
         assert all(x.retried for x in again)
-        assert not w.report(0, first[0])
+        assert not w.complete(0, first[0])
 
     def test_a_silent_worker_is_given_up_and_replaced(self):
         w = World()
@@ -473,7 +479,7 @@ class TestWorkers:
         for count in (1, 2, 3):
             (lease,) = w.lease(count % 2).leases
             assert lease.task_id == 0
-            w.report(count % 2, lease, FAILED, records=0, error="boom", traceback="tb")
+            w.fail(count % 2, lease, "boom", traceback="tb")
             assert (w.job.outcome is None) == (count < 3)
         assert (w.job.outcome.error, w.job.outcome.traceback) == ("boom", "tb")
         assert w.job.outcome.exit_code == 1
@@ -481,7 +487,7 @@ class TestWorkers:
     def test_a_fatal_failure_is_not_tried_again(self):
         w = World()
         w.all_up()
-        w.report(0, w.lease(0).leases[0], FAILED, records=0, error="NaN", fatal=True)
+        w.fail(0, w.lease(0).leases[0], "NaN", fatal=True)
         assert w.job.outcome.error == "NaN"
         w.tick()
         w.tick()
@@ -491,7 +497,7 @@ class TestWorkers:
         w = World()
         w.all_up()
         for _ in range(50):
-            w.report(0, w.lease(0).leases[0], RELEASED, records=0)
+            w.release(0, w.lease(0).leases[0])
         w.work()
         assert w.job.outcome.state == "finished"
 
@@ -503,9 +509,10 @@ class TestWorkers:
         w.tick()
         assert w.workers.heartbeat(pb.HeartbeatRequest(worker_id=1), w.now).drain
         assert w.lease(1, held=[lease.lease_id]).next == pb.LeaseResponse.DRAIN
-        w.report(1, lease, RELEASED, records=2)
+        w.release(1, lease)
         w.exit("worker", 1, code=0)
-        assert w.lease(0).leases[0].offset == 2
+        again = w.lease(0).leases[0]
+        assert (again.task_id, again.retried) == (lease.task_id, True)
         w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
         w.all_up()
         assert w.alive == {0, 2, 3}
@@ -523,7 +530,7 @@ class TestWorkers:
 
         assert beat(1) == (2, 1)
         assert beat(2) == (4, 2)
-        w.report(0, lease, steps=2)
+        w.complete(0, lease, steps=2)
         assert w.job.done() == (4, 2)
         (lease,) = w.lease(0).leases
         assert w.job.done() == (4, 2)
@@ -556,7 +563,7 @@ class TestGoingBack:
         w.exit("ps", 1, signal=9)
         assert w.job.done() == (8, 4)
         assert w.lease(0) is None
-        assert not w.report(0, lost)
+        assert not w.complete(0, lost)
         w.all_up()
         answer = w.workers.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=1), w.now)
         assert answer.next == pb.LeaseResponse.CLUSTER_CHANGED
@@ -676,7 +683,7 @@ class TestLeftOut:
         while (answer := w.lease()) is not None and answer.leases:
             for lease in answer.leases:
                 steps = -(-(lease.end - lease.start) // 2)
-                w.report(0, lease, steps=steps, nan_steps=min(nan, steps))
+                w.complete(0, lease, steps=steps, nan_steps=min(nan, steps))
                 nan -= min(nan, steps)
         w.tick()
         return w
@@ -705,10 +712,10 @@ class TestLeftOut:
         while (answer := w.lease(1)) is not None and answer.leases:
             for again in answer.leases:
                 if again.task_id == lease.task_id:  # all of it is in the model
-                    w.report(1, again, records=0)
+                    w.complete(1, again, records=0)
                 else:
                     steps = -(-(again.end - again.start) // 2)
-                    w.report(1, again, steps=steps, nan_steps=steps)
+                    w.complete(1, again, steps=steps, nan_steps=steps)
         w.tick()
         assert w.job.outcome.state == "finished"
 
@@ -801,7 +808,7 @@ class TestTheEnd:
         w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         assert w.lease(0).next == pb.LeaseResponse.DRAIN, "it does not train on"
         (lease,) = w.workers.lease(ask, w.now).leases
-        assert w.report(0, lease, files=["f"], sizes=[3], version=9)
+        assert w.complete(0, lease, result=SNAPSHOT)
         w.exit("worker", 0, code=0)
         w.tick()
         commit = w.settle(CommitLocal)
@@ -887,7 +894,7 @@ def test_storm(seed):
         elif taken and action < 0.93:
             id, lease = taken.pop(rng.randrange(len(taken)))
             if id in w.alive:
-                w.report(id, lease, RELEASED, records=0)
+                w.release(id, lease)
         elif w.alive and action < 0.95:
             id = rng.choice(sorted(w.alive))
             w.exit("worker", id, signal=9)

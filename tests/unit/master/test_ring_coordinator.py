@@ -146,10 +146,11 @@ class World:
         return self.workers.lease(request, self.now)
 
     def done(self, id: int, lease: pb.LeaseMessage, **fields) -> bool:
-        request = pb.ReportTaskRequest(
-            worker_id=id, lease_id=lease.lease_id, records=lease.end - lease.start, **fields
+        counts = pb.TaskCounts(records=lease.end - lease.start)
+        request = pb.CompleteTaskRequest(
+            worker_id=id, lease_id=lease.lease_id, counts=counts, **fields
         )
-        return self.workers.report_task(request, self.now).known
+        return self.workers.complete_task(request, self.now).known
 
     def effect(self, type: type):
         found = [e for e in self.effects if isinstance(e, type)]
@@ -165,7 +166,9 @@ class World:
         assert lease.kind == pb.TASK_SNAPSHOT
         task = position // 4
         watermarks = {"retired_before": task, "tasks": [{"task_id": task, "offset": position % 4}]}
-        assert self.done(id, lease, files=["f"], sizes=[1], watermarks=watermarks, version=3)
+        files = [{"name": "f", "size": 1}]
+        written = pb.ModelSnapshot(files=files, watermarks=watermarks, version=3)
+        assert self.done(id, lease, snapshot=written)
         self.tick()
         commit = self.effect(CommitLocal)
         saved = made_from(self.config, commit.progress)
@@ -270,7 +273,7 @@ def test_evaluations_and_the_last_checkpoint_come_from_members_that_are_there() 
     w.at(31, 1)
     lease = w.lease(2).leases[0]
     assert lease.kind == pb.TASK_EVALUATE, "it has a model"
-    w.done(2, lease, metrics=[pb.MetricState(name="loss", sum=1.0, records=4)])
+    w.done(2, lease, metrics={"states": [pb.MetricState(name="loss", sum=1.0, records=4)]})
     w.tick(0.1)
     made = w.effect(MakeFolder)
     w.job.apply(FolderMade(made.directory, made.incarnation), w.now)

@@ -110,13 +110,9 @@ class World:
         return answer.leases[0]
 
     def done(self, worker: int, lease: pb.LeaseMessage) -> bool:
-        request = pb.ReportTaskRequest(
-            worker_id=worker,
-            lease_id=lease.lease_id,
-            records=lease.end - lease.start,
-            outcome=pb.ReportTaskRequest.DONE,
-        )
-        return self.workers.report_task(request, self.now).known
+        counts = pb.TaskCounts(records=lease.end - lease.start)
+        request = pb.CompleteTaskRequest(worker_id=worker, lease_id=lease.lease_id, counts=counts)
+        return self.workers.complete_task(request, self.now).known
 
     def train_all(self, worker: int) -> None:
         while not self.job.work.trained:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import TaskSpace
@@ -18,8 +19,7 @@ from torch_edl.engine.base import Step
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError
 from torch_edl.nn.embedding import Table
-from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire import pserver_pb2
+from torch_edl.tables.watermarks import Watermarks
 
 
 class ReplicatedModel:
@@ -70,20 +70,19 @@ class ReplicatedModel:
         finally:
             self.model.train()
 
-    def snapshot(self, directory: str) -> pb.ReportTaskRequest:
+    def snapshot(self, directory: str) -> Snapshot:
         """Writes the replica; the master makes a checkpoint of it."""
         return self.copy()(directory)
 
-    def copy(self) -> Callable[[str], pb.ReportTaskRequest]:
+    def copy(self) -> Callable[[str], Snapshot]:
         """The replica of now, in memory; what writes it to a folder, from any thread."""
         state = replica.copied(self._engine.replica.state())
 
-        def write(directory: str) -> pb.ReportTaskRequest:
+        def write(directory: str) -> Snapshot:
             files = replica.write(state, Path(directory))
             position = state.header["position"]
-            return pb.ReportTaskRequest(
-                files=list(files),
-                sizes=list(files.values()),
+            return Snapshot(
+                files=files,
                 watermarks=self._marks(position["records"]),
                 version=position["step"],
             )
@@ -93,11 +92,8 @@ class ReplicatedModel:
     def close(self) -> None:
         """There is nothing to let go of."""
 
-    def _marks(self, position: int) -> pserver_pb2.Watermarks:
+    def _marks(self, position: int) -> Watermarks:
         if position >= self._space.total_records:
-            return pserver_pb2.Watermarks(retired_before=self._space.total)
+            return Watermarks(self._space.total)
         task, offset = self._space.at(position)
-        watermarks = pserver_pb2.Watermarks(retired_before=task)
-        if offset:
-            watermarks.tasks.add(task_id=task, offset=offset)
-        return watermarks
+        return Watermarks(task, {task: offset} if offset else {})

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
@@ -381,6 +382,6 @@ class ParameterServerStrategy:
                 state |= table_state.of_weight(paths, weight)
         return state
 
-    def snapshot(self, directory: str) -> master_pb2.ReportTaskRequest:
+    def snapshot(self, directory: str) -> Snapshot:
         """The servers hold the model; the master asks them."""
         raise AssertionError(f"a snapshot into {directory} is the servers' to write")

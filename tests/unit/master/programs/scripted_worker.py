@@ -53,8 +53,8 @@ def beat():
         time.sleep(0.1)
 
 
-def report(lease, **fields):
-    return call("ReportTask", lease_id=lease.lease_id, **fields).known
+def complete(lease, **fields):
+    return call("CompleteTask", lease_id=lease.lease_id, **fields).known
 
 
 def train(lease, incarnation):
@@ -65,20 +65,21 @@ def train(lease, incarnation):
         os.kill(os.getpid(), signal.SIGSTOP)
     while done >= plan.get("wait_at", 1 << 60) and not (folder / "go").exists():
         if drain.is_set():
-            report(lease, outcome=pb.ReportTaskRequest.RELEASED)
+            call("ReleaseTask", lease_id=lease.lease_id)
             return
         time.sleep(0.02)
     if lease.task_id == plan.get("fail_task"):
-        report(
-            lease,
-            outcome=pb.ReportTaskRequest.FAILED,
+        call(
+            "FailTask",
+            lease_id=lease.lease_id,
             error=f"ValueError: task {lease.task_id}",
             traceback="Traceback: in feed",
         )
         return
     count = lease.end - lease.start
     steps += -(-count // 2)
-    if report(lease, records=count - lease.offset, steps=-(-count // 2)):
+    counts = pb.TaskCounts(records=count - lease.offset, steps=-(-count // 2))
+    if complete(lease, counts=counts):
         done += 1
         with open(folder / f"records-{me}.txt", "a") as file:
             for i in range(lease.start + lease.offset, lease.end):
@@ -91,17 +92,20 @@ def evaluate(lease):
     value = np.arange(lease.start, lease.end, dtype=np.float64).sum(keepdims=True)
     state.tensors.add(name="sum", reduction="sum", value=codec.to_proto(value))
     mean = pb.MetricState(name="start", sum=float(lease.start * count), records=count)
-    report(lease, records=count, metrics=[state, mean])
+    counts = pb.TaskCounts(records=count)
+    complete(lease, counts=counts, metrics=pb.Metrics(states=[state, mean]))
 
 
 def summarize(lease):
     values = {s.name: float(codec.from_proto(s.tensors[0].value)[0]) for s in lease.states}
-    report(lease, values=values)
+    complete(lease, values=pb.MetricValues(values=values))
 
 
 def snapshot(lease):
     Path(lease.directory, "shard-0-of-1.bin").write_bytes(b"model")
-    report(lease, files=["shard-0-of-1.bin"], sizes=[5], version=steps)
+    written = pb.ModelSnapshot(version=steps)
+    written.files.add(name="shard-0-of-1.bin", size=5)
+    complete(lease, snapshot=written)
 
 
 call("Register", pid=os.getpid(), host="here")
