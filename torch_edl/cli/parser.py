@@ -11,7 +11,7 @@ from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
 from torch_edl.cli.options import add_options, section, whole, worker_range
-from torch_edl.cli.script_words import script_words
+from torch_edl.cli.script_arguments import script_words
 from torch_edl.errors import UsageError
 from torch_edl.jobs.catalog import KEEP_DAYS, KEEP_JOBS
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.script import _endpoint, _launch_config, _may_restart_here, parse
+from torch_edl.cli.torchrun_arguments import endpoint as endpoint_of
+from torch_edl.cli.torchrun_arguments import launch_config, may_restart_here, parse
 from torch_edl.jobs.master_host import ANY_PORT
 
 
@@ -33,7 +34,7 @@ def test_nothing_is_joined_that_nobody_named(tmp_path: Path, words: str, endpoin
     script = tmp_path / "train.py"
     script.write_text("import torch_edl\njob = torch_edl.init()\n")
     args = parse([*words.split(), str(script)])
-    assert _endpoint(args, _launch_config(args)[0]) == endpoint
+    assert endpoint_of(args, launch_config(args)[0]) == endpoint
 
 
 @pytest.mark.parametrize(
@@ -55,4 +56,4 @@ def test_who_may_restart_a_plain_script_does_not_meet_at_a_store_of_the_dead(
 ) -> None:
     (tmp_path / "plain.py").write_text("import torch\n")
     args = parse([*line.split(), str(tmp_path / "plain.py")])
-    assert _may_restart_here(args) is may
+    assert may_restart_here(args) is may

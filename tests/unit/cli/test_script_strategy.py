@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.cli.job_config import script_job
-from torch_edl.cli.script import parse
+from torch_edl.cli.torchrun_arguments import parse
 from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 

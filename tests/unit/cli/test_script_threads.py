@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.cli import script as script_cli
-from torch_edl.cli.script import _launch_config, parse
+from torch_edl.cli.torchrun_arguments import launch_config, parse
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_cores_are_divided_without_a_warning(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     script = tmp_path / "train.py"
     script.write_text("import torch_edl\njob = torch_edl.init()\n")
-    _launch_config(parse([*words.split(), str(script)]))
+    launch_config(parse([*words.split(), str(script)]))
     assert os.environ.get("OMP_NUM_THREADS") == threads
     assert "OMP" not in capfd.readouterr().err
 

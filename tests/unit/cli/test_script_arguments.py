@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli import script
 from torch_edl.cli.parser import parse
+from torch_edl.cli.torchrun_arguments import parse as parse_script
 from torch_edl.errors import UsageError
 
 from .conftest import MODEL
@@ -68,7 +68,10 @@ def test_variables_of_torchrun_say_that_it_is_no_file_of_python(
             set_in.setenv(name, "1")
             args = parse(["run", *line.split()])
             assert (args.verb, args.words) == ("script", line.split())
-            assert script.parse(args.words).training_script in ("train.sh", "some.module")
+            assert parse_script(args.words).training_script in (
+                "train.sh",
+                "some.module",
+            )
 
 
 @pytest.mark.parametrize(
@@ -108,11 +111,11 @@ def test_words_that_make_no_sense(place: Path, line: str, message: str) -> None:
 )
 def test_options_of_scripts_that_make_no_sense(place: Path, line: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        script.parse(line.split())
+        parse_script(line.split())
 
 
 def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> None:
-    args = script.parse(["--nproc_per_node", "2", "--max-restarts=3", "plain.py", "a", "-b"])
+    args = parse_script(["--nproc_per_node", "2", "--max-restarts=3", "plain.py", "a", "-b"])
     assert (args.nproc_per_node, args.max_restarts) == ("2", 3)
     assert args.training_script_args == ["a", "-b"]
 

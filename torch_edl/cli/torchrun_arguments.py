@@ -1,0 +1,195 @@
+"""torchrun's command line with our options: torch's own parser, and what its arguments mean to us.
+
+A script that uses torch_edl meets at the master of its job, whatever rendezvous torchrun would use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from torch_edl.cli import file_kind
+from torch_edl.cli.job_config import default_name
+from torch_edl.cli.options import add_options
+from torch_edl.cli.parser import run_options
+from torch_edl.cli.script_arguments import why_not
+from torch_edl.environment import this_experiment
+from torch_edl.errors import UsageError
+from torch_edl.experiment import Experiment
+from torch_edl.jobs import master_host
+from torch_edl.torchrun_plugin import options as rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
+# torchrun's defaults of --master-addr and --master-port.
+_STATIC_ADDRESS, _STATIC_PORT = "127.0.0.1", 29500
+_BACKENDS = ("static", "c10d", "edl")
+_RUN_PATH = (
+    "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; "
+    "sys.argv = sys.argv[1:]; record(runpy.run_path)(sys.argv[0], run_name='__main__')"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """torch's own parser of torchrun's command line, with our options."""
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "torch-edl run"
+    parser.description = (
+        "Launch a training script with torchrun's options and environment. "
+        "All arguments after the script are passed to the script."
+    )
+    add_options(parser, "script")
+    return parser
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments of ``torch-edl run`` for a script.
+
+    Raises:
+        UsageError: an unknown option, an option of model files, or options that exclude each other.
+    """
+    parser = build_parser()
+
+    def refuse(message: str) -> NoReturn:
+        message = re.sub(r"^argument ([^:]*): ", lambda m: m[1].split("/")[0] + ": ", message)
+        if message.startswith("the following arguments are required: training_script"):
+            message = "SCRIPT.py: missing; the script comes after the options of torchrun"
+        raise UsageError(f"{message}\nsee: torch-edl run --help-torchrun")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    args, unknown = parser.parse_known_args(list(words))
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if flag in run_options():
+            raise UsageError(f"{flag}: options of torchrun launch a script: {why_not(flag)}")
+        close = difflib.get_close_matches(flag, list(parser._option_string_actions), n=1)
+        hint = f"did you mean {close[0]}?" if close else "options of the script go after the script"
+        raise UsageError(f"{flag}: no option of torchrun or of torch-edl run for scripts; {hint}")
+    _check(args)
+    return args
+
+
+def _check(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if not (args.module or args.no_python):
+        kind = file_kind.kind_of(script, shown=script, has_data=False, launched=True)
+        if not kind.is_script:
+            raise UsageError(
+                f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
+                "scripts; use --workers MIN:MAX, see torch-edl run --help"
+            )
+    if args.module and args.no_python:
+        raise UsageError("--no-python and --module: choose one")
+    if args.workers is not None:
+        if args.nproc_per_node != "1":
+            raise UsageError(f"--workers and --nproc-per-node {args.nproc_per_node}: choose one")
+        if args.nnodes not in ("1", "1:1"):
+            raise UsageError(
+                f"--workers and --nnodes {args.nnodes}: --workers is for one machine; "
+                "write --nnodes MIN:MAX --nproc-per-node N"
+            )
+
+
+def may_restart_here(args: argparse.Namespace) -> bool:
+    """Whether a plain script may be restarted on this machine, and no rendezvous is named."""
+    if args.max_restarts == 0:
+        return False
+    is_named = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
+    return bool(args.standalone or (args.nnodes in ("1", "1:1") and not is_named))
+
+
+def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
+    """torchrun's configuration of our agent, and the command of a worker.
+
+    Raises:
+        UsageError: a value that torchrun rejects, or a rendezvous backend that is not ours.
+    """
+    from torch.distributed.run import config_from_args, determine_local_world_size
+
+    if args.rdzv_backend not in _BACKENDS:
+        raise UsageError(
+            f"--rdzv-backend {args.rdzv_backend}: the workers of a job of torch_edl meet at its "
+            "master; leave the option out, or write --rdzv-backend edl"
+        )
+    if args.workers is not None:
+        args.nproc_per_node = str(args.workers[1])
+    try:
+        _share_cores(determine_local_world_size(args.nproc_per_node))
+        config, entrypoint, words = config_from_args(args)
+    except (AssertionError, RuntimeError, ValueError, OSError) as error:
+        raise UsageError(f"torchrun's options: {error}") from error
+    if config.nproc_per_node < 1:
+        raise UsageError(f"--nproc-per-node {args.nproc_per_node}: must be 1 or more")
+    config.rdzv_configs = rendezvous.unquoted(config.rdzv_configs)
+    if not isinstance(entrypoint, str):  # --run-path
+        return config, [sys.executable, "-u", "-c", _RUN_PATH, *words]
+    return config, [entrypoint, *words]
+
+
+def _share_cores(workers: int) -> None:
+    """Divides the cores among the workers of this machine, unless the user has set the number of
+    threads. torchrun gives each of several workers a single thread, and warns."""
+    if workers > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // workers)))
+
+
+def endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:
+    """Where the agents of the job meet.
+
+    Two commands on one machine are two experiments: an agent joins only a job that its command
+    names. A job that needs several machines meets at torchrun's default endpoint.
+
+    Returns:
+        ``host:port``. Port 0: the master of the job of that name on this machine, at any port.
+        Empty: the agent has a job of its own.
+    """
+    named = args.rdzv_endpoint
+    if args.standalone:
+        return ""
+    if named:
+        return rendezvous.endpoint(named, machines=config.max_nodes)
+    if config.max_nodes == 1:
+        return ""
+    is_placed = args.master_port is not None or args.master_addr != _STATIC_ADDRESS
+    if is_placed or (config.min_nodes > 1 and args.rdzv_id == rendezvous.DEFAULT_ID):
+        port = _STATIC_PORT if args.master_port is None else args.master_port
+        return rendezvous.endpoint(f"{args.master_addr}:{port}", machines=config.max_nodes)
+    return "" if args.rdzv_id == rendezvous.DEFAULT_ID else master_host.ANY_PORT
+
+
+def job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
+    """The name that all agents of the job find: ``--rdzv-id``, or the script and the port."""
+    if args.job_name:
+        return str(args.job_name)
+    if args.rdzv_id != rendezvous.DEFAULT_ID:
+        return rendezvous.job_name(args.rdzv_id)
+    stem = args.training_script.rsplit(".", 1)[-1] if args.module else args.training_script
+    place = endpoint(args, config)
+    name = default_name(stem)
+    return f"{name.rpartition('-')[0]}-{place.rpartition(':')[2]}" if place else name
+
+
+def join_timeout_s(config: LaunchConfig) -> float:
+    """Seconds for which an agent waits for other machines, and workers for their first ring."""
+    return rendezvous.seconds(config.rdzv_configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S)
+
+
+def experiment(args: argparse.Namespace) -> Experiment:
+    """What the command runs, for the comparison with the other agents of the job."""
+    script = args.training_script
+    file: Path | None = Path(script).expanduser().resolve()
+    if args.module:
+        file = file_kind.find_module(script, [os.getcwd(), *sys.path])
+    elif file is not None and file.exists():
+        script = str(file)
+    return this_experiment(script, args.training_script_args, rdzv_id=args.rdzv_id, file=file)
