@@ -302,12 +302,9 @@ def argument_orders(contract: Contract) -> list[tuple[str, str]]:
     return [(what, f"{f.name}{f.order}: {f.reason}") for what, f in found]
 
 
-def report_model(
-    module: nn.Module, optimizer: torch.optim.Optimizer, worker_id: int
-) -> pb.ReportModelRequest:
+def report_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> pb.ReportModelRequest:
     """What the master needs to know of a model to choose a strategy."""
     report = pb.ReportModelRequest(
-        worker_id=worker_id,
         optimizer=type(optimizer).__name__,
         dense_elements=sum(p.numel() for p in module.parameters()),
     )

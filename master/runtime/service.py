@@ -81,7 +81,10 @@ class Service:
         handlers: dict[str, Handler] = {
             "Register": self._changing(self._workers.register),
             "RegisterServer": self._register_server,
-            "ReportModel": self._report_model,
+            "ReportModel": self._changing(self.job.report_model),
+            "ReportData": self._changing(self._of_script("report_data")),
+            "ReportFailure": self._changing(self.job.report_failure),
+            "WaitUntilReady": self._wait_until_ready,
             "Lease": self._lease,
             "CompleteTask": self._changing(self._workers.complete_task),
             "ReleaseTask": self._changing(self._workers.release_task),
@@ -136,7 +139,7 @@ class Service:
             return getattr(self.job, event)  # type: ignore[no-any-return]
 
         def refuse(request: Any, now: float) -> Any:
-            raise UsageError(f"job {self.job.config.name} trains a model file: it has no agents")
+            raise UsageError(f"job {self.job.config.name} trains a model file, not a script")
 
         return refuse
 
@@ -178,11 +181,11 @@ class Service:
         )
         return answer if answer is not None else pb.JoinRoundResponse()
 
-    def _report_model(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def _wait_until_ready(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(
-            self.job.report_model, request, context, _MODEL_WAIT_S, notify=True, keep=True
+            self.job.wait_until_ready, request, context, _MODEL_WAIT_S, notify=True, keep=True
         )
-        return answer if answer is not None else pb.ReportModelResponse(ready=False)
+        return answer if answer is not None else pb.WaitUntilReadyResponse()
 
     def _lease(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer = self._wait(self._workers.lease, request, context, _LEASE_WAIT_S, notify=False)

@@ -162,19 +162,9 @@ class Job(Lifecycle):
             self._epoch = queue.epoch
         self.tell("info", text, now)
 
-    def report_model(
-        self, request: pb.ReportModelRequest, now: float
-    ) -> pb.ReportModelResponse | None:
-        """A worker tells what the model file holds; the first one decides the strategy.
-
-        Returns None while the servers start or the data is scanned.
-        """
-        if request.error:
-            usage = not request.running
-            self.fail(request.error, now, traceback=request.traceback, usage=usage)
-        if self.outcome is not None:
-            return pb.ReportModelResponse(ready=False)
-        if self._model is None:
+    def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
+        """A worker reports what it trains; the first report decides the strategy."""
+        if self.outcome is None and self._model is None:
             self._model = request
             try:
                 choice = choose_strategy(self.config, request, workers=self.fleet.workers_wanted)
@@ -182,28 +172,43 @@ class Job(Lifecycle):
                     self._decide(choice.name)
             except UsageError as error:
                 self.fail(str(error), now, usage=True)
-                return pb.ReportModelResponse(ready=False)
-            self.reason = choice.reason
-            self.work.lockstep = choice.name == "allreduce"
-            self.tell("info", f"strategy {choice.name}: {choice.reason}", now)
-            self._begin(now)
+            else:
+                self.reason = choice.reason
+                self.work.lockstep = choice.name == "allreduce"
+                self.tell("info", f"strategy {choice.name}: {choice.reason}", now)
+                self._begin(now)
+        return pb.ReportModelResponse()
+
+    def report_failure(
+        self, request: pb.ReportFailureRequest, now: float
+    ) -> pb.ReportFailureResponse:
+        """A worker failed in a way in which every worker would fail."""
+        self.fail(request.error, now, traceback=request.traceback, usage=not request.running)
+        return pb.ReportFailureResponse()
+
+    def wait_until_ready(
+        self, request: pb.WaitUntilReadyRequest, now: float
+    ) -> pb.WaitUntilReadyResponse | None:
+        """What a worker begins with; None while the servers start or the data is scanned."""
+        if self.outcome is not None:
+            return pb.WaitUntilReadyResponse(leave=True)
         cluster = self.cluster()
-        if cluster is None or not self._is_ready(request):
+        if self._model is None or cluster is None or not self._is_ready():
             return None
         self.fleet.ready(request.worker_id)
         shards = self.work.shards if self.work.lockstep else ()
         cores = self._cores // max(1, self.fleet.workers_wanted)
-        return pb.ReportModelResponse(
-            ready=True,
+        start = pb.Start(
             strategy=self.fleet.strategy,
             reason=self.reason,
             cluster=cluster,
             torch_threads=self.config.cluster.worker_threads or max(1, cores),
             shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
         )
+        return pb.WaitUntilReadyResponse(start=start)
 
-    def _is_ready(self, request: pb.ReportModelRequest) -> bool:
-        """Whether there is an answer for a worker, once the servers are up."""
+    def _is_ready(self) -> bool:
+        """Whether a worker may begin, once the servers are up."""
         return self.work.ready
 
     def _decide(self, strategy: str) -> None:

@@ -30,19 +30,17 @@ class ServedJob(Job):
     def _served(self) -> bool:
         return self.fleet.strategy == "ps"
 
-    def report_model(
-        self, request: pb.ReportModelRequest, now: float
-    ) -> pb.ReportModelResponse | None:
-        """A worker tells what it trains; and again, on servers, what its loader goes through.
+    def report_data(self, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
+        """A worker reports what its loader goes through; the first report makes the tasks.
 
         Raises:
-            UsageError: another worker told of other data.
+            UsageError: another worker reported other data.
         """
-        if self._model is None and request.HasField("data"):
+        if self._model is None:
             raise UsageError("the model is to be reported before its data")
-        if request.HasField("data") and self.outcome is None:
+        if self.outcome is None:
             self._take_data(request.data, now)
-        return super().report_model(request, now)
+        return pb.ReportDataResponse()
 
     def _take_data(self, told: pb.ScriptData, now: float) -> None:
         if self._data is not None:
@@ -59,10 +57,10 @@ class ServedJob(Job):
         self._begun(text, now)
 
     def _begin(self, now: float) -> None:
-        """The data are told of later, see :meth:`report_model`."""
+        """The data are reported later, see :meth:`report_data`."""
 
-    def _is_ready(self, request: pb.ReportModelRequest) -> bool:
-        return self.work.ready or not request.HasField("data")
+    def _is_ready(self) -> bool:
+        return True
 
     def _decide(self, strategy: str) -> None:
         newest = self.checkpoints.newest

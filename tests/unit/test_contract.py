@@ -40,8 +40,8 @@ def without(name: str) -> str:
 def test_a_good_file(tmp_path: Path) -> None:
     contract = load_contract(write(tmp_path, GOOD))
     model = contract.make_model()
-    report = report_model(model, contract.make_optimizer(model), 3)
-    assert (report.worker_id, report.dense_elements, report.optimizer) == (3, 3, "SGD")
+    report = report_model(model, contract.make_optimizer(model))
+    assert (report.dense_elements, report.optimizer) == (3, "SGD")
     assert not report.optimizer_error
     assert not report.embeddings
     assert contract.make_metrics() == {}
@@ -171,7 +171,7 @@ def test_a_traceback_has_no_frames_of_ours_nor_of_what_ends_the_process(tmp_path
 def test_an_unsupported_optimizer_is_reported_with_the_list(tmp_path: Path) -> None:
     contract = load_contract(write(tmp_path, GOOD.replace("SGD", "LBFGS")))
     model = contract.make_model()
-    error = report_model(model, contract.make_optimizer(model), 0).optimizer_error
+    error = report_model(model, contract.make_optimizer(model)).optimizer_error
     assert "LBFGS" in error
     assert "torch.optim.Adagrad" in error
 

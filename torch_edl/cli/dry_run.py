@@ -162,7 +162,7 @@ def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple
 
     contract = load_contract(config.model_file, config.model_args)
     session = Session(contract, config, worker_id=0)
-    report = report_model(session.model, session.optimizer, worker_id=0)
+    report = report_model(session.model, session.optimizer)
     return session, report, argument_orders(contract)
 
 

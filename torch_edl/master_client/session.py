@@ -1,4 +1,4 @@
-"""A script's connection to the master of its job."""
+"""A worker's connection to the master of its job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import DismissedError, JobFailedError, MasterLostError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.processes.child import outlive_terminal
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import AWAY, Stub
 
@@ -23,13 +22,18 @@ log = logging.getLogger(__name__)
 
 _REGISTER_S = 60.0
 # The master waits five seconds for servers before it says "ask again".
-_REPORT_S = 30.0
+_CALL_S = 30.0
 # An agent starts a master that was killed again.
 _MASTER_AWAY_S = 60.0
+_FAREWELL_S = 20.0
 
 
 class MasterSession:
-    """Registers this process as a worker, and says each second that it lives."""
+    """Registers this process as a worker, and says each second that the worker lives.
+
+    SIGTERM means from then on: finish the update, return what is held, leave. A handler of the
+    user's own stays.
+    """
 
     def __init__(self, master: Stub, registered: pb.RegisterResponse) -> None:
         self.config = JobConfig.from_json(registered.config_json)
@@ -37,34 +41,36 @@ class MasterSession:
         self.ring = registered.ring
         """The newest ring when this process came; 0: there had been none."""
         self.terminated = threading.Event()
-        """Somebody sent SIGTERM."""
+        """This process got SIGTERM."""
         self.progress = WorkerStatus(phase="starting")
         self.cluster = pb.Cluster()
         """The servers of today; none in a ring."""
         self.master = master
         self.heartbeat = Heartbeat(master, self.worker_id, self.progress)
         self.heartbeat.start()
+        self._model: pb.ReportModelRequest | None = None
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         ):
-            # Finish the update, leave the ring, then end by the signal.
             signal.signal(signal.SIGTERM, self._terminate)
 
     @classmethod
-    def connect(cls) -> MasterSession:
-        """To the master that the environment names.
+    def connect(cls, worker_id: int = -1) -> MasterSession:
+        """Connects to the master that the environment names.
+
+        Args:
+            worker_id: -1: the master gives this process a number.
 
         Raises:
-            JobFailedError: it does not answer, or wants no worker any more.
+            JobFailedError: the master does not answer, or wants no worker any more.
         """
-        outlive_terminal()
         env = os.environ
         master = Stub(
             pb.DESCRIPTOR.services_by_name["Master"], env[ENV_MASTER], env.get(ENV_TOKEN, "")
         )
         request = pb.RegisterRequest(
-            worker_id=-1,
+            worker_id=worker_id,
             pid=os.getpid(),
             host=os.uname().nodename,
             node=env.get(ENV_NODE, ""),
@@ -74,41 +80,75 @@ class MasterSession:
             registered = master.insist("Register", request, timeout_s=_REGISTER_S)
         except grpc.RpcError as error:
             raise JobFailedError(
-                f"the master at {env[ENV_MASTER]} did not take this process in: "
+                f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
                 f"{error.details() or error.code().name}; is the job over, or the token another's?"
             ) from None
         return cls(master, registered)
 
-    def report(self, request: pb.ReportModelRequest) -> pb.ReportModelResponse:
-        """Tells what the script holds, and waits until the strategy is known and its servers
-        are up.
+    def start(self, model: pb.ReportModelRequest) -> pb.Start:
+        """Reports what this worker trains, and waits as :meth:`wait_until_ready` does."""
+        self._model = model
+        return self.wait_until_ready()
+
+    def report_data(self, data: pb.ScriptData) -> pb.Start:
+        """Reports what the loader of a script goes through, and waits for the servers.
 
         Raises:
             DismissedError: the job ended meanwhile.
-            UsageError: another process told of something else.
+            UsageError: another process reported other data.
         """
-        give_up = time.monotonic() + _MASTER_AWAY_S
+        self._ask("ReportData", pb.ReportDataRequest(data=data))
+        return self.wait_until_ready()
+
+    def wait_until_ready(self) -> pb.Start:
+        """Waits until the strategy is known and its servers are up.
+
+        Raises:
+            DismissedError: the job ended meanwhile.
+        """
         while True:
-            try:
-                answer = self.master.insist("ReportModel", request, timeout_s=_REPORT_S)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                    raise UsageError(error.details()) from None
-                if error.code() in AWAY and time.monotonic() < give_up:
-                    log.warning("the master does not answer; asking again")
-                    continue
-                raise MasterLostError(f"{error.code().name}: {error.details()}") from None
-            give_up = time.monotonic() + _MASTER_AWAY_S
-            if answer.ready:
-                self.cluster = answer.cluster
-                return answer  # type: ignore[no-any-return]
-            if self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
+            # Each time, since a master that was started again knows nothing of it.
+            if self._model is not None:
+                self._ask("ReportModel", self._model)
+            request = pb.WaitUntilReadyRequest(worker_id=self.worker_id)
+            answer = self._ask("WaitUntilReady", request)
+            if answer.HasField("start"):
+                self.cluster = answer.start.cluster
+                return answer.start  # type: ignore[no-any-return]
+            if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
                 raise DismissedError("the job ended before it began")
+
+    def report_failure(self, error: str, traceback: str, *, running: bool) -> None:
+        """Fails the job, since every worker would fail in the same way.
+
+        Args:
+            running: the error came in training, from the user's code or from the data.
+        """
+        request = pb.ReportFailureRequest(error=error, traceback=traceback, running=running)
+        self.master.call("ReportFailure", request, timeout_s=_FAREWELL_S)
 
     def close(self) -> None:
         """Ends the heartbeat."""
         self.heartbeat.stop()
         self.master.close()
+
+    def _ask(self, method: str, request: Any) -> Any:
+        """Calls, also while the master is away for a while.
+
+        Raises:
+            UsageError: the master rejects what was reported.
+            MasterLostError: the master stays away.
+        """
+        give_up = time.monotonic() + _MASTER_AWAY_S
+        while True:
+            try:
+                return self.master.insist(method, request, timeout_s=_CALL_S)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                    raise UsageError(error.details()) from None
+                if error.code() not in AWAY or time.monotonic() >= give_up:
+                    raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+                log.warning("the master does not answer; asking again")
 
     def _terminate(self, *_: Any) -> None:
         self.terminated.set()

@@ -192,9 +192,9 @@ class Job:
         check_parameters(model, optimizers, alone=self._rendezvous is None)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._session is not None and self._session.config.train.strategy != "allreduce":
-            report = report_model(model, optimizers[0], self._session.worker_id)
+            report = report_model(model, optimizers[0])
             with self.ending.dismissal():
-                ready = self._session.report(report)
+                ready = self._session.start(report)
             if ready.strategy == "ps":
                 self._serve(self._session, model, optimizers, scheduler)
                 return given

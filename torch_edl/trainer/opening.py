@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch_edl.environment import ENV_MASTER
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
+from torch_edl.processes.child import outlive_terminal
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import Settings
 
@@ -77,7 +78,10 @@ def open_job(
                 "ElasticTrainer(..., job=job)"
             )
         _current.close()
-    session = MasterSession.connect() if os.environ.get(ENV_MASTER) else None
+    session = None
+    if os.environ.get(ENV_MASTER):
+        outlive_terminal()
+        session = MasterSession.connect()
     job = Job(session, settings, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:
         _current = job

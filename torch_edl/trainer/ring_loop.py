@@ -61,7 +61,7 @@ def task_space(config: JobConfig, shards: list[pb.SourceShard]) -> TaskSpace:
 
 def make_ring_loop(
     session: Session,
-    ready: pb.ReportModelResponse,
+    ready: pb.Start,
     master: Stub,
     leases: LeaseClient,
     heartbeat: Heartbeat,

@@ -120,7 +120,7 @@ class Served:
                 return self._loop.state_dict()
             except ServersLostError as error:
                 self._lose(error)
-                self._session.report(pb.ReportModelRequest(worker_id=self._session.worker_id))
+                self._session.wait_until_ready()
 
     def batches(
         self,
@@ -182,18 +182,15 @@ class Served:
     def _report(self, batches: Batches) -> None:
         """Tells the master what there is to go through."""
         whole = batches.data
-        self._session.report(
-            pb.ReportModelRequest(
-                worker_id=self._session.worker_id,
-                data=pb.ScriptData(
-                    records=whole.records,
-                    epochs=whole.epochs,
-                    batch_size=whole.batch_size,
-                    records_per_task=_BATCHES_PER_TASK * whole.batch_size,
-                    shuffle=whole.shuffle,
-                    seed=whole.seed,
-                    files=whole.files,
-                ),
+        self._session.report_data(
+            pb.ScriptData(
+                records=whole.records,
+                epochs=whole.epochs,
+                batch_size=whole.batch_size,
+                records_per_task=_BATCHES_PER_TASK * whole.batch_size,
+                shuffle=whole.shuffle,
+                seed=whole.seed,
+                files=whole.files,
             )
         )
 
@@ -271,7 +268,7 @@ class Served:
                 return
             except ServersLostError as error:
                 self._lose(error)
-                self._session.report(pb.ReportModelRequest(worker_id=self._session.worker_id))
+                self._session.wait_until_ready()
 
     def _connect(self) -> None:
         life = self._session.cluster.incarnation

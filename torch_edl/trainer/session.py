@@ -53,7 +53,7 @@ class Session:
         """What the user's ``data_source`` has, where there is one."""
         return [pb.SourceShard(**asdict(Shard.of(source))) for source in self._sources.values()]
 
-    def start(self, ready: pb.ReportModelResponse) -> None:
+    def start(self, ready: pb.Start) -> None:
         """Sets this process up for training."""
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)

@@ -105,46 +105,76 @@ class ScriptData(_message.Message):
     def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
-    __slots__ = ("worker_id", "error", "traceback", "embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "data", "running")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_ERROR_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    RUNNING_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    error: str
-    traceback: str
     embeddings: _containers.RepeatedCompositeFieldContainer[EmbeddingReport]
     dense_elements: int
     optimizer: str
     optimizer_error: str
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
     custom_source: bool
-    data: ScriptData
-    running: bool
-    def __init__(self, worker_id: _Optional[int] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., data: _Optional[_Union[ScriptData, _Mapping]] = ..., running: _Optional[bool] = ...) -> None: ...
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
-    __slots__ = ("ready", "strategy", "reason", "cluster", "torch_threads", "shards")
-    READY_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportDataRequest(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: ScriptData
+    def __init__(self, data: _Optional[_Union[ScriptData, _Mapping]] = ...) -> None: ...
+
+class ReportDataResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportFailureRequest(_message.Message):
+    __slots__ = ("error", "traceback", "running")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    traceback: str
+    running: bool
+    def __init__(self, error: _Optional[str] = ..., traceback: _Optional[str] = ..., running: _Optional[bool] = ...) -> None: ...
+
+class ReportFailureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WaitUntilReadyRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+
+class WaitUntilReadyResponse(_message.Message):
+    __slots__ = ("leave", "start")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    leave: bool
+    start: Start
+    def __init__(self, leave: _Optional[bool] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("strategy", "reason", "cluster", "torch_threads", "shards")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
-    ready: bool
     strategy: str
     reason: str
     cluster: Cluster
     torch_threads: int
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
-    def __init__(self, ready: _Optional[bool] = ..., strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("incarnation", "servers", "restored_from", "values_only")

@@ -62,13 +62,13 @@ class World:
             self.job.scanned({"train": [Shard("a", 40)], "eval": [Shard("e", 4)]}, 0.0)
         self.script = script
         self.worker = self.say("Register", self.requests()["Register"]).worker_id
-        self.say("ReportModel", pb.ReportModelRequest(worker_id=self.worker))
+        self.say("ReportModel", pb.ReportModelRequest())
         self.tick()
         for process in self.job.fleet.alive("ps"):
             request = pb.RegisterServerRequest(incarnation=process.incarnation, address="s:1")
             self.say("RegisterServer", request)
         if script and strategy == "ps":
-            self.say("ReportModel", pb.ReportModelRequest(worker_id=self.worker, data=DATA))
+            self.say("ReportData", pb.ReportDataRequest(data=DATA))
         if strategy == "allreduce":
             self.form_ring()
         self.tick()
@@ -85,7 +85,7 @@ class World:
         id = -1 if self.script else 1
         request = pb.RegisterRequest(worker_id=id, pid=8, host="h", node="n", local_rank=1)
         other = self.say("Register", request).worker_id
-        self.say("ReportModel", pb.ReportModelRequest(worker_id=other))
+        self.say("ReportModel", pb.ReportModelRequest())
         for worker in (self.worker, other, self.worker):
             answer = self.say("JoinRing", pb.JoinRingRequest(worker_id=worker, store="s", step=-1))
         assert answer.HasField("ring")
@@ -120,8 +120,10 @@ class World:
             "Register": pb.RegisterRequest(worker_id=worker, pid=7, host="h", node="n"),
             "RegisterServer": pb.RegisterServerRequest(incarnation=life, address="s:1", pid=3),
             "ReportModel": pb.ReportModelRequest(
-                worker_id=worker, embeddings=[embedding], shards=[pb.SourceShard(records=4)]
+                embeddings=[embedding], shards=[pb.SourceShard(records=4)]
             ),
+            "ReportFailure": pb.ReportFailureRequest(error="e"),
+            "WaitUntilReady": pb.WaitUntilReadyRequest(worker_id=worker),
             "Lease": pb.LeaseRequest(worker_id=worker, want=1, incarnation=life, held=[]),
             **{
                 f"CompleteTask {name}": pb.CompleteTaskRequest(
@@ -150,7 +152,7 @@ class World:
             "Scale": pb.ScaleRequest(min_workers=1, max_workers=2),
         }
         if self.script:
-            requests["ReportModel data"] = pb.ReportModelRequest(worker_id=worker, data=DATA)
+            requests["ReportData"] = pb.ReportDataRequest(data=DATA)
             requests["AgentReport"] = agent
             requests["JoinRound"] = pb.JoinRoundRequest(
                 node="n", min_nodes=1, max_nodes=2, last_call_s=1, store="s"
@@ -207,8 +209,6 @@ def test_a_source_of_a_file_says_when_that_was_changed(tmp_path: Path) -> None:
     file.write_text("a\n1\n")
     shard = Shard.of(open_source(str(file)))
     world = World("train", "ps")
-    request = pb.ReportModelRequest(
-        worker_id=world.worker, shards=[pb.SourceShard(**dataclasses.asdict(shard))]
-    )
+    request = pb.ReportModelRequest(shards=[pb.SourceShard(**dataclasses.asdict(shard))])
     assert shard.mtime_ns > 1 << 53
-    assert world.say("ReportModel", request)
+    world.say("ReportModel", request)

@@ -150,7 +150,10 @@ class World:
             self.up()
 
     def report_model(self, id: int, **fields):
-        return self.job.report_model(pb.ReportModelRequest(worker_id=id, **fields), self.now)
+        self.job.report_model(pb.ReportModelRequest(**fields), self.now)
+        ask = pb.WaitUntilReadyRequest(worker_id=id)
+        answer = self.job.wait_until_ready(ask, self.now)
+        return answer.start if answer is not None and answer.HasField("start") else None
 
     def lease(self, id: int = 0, want: int = 1, held=()):
         return self.workers.lease(
@@ -374,7 +377,7 @@ class TestDecisions:
         w = World(strategy="auto")
         w.up()
         answer = w.report_model(0)
-        assert (answer.ready, answer.strategy, answer.torch_threads) == (True, "local", 8)
+        assert (answer.strategy, answer.torch_threads) == ("local", 8)
         assert answer.cluster.incarnation == 1
         assert list(answer.cluster.servers) == []
 
@@ -393,7 +396,8 @@ class TestDecisions:
     def test_an_error_of_the_model_file_fails_the_job(self):
         w = World(strategy="auto")
         w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
-        w.report_model(0, error="model.py: no loss", traceback="Traceback ...")
+        failure = pb.ReportFailureRequest(error="model.py: no loss", traceback="Traceback ...")
+        w.job.report_failure(failure, w.now)
         outcome = w.job.outcome
         assert (outcome.state, outcome.error, outcome.usage_error) == (
             "failed",

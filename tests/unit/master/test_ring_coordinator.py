@@ -83,24 +83,22 @@ class World:
             ProcessExit(role="worker", id=id, code=None, signal=signal), self.now, log="/l"
         )
 
-    def up(self) -> list[pb.ReportModelResponse]:
-        """Workers that were started come as far as the ring; their model reports' answers."""
+    def up(self) -> pb.Start | None:
+        """Workers that were started come as far as the ring; what they begin with."""
         self.tick()
-        answers = []
         for process in self.job.fleet.alive("worker"):
             if process.state == "starting":
                 self.workers.register(pb.RegisterRequest(worker_id=process.id), self.now)
                 self.ring[process.id] = 0
-        request = pb.ReportModelRequest(worker_id=min(self.ring))
         if not self.job.work.ready:
-            self.job.report_model(request, self.now)
+            self.job.report_model(pb.ReportModelRequest(), self.now)
             found = {"train": SHARDS}
             if self.eval_records:
                 found["eval"] = [Shard("test", self.eval_records)]
             self.job.scanned(found, self.now)
-        if self.job.outcome is None:
-            answers.append(self.job.report_model(request, self.now))
-        return answers
+        ask = pb.WaitUntilReadyRequest(worker_id=min(self.ring))
+        answer = self.job.wait_until_ready(ask, self.now)
+        return answer.start if answer is not None and answer.HasField("start") else None
 
     def meet(self, step: int = -1) -> pb.JoinRingResponse:
         """All that live ask, those without a ring having no model."""
@@ -193,8 +191,8 @@ def made_from(config: JobConfig, progress: Watermarks) -> Saved:
 @pytest.mark.parametrize("strategy", ["auto", "allreduce"])
 def test_workers_are_told_the_data_and_get_no_tasks_of_it(strategy: str) -> None:
     w = World(strategy=strategy)
-    answer = w.up()[0]
-    assert (answer.ready, answer.strategy, list(answer.cluster.servers)) == (True, "allreduce", [])
+    answer = w.up()
+    assert (answer.strategy, list(answer.cluster.servers)) == ("allreduce", [])
     assert [(s.name, s.records) for s in answer.shards] == [("a", 20), ("b", 11)]
     assert answer.cluster.incarnation == 1
     assert w.job.fleet.alive("ps") == []

@@ -92,11 +92,19 @@ class World:
         return self.workers.register(request, self.now).worker_id
 
     def report(self, worker: int, *embeddings: pb.EmbeddingReport, **fields):
-        request = pb.ReportModelRequest(worker_id=worker, embeddings=embeddings, **fields)
-        return self.job.report_model(request, self.now)
+        request = pb.ReportModelRequest(embeddings=embeddings, **fields)
+        self.job.report_model(request, self.now)
+        return self.start(worker)
 
     def tell(self, worker: int, **changes):
-        return self.report(worker, data=pb.ScriptData(**{**DATA, **changes}))
+        request = pb.ReportDataRequest(data=pb.ScriptData(**{**DATA, **changes}))
+        self.job.report_data(request, self.now)
+        return self.start(worker)
+
+    def start(self, worker: int) -> pb.Start | None:
+        ask = pb.WaitUntilReadyRequest(worker_id=worker)
+        answer = self.job.wait_until_ready(ask, self.now)
+        return answer.start if answer is not None and answer.HasField("start") else None
 
     def lease(self, worker: int, *held: int, life: int | None = None) -> pb.LeaseResponse | None:
         life = self.job.fleet.incarnation if life is None else life
@@ -168,8 +176,8 @@ def begun(**options) -> World:
     w.servers_up()
     worker = w.register(1)
     assert worker == 0
-    assert w.report(worker, UNBOUND).ready
-    assert w.tell(worker).ready
+    assert w.report(worker, UNBOUND)
+    assert w.tell(worker)
     return w
 
 
@@ -180,7 +188,7 @@ def test_allreduce_is_decided_at_once_and_starts_nothing() -> None:
     w = World(strategy="allreduce")
     assert w.status().strategy == "allreduce"
     answer = w.report(w.register(1), SMALL)
-    assert (answer.ready, answer.strategy) == (True, "allreduce")
+    assert answer.strategy == "allreduce"
     assert w.started == []
 
 
@@ -189,7 +197,7 @@ def test_a_small_model_runs_in_a_ring_also_alone(most: int) -> None:
     w = World(most=most)
     assert w.status().strategy == ""
     answer = w.report(w.register(1), SMALL)
-    assert (answer.ready, answer.strategy) == (True, "allreduce")
+    assert answer.strategy == "allreduce"
     w.tick()
     assert w.started == []
     assert "strategy allreduce: no large embedding" in w.texts()
@@ -211,7 +219,7 @@ def test_a_large_embedding_goes_to_servers_that_the_master_starts(
     w.servers_up()
     assert [(s.spec.role, s.spec.module) for s in w.started] == [("ps", "torch_edl.ps_server")] * 2
     answer = w.report(worker, embedding)
-    assert (answer.ready, answer.strategy) == (True, "ps")
+    assert answer.strategy == "ps"
     assert list(answer.cluster.servers) == ["s0:1", "s1:1"]
     assert reason in answer.reason
 
@@ -246,9 +254,9 @@ def test_the_first_loader_defines_the_tasks() -> None:
     w = World(strategy="ps")
     w.servers_up()
     worker = w.register(1)
-    assert w.report(worker, UNBOUND).ready
+    assert w.report(worker, UNBOUND)
     assert w.lease(worker) is None, "nobody knows the data yet"
-    assert w.tell(worker).ready
+    assert w.tell(worker)
     changed = w.lease(worker, life=0)
     assert changed.next == CHANGED
     assert list(changed.cluster.servers) == ["s0:1", "s1:1"]
@@ -291,7 +299,7 @@ def test_other_data_are_the_error_of_the_worker_that_has_them(
 ) -> None:
     w = begun()
     other = w.register(2, local_rank=1)
-    assert w.tell(other).ready
+    assert w.tell(other)
     with pytest.raises(UsageError, match=text):
         w.tell(other, **change)
     assert w.job.outcome is None
@@ -397,8 +405,8 @@ def test_a_worker_that_comes_after_the_end_hears_of_it() -> None:
     w.train_all(0)
     w.tick()
     late = w.register(5, local_rank=1)
-    assert w.report(late, UNBOUND).ready
-    assert w.tell(late).ready
+    assert w.report(late, UNBOUND)
+    assert w.tell(late)
     assert w.lease(late, life=0).next == FINISHED
 
 
@@ -495,4 +503,4 @@ def test_a_master_that_was_killed_before_the_strategy_was_known_decides_it() -> 
     w.register(1)
     again = World(left=json.loads(json.dumps(w.job.durable())))
     answer = again.report(0, SMALL)
-    assert (answer.ready, answer.strategy) == (True, "allreduce")
+    assert answer.strategy == "allreduce"

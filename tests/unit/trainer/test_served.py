@@ -312,11 +312,8 @@ def test_second_things_are_refused(start: Callable[..., Stub]) -> None:
     with pytest.raises(UsageError, match="a second loader"):
         next(iter(job.loader(data(), batch_size=BATCH)))
     with pytest.raises(UsageError, match="this process has 7 records, another had 750"):
-        job._session.report(
-            pb.ReportModelRequest(
-                worker_id=job._session.worker_id,
-                data=pb.ScriptData(records=7, epochs=1, batch_size=1, records_per_task=1),
-            )
+        job._session.report_data(
+            pb.ScriptData(records=7, epochs=1, batch_size=1, records_per_task=1)
         )
 
 

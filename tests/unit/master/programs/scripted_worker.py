@@ -41,7 +41,11 @@ drain = threading.Event()
 
 
 def call(method, **fields):
-    request = getattr(pb, f"{method}Request")(worker_id=me, **fields)
+    return send(method, worker_id=me, **fields)
+
+
+def send(method, **fields):
+    request = getattr(pb, f"{method}Request")(**fields)
     return master.call(method, request, timeout_s=10, wait=True)
 
 
@@ -110,16 +114,16 @@ def snapshot(lease):
 
 call("Register", pid=os.getpid(), host="here")
 threading.Thread(target=beat, daemon=True).start()
+if "model_error" in plan:
+    send("ReportFailure", error=plan["model_error"], traceback=plan.get("model_traceback", ""))
+else:
+    send("ReportModel")
 while True:
-    answer = call(
-        "ReportModel",
-        error=plan.get("model_error", ""),
-        traceback=plan.get("model_traceback", ""),
-        optimizer="SGD",
-    )
-    if answer.ready:
+    answer = call("WaitUntilReady")
+    if answer.HasField("start"):
+        answer = answer.start
         break
-    if drain.is_set():
+    if answer.leave or drain.is_set():
         sys.exit(0)
 print(f"strategy {answer.strategy}, from {answer.cluster.restored_from!r}")
 incarnation = answer.cluster.incarnation
