@@ -131,7 +131,7 @@ def test_a_callback_that_fails(place: Any) -> None:
 
 def test_nan_minibatches_are_left_out_and_counted(place: Any) -> None:
     done = place(f"{RUN} --on-nan skip --summary s.json --", "nan")
-    assert "steps left out: 5" in done.text
+    assert "steps skipped: 5" in done.text
     summary = place.json("s.json")
     assert (summary["nan_steps"], summary["steps"], summary["records"]) == (5, 20, RECORDS)
     assert "--on-nan skip left 5 of 20 minibatches out" in done.text
@@ -203,7 +203,7 @@ def test_damaged_records_are_left_out_and_counted(place: Any, digits: Path) -> N
     shutil.copy(digits / "train-1.recordio", place / "sound.recordio")
     words = "--data image.recordio sound.recordio --summary s.json"
     done = place(f"run %/mnist/model.py {words} --skip-damaged")
-    assert "damaged records left out: 1" in done.text
+    assert "damaged records skipped: 1" in done.text
     summary = place.json("s.json")
     assert summary["damaged"] == 1
     assert 300 < summary["records"] < 720

@@ -1,4 +1,4 @@
-"""The entry point: finds the verb, runs it, turns exceptions into one line and an exit code."""
+"""The entry point: runs a verb, and turns exceptions into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: the words after ``torch-edl``; None takes those of the process.
+        argv: the arguments of ``torch-edl``; None: those of the process.
 
     Returns:
-        0 done; 1 the job failed; 2 something that the user mends; 130 Ctrl-C; 143 SIGTERM.
+        0 done; 1 the job failed; 2 an error that the user can fix; 130 Ctrl-C; 143 SIGTERM.
     """
     outlive_terminal()
     try:
@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     try:
         args = parse(argv)
-        # Imported by name, so that `status` does not pay for pyarrow nor `--help` for gRPC.
+        # Imported by name, so that `status` does not import pyarrow, nor `--help` gRPC.
         verb = importlib.import_module(f"torch_edl.cli.{args.verb}")
         code: int = verb.main(args)
     except SystemExit as end:  # --help and --version
         code = end.code if isinstance(end.code, int) else EXIT_FAILED
-    sys.stdout.flush()  # here, where a reader that went away can still be told from an error
+    sys.stdout.flush()  # here, where a closed pipe can still be told from another error
     return code
 
 

@@ -1,5 +1,5 @@
-"""``torch-edl run --dry-run``: takes one minibatch through the model file's functions, scans the
-data, and says what the job would do. The only verb beside export that imports torch."""
+"""``torch-edl run --dry-run``: runs one minibatch through the functions of the model file, scans
+the data, and prints what the job would do. Only this verb and export import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Scan:
-    """What the data holds."""
+    """The size of the data."""
 
     files: int
     records: int
@@ -30,17 +30,17 @@ class Scan:
 
 
 def show(config: JobConfig, *, servers_named: bool) -> int:
-    """Prints the plan of a job; starts nothing.
+    """Prints the plan of a job; no process is started.
 
     Args:
-        servers_named: the user said how many servers; another strategy than ``ps`` has none.
+        servers_named: the user gave a number of servers; only the strategy ``ps`` has servers.
 
     Returns:
-        0: the job could run.
+        0: the job can run.
 
     Raises:
-        ContractError: the model file does not hold what it should.
-        UsageError: data that cannot be read, or a strategy that cannot be had.
+        ContractError: the model file does not fulfil the contract.
+        UsageError: the data cannot be read, or the strategy cannot train the model.
     """
     from rich import box
     from rich.table import Table
@@ -61,7 +61,7 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
 
 
 def scan(config: JobConfig, files: Sequence[str]) -> Scan:
-    """Counts records and tasks as the master will; data of a custom source counts nothing.
+    """Counts records and tasks as the master does; data of a custom source is not counted.
 
     Raises:
         DataError: a file cannot be read.
@@ -91,7 +91,7 @@ def plan(
     """The rows of the plan: label, value.
 
     Raises:
-        UsageError: the strategy that the user asked for cannot be had.
+        UsageError: the strategy that the user named cannot train the model.
     """
     from torch_edl.engine.choose import EmbeddingSize, choose
 
@@ -117,7 +117,9 @@ def plan(
     if choice.name == "ps":
         rows.append(("servers", str(cluster.servers)))
     elif servers_named:
-        rows.append(("servers", f"none; --ps {cluster.servers} counts only under --strategy ps"))
+        rows.append(
+            ("servers", f"none; --ps {cluster.servers} has an effect with --strategy ps only")
+        )
     if train.files:
         rows += [
             ("data", _scanned(train)),
@@ -128,20 +130,20 @@ def plan(
     else:
         rows.append(("data", "from data_source of the model file"))
     if evaluation.files:
-        when = f"each {config.train.eval_every:,} steps and " if config.train.eval_every else ""
+        when = f"every {config.train.eval_every:,} steps and " if config.train.eval_every else ""
         rows.append(("evaluation", f"{_scanned(evaluation)}, {when}at the end"))
     if keep.load:
         rows.append(("starts from", keep.load))
     if keep.dir:
-        each = f"each {keep.every:,} steps" if keep.every else "at the end"
+        each = f"every {keep.every:,} steps" if keep.every else "at the end"
         rows.append(("checkpoints", f"{keep.dir}, {each}"))
-    rows.append(("output", keep.output or "nowhere; --output DIR keeps the model"))
+    rows.append(("output", keep.output or "none; --output DIR keeps the model"))
     return rows
 
 
 @contextlib.contextmanager
 def _user_errors(config: JobConfig) -> Iterator[None]:
-    """What the model file raises ends the dry run with its traceback."""
+    """An exception of the model file ends the dry run with its traceback."""
     from torch_edl.contract import user_traceback
     from torch_edl.data.loader import FeedError
     from torch_edl.engine.base import NanLossError, UserCodeError
@@ -156,7 +158,7 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
 
 
 def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple[str, str]]]:
-    """What is in the model file, and how its loss and metrics are called."""
+    """The model and the data of the model file, and how its loss and metrics are called."""
     from torch_edl.contract import argument_orders, load_contract, report_model
     from torch_edl.trainer.session import Session
 
@@ -167,7 +169,7 @@ def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple
 
 
 def _try_batch(session: Session, config: JobConfig) -> str:
-    """Takes the first minibatch through feed, model, loss and backward; the loss in words."""
+    """Runs the first minibatch through feed, model, loss and backward; the loss in words."""
     from torch_edl.data.task_space import Shard
     from torch_edl.engine.base import Step
     from torch_edl.nn.model_tables import bind_tables
@@ -188,7 +190,7 @@ def _try_batch(session: Session, config: JobConfig) -> str:
     )
     window = next(session.feeder.prepare(lease)(0))
     if not window.batches:
-        return f"feed left out all of its {lease.end:,} records"
+        return f"feed skipped all of its {lease.end:,} records"
     bind_tables(session.model)
     step = Step(session.contract, session.model, on_nan=config.train.on_nan, log_layers="")
     loss = step.loss(window.batches[0])
@@ -208,7 +210,7 @@ def _describe(size: object) -> str:
 
 def _scanned(found: Scan) -> str:
     text = f"{found.records:,} records in {found.files:,} file{'s' * (found.files != 1)}"
-    return text + (f", {found.damaged:,} damaged left out" if found.damaged else "")
+    return text + (f", {found.damaged:,} damaged skipped" if found.damaged else "")
 
 
 def _range(least: int, most: int) -> str:

@@ -13,10 +13,10 @@ from torch_edl.errors import JobFailedError
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs an evaluation job; the metrics go to stdout, all else to stderr.
+    """Runs an evaluation job; the metrics are printed on stdout, all else on stderr.
 
     Raises:
-        UsageError: what was asked for cannot work; nothing was started.
+        UsageError: the arguments cannot work; nothing was started.
     """
     config = model_file_job(args, "evaluate")
     config = preflight.check(config, model_file=args.model_file, summary=args.summary)

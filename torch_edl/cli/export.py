@@ -12,16 +12,16 @@ SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Reads the model, fills the rows that were never trained, writes the file.
+    """Reads the model, initializes the rows that were never trained, and writes the file.
 
     Raises:
-        UsageError: no trained model there, or a file name of another kind.
-        CheckpointError: what is there is damaged.
+        UsageError: there is no trained model, or the file name has another suffix.
+        CheckpointError: the model is damaged.
         EdlError: the file cannot be written.
     """
     preflight.check_output_file(args.file, SUFFIXES, option="FILE")
     directory = saved_model.resolve(args.source, option="SOURCE")
-    # Imported when what can be refused was refused: torch comes with them.
+    # Imported after all checks: these modules import torch.
     from torch_edl.engine.replica import read_model
     from torch_edl.trainer import weights
 

@@ -1,6 +1,7 @@
-"""Is a file a model file or a training script, and does a script use torch_edl? Nothing runs.
+"""Tells model files from training scripts, and scripts with torch_edl from others. Nothing is run.
 
-A model file defines what the contract names, and torch-edl trains it. A script trains by itself.
+A model file defines the functions of the contract, and torch-edl trains its model. A script has a
+training loop of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from torch_edl.cli.static_check import TRAIN_NEEDS, bound_names, is_dynamic, parse
 
-# Who names one of these trains by itself, whatever else the file defines.
+# A file that uses one of these has its own loop, whatever else it defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL_FILE_FUNCTIONS = 2
 _MAIN = "__main__.py"
@@ -22,7 +23,7 @@ _MAIN = "__main__.py"
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file is, and what tells."""
+    """Whether a file is a script, and why."""
 
     is_script: bool
     reason: str
@@ -33,8 +34,8 @@ def kind_of(path: str, *, shown: str, has_data: bool, launched: bool = False) ->
 
     Args:
         shown: the path as the user wrote it, for messages.
-        has_data: ``--data`` is among the words that follow; it decides where the file does not.
-        launched: options of torchrun are given, which a model file does not have.
+        has_data: ``--data`` is given after the file; it decides if the file does not.
+        launched: options of torchrun are given, which a model file does not take.
 
     Raises:
         UsageError: the file is missing or is not Python.
@@ -74,7 +75,7 @@ def uses_torch_edl(script: str) -> bool:
 
 
 def module_uses_torch_edl(file: Path, root: Path) -> bool:
-    """As :func:`uses_torch_edl`, of a module that ``-m`` names; its own are below ``root``."""
+    """As :func:`uses_torch_edl`, for a module of ``-m``; its local modules are below ``root``."""
     return any(_imports_torch_edl(tree) for tree in _local_trees(file, root))
 
 
@@ -90,7 +91,7 @@ def find_module(name: str, places: list[str]) -> Path | None:
 
 
 def named_options(script: str) -> frozenset[str]:
-    """Texts in the script and its local modules that look like options, such as ``--lr``."""
+    """Strings in the script and its local modules that look like options, such as ``--lr``."""
     return frozenset(
         node.value
         for tree in _trees(script)
@@ -102,7 +103,7 @@ def named_options(script: str) -> frozenset[str]:
 
 
 def _packed(path: Path) -> str:
-    """What Python runs and is not a source file; empty: something else."""
+    """What kind of program a path is if it is not a source file; empty: another kind."""
     if path.is_dir():
         return "a folder with __main__.py" if (path / _MAIN).is_file() else ""
     if path.suffix == ".pyc":
@@ -115,7 +116,7 @@ def _packed(path: Path) -> str:
 
 
 def _own_loop(tree: ast.Module) -> str:
-    """``init`` or ``ElasticTrainer`` if the file takes it from torch_edl; else empty."""
+    """``init`` or ``ElasticTrainer`` if the file uses the name from torch_edl; else empty."""
     aliases = {
         alias.asname or alias.name
         for node in ast.walk(tree)

@@ -1,7 +1,7 @@
-"""Puts the predictions of all tasks together, in the order of the records.
+"""Merges the predictions of all tasks in the order of the records.
 
 Workers write ``part-<task id>.npz``: arrays by the name of the output, with one row per record.
-Parts are read one at a time; nothing but one part and the file's own buffers is held.
+Parts are read one at a time, so memory holds one part and the buffers of the output file.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class _Column:
 
 
 def merge(parts: Path, output: Path, *, tasks: int, records: int | None) -> int:
-    """Writes ``output`` from the parts in a folder, whole or not at all.
+    """Writes ``output`` from the parts of a folder, atomically.
 
     Args:
         parts: folder of ``part-*.npz``; the names sort as the tasks do.
         output: ``.parquet``, ``.csv`` (an output of vectors becomes ``name_0``, ``name_1``, ...) or
             ``.npz``.
-        tasks: how many parts there must be.
-        records: how many rows there must be; None: as many as there are.
+        tasks: the expected number of parts.
+        records: the expected number of rows; None: any number.
 
     Returns:
         The rows written.
 
     Raises:
         JobFailedError: a part is damaged, parts differ in their outputs, or rows are missing.
-        OSError: the disk refused.
+        OSError: the output cannot be written.
     """
     files = sorted(parts.glob("part-*.npz"))
     if len(files) != tasks:
@@ -56,7 +56,7 @@ def merge(parts: Path, output: Path, *, tasks: int, records: int | None) -> int:
     columns, rows = _survey(files)
     if records is not None and rows != records:
         raise JobFailedError(
-            f"{rows:,} predictions for {records:,} records: feed and the model must give one row "
+            f"{rows:,} predictions for {records:,} records: feed and the model must return one row "
             f"for each record; the parts are in {parts}"
         )
     with replacing(output) as file:
@@ -120,7 +120,7 @@ def _arrays(files: Sequence[Path], column: _Column) -> Iterator[Array]:
 def _write_npz(
     output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], rows: int
 ) -> None:
-    # What np.savez writes, but a part at a time: the whole need not fit into memory.
+    # The format of np.savez, written part by part: the whole need not fit into memory.
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for column in columns:
             with archive.open(f"{column.name}.npy", "w", force_zip64=True) as stream:

@@ -1,4 +1,4 @@
-"""The grammar of the command line: verbs, and how a wrong word is answered."""
+"""The parser of the command line: its verbs, and the errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ Each verb has its own page: torch-edl run --help
 _RUN_EXAMPLES = """\
 examples:
   torch-edl run model.py --data train.parquet --epochs 3 --output trained
-      train in one process of its own
+      train in one worker process
 
   torch-edl run model.py --data 'clicks-*.parquet' --eval-data test.parquet \\
           --workers 2:8 --ps 2 --checkpoint-dir ckpt --checkpoint-every 1000
-      two to eight workers, two parameter servers, a checkpoint each 1000 steps
+      two to eight workers, two parameter servers, a checkpoint every 1000 steps
 
   torch-edl run model.py --data 'clicks-*.parquet' --checkpoint-dir ckpt --resume
-      go on from the newest checkpoint, with exactly the records that it lacks
+      continue from the newest checkpoint with the records that are not trained yet
 
   torch-edl run model.py --data train.csv --dry-run -- --hidden 256
-      check the model file and the data, print the plan; --hidden is the model file's
+      check the model file and the data, print the plan; --hidden goes to the model file
 
 MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
-feed(records, mode, metadata); learning rates and layers live there.
+feed(records, mode, metadata); learning rates and layers are set there.
 
-A training script runs with torchrun's options, elastically if it uses torch_edl:
+A training script takes torchrun's options and is elastic if it uses torch_edl:
   torch-edl run train.py --workers 2:4
   torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
       all options: torch-edl run --help-torchrun
@@ -52,8 +52,8 @@ A training script runs with torchrun's options, elastically if it uses torch_edl
 
 
 _KEPT = f"""\
-Models, checkpoints and outputs are in no such folder. Each job that starts removes the
-folders of jobs that ended {KEEP_DAYS:g} days ago or earlier, and of all but the {KEEP_JOBS} newest.
+Models, checkpoints and outputs are not in these folders. Each job that starts removes the
+folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
 """
 
 
@@ -118,7 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every verb; ``args.verb`` names the module of this package to run."""
     parser = _Parser(
         prog="torch-edl",
-        description="Train PyTorch models with processes that may come and go.",
+        description="Train PyTorch models on an elastic set of processes.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"torch-edl {__version__}")
@@ -134,7 +134,9 @@ def build_parser() -> argparse.ArgumentParser:
         "train the model that a file defines, or launch a training script",
         epilog=_RUN_EXAMPLES,
     )
-    run.description = "Train the model that a file defines. Words after `--` are the model file's."
+    run.description = (
+        "Train the model that a file defines. Arguments after `--` go to the model file."
+    )
     run.usage = "torch-edl run MODEL.py --data PATH... [options] [-- ARGS]"
     _add_model_file(run)
     add_options(run, "train")
@@ -173,7 +175,7 @@ def build_parser() -> argparse.ArgumentParser:
         "export",
         "write a trained model as one plain torch state_dict",
         epilog="example:\n  torch-edl export trained model.pt\n\n"
-        "An embedding without bound becomes NAME.ids and NAME.vectors.",
+        "An embedding without a fixed size becomes NAME.ids and NAME.vectors.",
     )
     export.add_argument("source", metavar="SOURCE", help=_SOURCE)
     export.add_argument("file", metavar="FILE", help="FILE.pt, FILE.pth or FILE.safetensors")
@@ -184,12 +186,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     logs = verb(
         "logs",
-        "show what a job told, and what its processes printed",
+        "show the events of a job and the output of its processes",
         epilog="examples:\n"
         "  torch-edl logs --tail 20\n"
-        "      the end of every log of the newest job; its events, with tracebacks, come last\n\n"
+        "      the last 20 lines of each log of the newest job; the events come last\n\n"
         "  torch-edl logs digits --role worker --id 1 --follow\n"
-        "      what worker-1 prints, as it prints it",
+        "      the output of worker-1, as it is printed",
     )
     logs.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
     logs.add_argument(
@@ -203,33 +205,36 @@ def build_parser() -> argparse.ArgumentParser:
         "--id", type=whole, metavar="N", help="number of the process (default: all of the role)"
     )
     logs.add_argument(
-        "--tail", type=whole, metavar="N", help="begin with the last N lines of each (default: all)"
+        "--tail",
+        type=whole,
+        metavar="N",
+        help="start with the last N lines of each log (default: all)",
     )
     logs.add_argument(
-        "-f", "--follow", action="store_true", help="go on as they grow, until the job is over"
+        "-f", "--follow", action="store_true", help="print new lines until the job has ended"
     )
 
-    listing = verb("list", "list the jobs of this machine, the newest first")
+    listing = verb("list", "list the jobs of this machine, newest first")
     listing.add_argument("--json", action="store_true", help="print one JSON list")
 
     clean = verb(
         "clean",
-        "remove the folders of jobs that are over: their logs, events and status",
+        "remove the folders of jobs that have ended: logs, events, status",
         epilog="examples:\n"
         "  torch-edl clean --days 7\n"
-        "      keep the jobs of which something was written within 7 days\n\n"
+        "      keep jobs that have written something in the last 7 days\n\n"
         "  torch-edl clean --keep 20 --dry-run\n"
-        "      say what would be removed to keep the 20 newest\n\n"
+        "      list the folders that would be removed to keep the 20 newest jobs\n\n"
         f"{_KEPT}",
     )
     clean.add_argument(
-        "job", nargs="*", metavar="JOB", help="names of jobs (default: all that are over)"
+        "job", nargs="*", metavar="JOB", help="names of jobs (default: all that have ended)"
     )
     clean.add_argument(
-        "--days", type=whole, metavar="N", help="keep those written to in the last N days"
+        "--days", type=whole, metavar="N", help="keep jobs that have written in the last N days"
     )
     clean.add_argument("--keep", type=whole, metavar="N", help="keep the N newest jobs")
-    clean.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    clean.add_argument("--dry-run", action="store_true", help="list the folders, remove nothing")
 
     scale = verb("scale", "change the number of workers of a running job")
     scale.add_argument("job", metavar="JOB", help="name of the job")
@@ -238,10 +243,10 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         type=worker_range,
         metavar="N|MIN:MAX",
-        help="so many workers, or as many as fit in between",
+        help="number of workers, or a range",
     )
 
-    stop = verb("stop", "end a running job, with a last checkpoint if it keeps any")
+    stop = verb("stop", "stop a running job after a last checkpoint, if it keeps checkpoints")
     stop.add_argument("job", metavar="JOB", help="name of the job")
     stop.add_argument(
         "--now", action="store_true", help="end all processes at once, without a last checkpoint"
@@ -250,14 +255,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parses the words after ``torch-edl``.
+    """Parses the arguments of ``torch-edl``.
 
     Returns:
-        The options; ``model_args`` is what followed ``--``. Of ``run`` with a training script,
-        ``words`` for the verb ``script``: torch's own parser reads them.
+        The options; ``model_args`` are the arguments after ``--``. For ``run`` with a training
+        script: the verb ``script`` and its ``words``, which torch's own parser reads.
 
     Raises:
-        UsageError: a word that is not known, a value that is missing or of the wrong kind.
+        UsageError: an unknown argument, or a value that is missing or has the wrong type.
     """
     parser = build_parser()
     if argv[:1] == ["run"]:
@@ -276,7 +281,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if unknown:
         raise UsageError(_unknown(parser, args.verb, unknown[0]))
     if model_args and args.verb not in ("run", "evaluate", "predict"):
-        raise UsageError(f"-- {' '.join(model_args)}: {args.verb} takes no model arguments")
+        raise UsageError(
+            f"-- {' '.join(model_args)}: {args.verb} takes no arguments for a model file"
+        )
     args.model_args = tuple(model_args)
     return args
 
@@ -293,7 +300,7 @@ def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser
 
 def _unknown(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
     if not word.startswith("-"):
-        return f"{word}: not expected here; arguments of the model file go after `--`"
+        return f"{word}: unexpected; arguments of the model file go after `--`"
     known = list(_verbs(parser)[verb]._option_string_actions)
     flag = word.split("=")[0]
     close = difflib.get_close_matches(flag, known, n=1, cutoff=0.75) or [
@@ -303,5 +310,5 @@ def _unknown(parser: argparse.ArgumentParser, verb: str, word: str) -> str:
         return f"{flag}: no such option of torch-edl {verb}; did you mean {close[0]}?"
     return (
         f"{flag}: no such option of torch-edl {verb}; see torch-edl {verb} --help, "
-        "or put it after `--` if it is the model file's"
+        "or put it after `--` if the model file takes it"
     )

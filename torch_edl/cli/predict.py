@@ -19,11 +19,11 @@ _PROCESSORS = {"prediction_outputs_processor", "PredictionOutputsProcessor"}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs a prediction job and puts its parts together.
+    """Runs a prediction job and merges its parts.
 
     Raises:
-        UsageError: what was asked for cannot work; nothing was started.
-        JobFailedError: the rows of the parts are not one for each record.
+        UsageError: the arguments cannot work; nothing was started.
+        JobFailedError: the parts do not have one row for each record.
     """
     config = model_file_job(args, "predict")
     preflight.check_output_file(args.output, merge.SUFFIXES)
@@ -42,9 +42,9 @@ def main(args: argparse.Namespace) -> int:
 def _collect(
     config: JobConfig, outcome: submit.Outcome, parts: Path, output: Path
 ) -> submit.Outcome:
-    """Merges the parts; a failure to do so is a failure of the job."""
+    """Merges the parts; a failure of the merge is a failure of the job."""
     assert outcome.status is not None
-    # A processor of the user's may leave rows out, or make several of one.
+    # A processor of the user may drop rows, or make several rows of one.
     bound = static_check.check(config.model_file, evaluates=False)
     records = None if bound & _PROCESSORS else outcome.status.records_done
     try:

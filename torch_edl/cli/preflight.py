@@ -1,4 +1,4 @@
-"""What is refused before anything is started: files that are missing, places that are taken."""
+"""Checks before a job is started: missing files, and folders that are in use."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch_edl.errors import UsageError
 
 
 def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig:
-    """Checks what can be checked without running user code or reading data.
+    """Checks a job of a model file without running user code or reading data.
 
     Args:
-        model_file: as the user wrote it, for messages.
-        summary: file of the summary; empty: none.
+        model_file: the path as the user wrote it, for messages.
+        summary: the file of ``--summary``; empty: none.
 
     Returns:
         The configuration with globs expanded and checkpoints found.
 
     Raises:
-        UsageError: something is missing, unreadable or in the way.
+        UsageError: a file is missing, unreadable or in the way.
     """
     evaluates = config.kind == "evaluate" or bool(config.data.eval)
     bound = static_check.check(config.model_file, evaluates=evaluates, shown=model_file)
@@ -38,10 +38,10 @@ def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig
 
 
 def check_script(config: JobConfig) -> JobConfig:
-    """Checks the places of a script's job; the script itself was looked at before.
+    """Checks the folders of a script's job; the script itself has been checked.
 
     Raises:
-        UsageError: something is missing or in the way.
+        UsageError: a folder is missing or in the way.
     """
     if config.checkpoint.output:
         check_output_dir(config.checkpoint.output)
@@ -56,11 +56,11 @@ def _check_tensorboard(config: JobConfig) -> None:
 
 
 def _check_start(keep: CheckpointConfig, option: str) -> CheckpointConfig:
-    """Where the model comes from, and where its checkpoints go."""
+    """Finds the model to start from, and checks the folder of checkpoints."""
     if keep.load:
         keep = dataclasses.replace(keep, load=saved_model.resolve(keep.load, option=option))
     if keep.load and keep.resume:
-        raise UsageError("--load and --resume: both name where to start from; choose one")
+        raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
         _check_checkpoint_dir(keep.dir, resume=keep.resume)
     return keep
@@ -71,7 +71,7 @@ def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
 
     data = config.data
     if custom_source:
-        return data  # its names are the model file's to understand
+        return data  # data_source of the model file interprets the names
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]
     if not wanted:
         raise UsageError("--data: missing; name files, folders or globs: --data train.parquet")
@@ -93,7 +93,7 @@ def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
 
 
 def check_output_dir(directory: str) -> None:
-    """Raises UsageError unless ``directory`` is free, empty or an earlier output of ours."""
+    """Raises UsageError unless ``directory`` is absent, empty or an earlier output."""
     path = Path(directory)
     if path.is_dir() and any(path.iterdir()) and not layout.is_export(path):
         raise UsageError(
@@ -114,11 +114,11 @@ def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--
 def _check_checkpoint_dir(directory: str, *, resume: bool) -> None:
     _check_writable(Path(directory), "--checkpoint-dir", is_file=False)
     newest = layout.newest(directory)
-    # Without this, `newest` would later find the older job's last one rather than this one's.
+    # Without this check, the newest checkpoint would later be the one of the earlier job.
     if newest is not None and not resume:
         raise UsageError(
             f"--checkpoint-dir {directory}: holds {newest.name} of an earlier job; "
-            "add --resume to go on from it, or choose another folder"
+            "add --resume to continue from it, or choose another folder"
         )
 
 
@@ -127,7 +127,7 @@ def _check_writable(path: Path, option: str, *, is_file: bool) -> None:
         raise UsageError(f"{option} {path}: a folder; name a file")
     if not is_file and path.exists() and not path.is_dir():
         raise UsageError(f"{option} {path}: a file; name a folder")
-    # A folder is replaced by rename, so its parent counts; missing parents will be made.
+    # A folder is replaced by a rename, so its parent must be writable; missing parents are made.
     place = path.parent if is_file or not path.exists() else path
     while not place.exists():
         place = place.parent

@@ -30,7 +30,7 @@ _COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright
 
 
 class Display(Protocol):
-    """Where the watching client shows what it sees."""
+    """Where the client shows the progress of a job."""
 
     def update(self, status: pb.GetStatusResponse) -> None:
         """Shows the numbers of a new status."""
@@ -39,29 +39,29 @@ class Display(Protocol):
         """Shows an event of the job, above the numbers."""
 
     def output(self, process: str, line: str) -> None:
-        """Shows a line that a process printed, with its name in front unless that is empty."""
+        """Shows a line that a process printed, after the name of the process unless it is empty."""
 
     def note(self, text: str) -> None:
-        """Shows a remark of the client's own."""
+        """Shows a message of the client itself."""
 
     def close(self) -> None:
-        """Leaves the terminal as it was; may be called again."""
+        """Restores the terminal; may be called again."""
 
 
 def make_display(console: Console) -> Display:
-    """The live display where the console is a terminal, else plain lines."""
+    """The live display if the console is a terminal, else plain lines."""
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(console)
     return PlainDisplay(console)
 
 
 def alive(status: pb.GetStatusResponse, role: str) -> int:
-    """How many processes of a role live."""
+    """Number of live processes of a role."""
     return sum(p.role == role and p.state in _ALIVE for p in status.processes)
 
 
 def eta_s(status: pb.GetStatusResponse) -> float | None:
-    """Seconds until all records are done at the present rate; None if that cannot be said."""
+    """Seconds until all records are done at the current rate; None if unknown."""
     rate = status.rates.get("records_per_s", 0.0)
     done, total = extent(status)
     left = total - done
@@ -94,7 +94,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def facts(status: pb.GetStatusResponse) -> list[str]:
-    """The numbers beside the bar, most wanted first."""
+    """The numbers beside the bar, the most important first."""
     found = []
     rate = status.rates.get("records_per_s", 0.0)
     if rate > 0:
@@ -114,7 +114,7 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     if status.damaged:
         found.append(f"{status.damaged:,} damaged")
     if status.nan_steps:
-        found.append(f"{counted(status.nan_steps, 'step')} left out")
+        found.append(f"{counted(status.nan_steps, 'step')} skipped")
     return found
 
 
@@ -128,14 +128,14 @@ def newest_metrics(status: pb.GetStatusResponse) -> str:
 
 
 def extent(status: pb.GetStatusResponse) -> tuple[int, int]:
-    """Records done and all that are known: of the pass at hand where a script does not say how many
-    there will be."""
+    """Records done, and all records. A script may not say how many passes over its data it makes;
+    the records are those of the current pass then."""
     begun = status.records_begun
     return status.records_done - begun, max(0, status.records_total - begun)
 
 
 def percent(status: pb.GetStatusResponse) -> float:
-    """Records done of all, 0 to 100; below 100 until really all are done."""
+    """Records done of all, 0 to 100; below 100 until the last record is done."""
     done, total = extent(status)
     if not total:
         return 0.0
@@ -144,7 +144,7 @@ def percent(status: pb.GetStatusResponse) -> float:
 
 
 def epoch_of(status: pb.GetStatusResponse) -> str:
-    """``epoch 2/3``; ``epoch 2`` where nobody knows how many; empty where there is only one."""
+    """``epoch 2/3``; ``epoch 2`` if their number is unknown; empty if there is one epoch."""
     done, total = extent(status)
     at = status.epoch + (done < total or not total)
     if not status.epochs:
@@ -153,7 +153,7 @@ def epoch_of(status: pb.GetStatusResponse) -> str:
 
 
 def plain_line(status: pb.GetStatusResponse) -> str:
-    """One line of log with everything that the live display shows."""
+    """One line of a log with all that the live display shows."""
     done, total = extent(status)
     parts = [
         epoch_of(status),
@@ -170,8 +170,8 @@ def live_frame(
     """The live display as it stands.
 
     Args:
-        width: of the terminal, in columns; no line is longer.
-        seconds: since the start; moves the bar while nothing is known yet.
+        width: columns of the terminal; no line is longer.
+        seconds: since the start; moves the bar until the first status.
     """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -221,7 +221,7 @@ def _event_text(event: pb.Event) -> Text:
 
 
 def colour_of(process: str) -> str:
-    """The colour of a process's name in front of its lines, by its number."""
+    """The colour of the name of a process before its lines, by the number of the process."""
     number = process.replace(" ", "-").rpartition("-")[2]
     return _COLOURS[int(number) % len(_COLOURS)] if number.isdecimal() else "bold"
 
@@ -230,13 +230,13 @@ def _output_text(process: str, line: str) -> Text:
     from rich.text import Text
 
     text = Text(f"{process} | " if process else "", style=colour_of(process))
-    # What the user's code printed may carry colours of its own.
+    # The output of the user's code may have colours of its own.
     text.append_text(Text.from_ansi(line, style="default"))
     return text
 
 
 class _Lines:
-    """The part that both displays share: lines, one below the other."""
+    """What both displays share: lines, one below the other."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -252,7 +252,7 @@ class _Lines:
 
 
 class PlainDisplay(_Lines):
-    """A line now and then: often at first, seldom once the job has settled."""
+    """One line per interval: 5 s at first, 30 s after two minutes."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(console)
@@ -285,7 +285,7 @@ class LiveDisplay(_Lines):
         super().__init__(console)
         self._began = time.monotonic()
         self._status: pb.GetStatusResponse | None = None
-        # Not refreshed by a thread of its own: the watching loop does, and signals stay simple.
+        # Refreshed by the watching loop and not by a thread, so that signals stay simple.
         self._live = Live(
             console=console, auto_refresh=False, transient=True, get_renderable=self._frame
         )

@@ -14,7 +14,7 @@ def main(args: argparse.Namespace) -> int:
     """Checks, starts, watches and reports a training job.
 
     Raises:
-        UsageError: what was asked for cannot work; nothing was started.
+        UsageError: the arguments cannot work; nothing was started.
     """
     config = preflight.check(
         model_file_job(args, "train"), model_file=args.model_file, summary=args.summary

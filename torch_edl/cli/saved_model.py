@@ -1,4 +1,4 @@
-"""Finds the trained model in what the user named: a folder, or a job."""
+"""Finds the trained model of a folder or of a job that the user names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_edl.jobs.folder import JobFolder
 
 
 def resolve(named: str, *, option: str) -> str:
-    """The output folder or the checkpoint (the newest one of several) of what was named.
+    """The output folder or the newest checkpoint that belongs to ``named``.
 
     Args:
         named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
@@ -21,7 +21,7 @@ def resolve(named: str, *, option: str) -> str:
     Raises:
         UsageError: there is no trained model, or a damaged one.
     """
-    # The processes of the job may run elsewhere; symbolic links stay what they are.
+    # The processes of the job may have other working folders; symbolic links are kept.
     path = Path(named).expanduser().absolute()
     try:
         found = _in_folder(path) if path.is_dir() else _of_job(named, option)
@@ -45,14 +45,16 @@ def _in_folder(path: Path) -> Path | None:
 
 
 def _of_job(named: str, option: str) -> Path | None:
-    """What a job wrote last: its output, or else its newest checkpoint."""
+    """The output of a job, or else its newest checkpoint."""
     path = Path(named)
     job = JobFolder(path.name)
     if path.name != named or not job.config_file.is_file():
         problem = "not a folder" if path.exists() else "no such folder, and no such job"
-        raise UsageError(f"{option} {named}: {problem}; name what a job wrote")
+        raise UsageError(
+            f"{option} {named}: {problem}; name the output or the checkpoints of a job"
+        )
     config = job.config()
-    # A script may have named its folder itself; the master heard of it then.
+    # A script may choose the folder itself, and reports it to the master.
     last = str(job.last_status().get("checkpoint") or "")
     places = [config.checkpoint.output, config.checkpoint.dir, last]
     for place in places:
@@ -62,7 +64,7 @@ def _of_job(named: str, option: str) -> Path | None:
                 return found
     if not any(places) or not config.trains:
         raise UsageError(
-            f"{option} {named}: this job kept no model; --output DIR or --checkpoint-dir DIR keeps "
-            "it"
+            f"{option} {named}: the job kept no model; --output DIR or --checkpoint-dir DIR keeps "
+            "one"
         )
     return None

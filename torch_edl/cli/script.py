@@ -1,6 +1,6 @@
-"""``torch-edl run`` for a training script: torchrun's command line, and an agent.
+"""``torch-edl run`` for a training script: runs an agent on this machine.
 
-A script without torch_edl gets torch's own agent; one that uses it gets ours, see torch_edl/agent.
+A script that uses torch_edl gets our agent (torch_edl/agent), any other script torch's own agent.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# So long a master may be silent, unless --rdzv-conf says otherwise.
+# How long the master may be unreachable, unless --rdzv-conf timeout=S sets it.
 _SILENCE_S = 900.0
-# Of --rdzv-conf; the rank is torch's word for --node-rank.
+# Keys of --rdzv-conf with an effect; torch itself adds rank, for --node-rank.
 _HEEDED = {"timeout", "join_timeout", "rank"}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs a script on this machine until its workers are over.
+    """Runs a script on this machine until its workers have ended.
 
     Raises:
-        UsageError: what was asked for cannot work; nothing was started.
-        JobFailedError: the job failed elsewhere, or was stopped.
+        UsageError: the arguments cannot work; nothing was started.
+        JobFailedError: the job failed on another machine, or was stopped.
     """
     parsed = torchrun_arguments.parse(args.words)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
@@ -56,8 +56,9 @@ def main(args: argparse.Namespace) -> int:
     config, command = torchrun_arguments.launch_config(parsed)
     if not torchrun_arguments.endpoint(parsed, config) and config.max_nodes > 1:
         log.info(
-            "--nnodes %s: this machine alone, since no place to meet is named; others join where "
-            "all name one --rdzv-endpoint HOST:PORT (on one machine --rdzv-id NAME is enough)",
+            "--nnodes %s: runs on this machine alone, since no rendezvous is named; other machines "
+            "join if all name the same --rdzv-endpoint HOST:PORT (agents of one machine: "
+            "--rdzv-id NAME)",
             parsed.nnodes,
         )
         config.max_nodes = 1
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
-    """Whether the script does; None if it cannot be seen and our options say that it does."""
+    """Whether the script does; None if the program cannot be read and options of ours are given."""
     script = args.training_script
     found = False
     if args.module:
@@ -102,14 +103,14 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
         return None
     if own != ["--workers"]:
         raise UsageError(
-            f"{own[0]}: {script} does not use torch_edl, so nothing would come of it; "
-            "add torch_edl.init() to it, or leave the option out"
+            f"{own[0]}: no effect, since {script} does not use torch_edl; "
+            "add torch_edl.init() to the script, or leave the option out"
         )
     return False
 
 
 def _run_plain(args: argparse.Namespace, shown: str) -> int:
-    """As torchrun: the same agent, the same errors."""
+    """Runs the script as torchrun does: the same agent, the same errors."""
     from torch.distributed.elastic.multiprocessing.errors import record
     from torch.distributed.run import run
 
@@ -118,12 +119,12 @@ def _run_plain(args: argparse.Namespace, shown: str) -> int:
         if least != most:
             raise UsageError(
                 f"--workers {least}:{most}: {shown} does not use torch_edl, so its number of "
-                f"workers cannot change; write --workers {most}, or add torch_edl.init() to it"
+                f"workers is fixed; write --workers {most}, or add torch_edl.init() to the script"
             )
         args.nproc_per_node = str(most)
     if torchrun_arguments.may_restart_here(args):
-        # Torch's own meeting places keep their store, and in it the addresses of processes that
-        # are gone: about half of all restarts wait for one of them (torch 2.13).
+        # The stores of torch's own rendezvous keep the addresses of ended processes: about half
+        # of all restarts wait for one of these addresses (torch 2.13).
         args.rdzv_backend, args.rdzv_endpoint = "edl", master_host.ANY_PORT
         args.standalone = False
         if args.rdzv_id == rendezvous.DEFAULT_ID:
@@ -163,7 +164,7 @@ def _run_ours(
         master = master_host.host(job)
     log.info("%s", _announcement(args, config, job, master))
     captured = capture(args, config, JobFolder(job.name))
-    # Whoever hosts the master hears of everything.
+    # The agent that hosts the master receives every status of the job.
     if job.tensorboard and master.hosted is not None:
         observers = [*observers, Scalars(job.tensorboard)]
     display = ScriptDisplay(
@@ -186,7 +187,7 @@ def _run_ours(
     )
     assert config.logs_specs is not None
     outcome = Outcome(state="finished", status=None, logs=config.logs_specs.root_log_dir)
-    # An agent that is a worker of another launcher tells it of the failure.
+    # An agent that another launcher started reports the failure to that launcher.
     run = record(agent.run) if "TORCHELASTIC_ERROR_FILE" in os.environ else agent.run
     try:
         code = run()
@@ -199,7 +200,7 @@ def _run_ours(
     finally:
         display.close()
     if master.hosted is None and outcome.state != "failed":
-        return outcome.exit_code  # whoever hosts the master tells how the job ended
+        return outcome.exit_code  # the agent that hosts the master reports the end of the job
     return summary.conclude(job, replace(outcome, status=display.last), display.console)
 
 

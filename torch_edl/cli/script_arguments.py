@@ -1,6 +1,6 @@
-"""Which words of ``torch-edl run`` are a model file's, and which a training script's.
+"""Which arguments of ``torch-edl run`` belong to a model file, and which to a training script.
 
-Reads the file, imports no torch: a model file must not wait for it.
+The file is read, not run. No torch: a job of a model file does not wait for the import.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
 log = logging.getLogger(__name__)
 
 _DRY_RUN = "--dry-run"
-# How alike an option must be to one of ours: --wrokers and --sede are; --num-workers and
-# --output_dir, which libraries of many scripts define, are not.
+# The least similarity of a misspelled option of ours: --wrokers and --sede are above it;
+# --num-workers and --output_dir, which libraries of many scripts define, are below.
 _ALIKE = 0.83
 
 HELP_TORCHRUN = "--help-torchrun"
@@ -32,14 +32,14 @@ OWN_OPTIONS = script_flags()
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
-    """Words for the parser of scripts; None if they are for that of model files.
+    """The arguments for the parser of scripts; None if the parser of model files takes them.
 
     Args:
-        words: what follows ``run``.
+        words: the arguments of ``run``.
         run: the parser of ``run`` for model files.
 
     Raises:
-        UsageError: an option in front of a script that only a model file has; the file is not
+        UsageError: an option before a script that only model files take, or a file that is not
             Python.
     """
     known = run._option_string_actions
@@ -56,7 +56,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
         flag, equals, _ = word.partition("=")
         if flag not in known:
             _check_behind_torchruns(words[place:])
-            return list(words)  # torchrun's, or nobody's: its parser says which
+            return list(words)  # torchrun's parser rejects it if it is unknown there too
         before.append(flag)
         place += 1
         if equals or known[flag].nargs == 0:
@@ -69,9 +69,9 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     is_cut = words[place : place + 1] == ["--"]
     place += is_cut
     if place < len(words) and any(os.environ.get(name, "0") != "0" for name in _NO_FILE):
-        return list(words)  # what is run need not be a file of Python
+        return list(words)  # the program need not be a Python file
     if place >= len(words) or not os.path.exists(words[place]):
-        return None  # whose parser says what is missing
+        return None  # the parser of model files names what is missing
     file, rest = words[place], list(words[place + 1 :])
     ours = [] if is_cut else rest[: rest.index("--")] if "--" in rest else rest
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
@@ -93,9 +93,9 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
 
 
 def _own_first(file: str, rest: list[str]) -> list[str]:
-    """Moves our options that follow the script at once in front of it.
+    """Moves our options directly after the script in front of the script.
 
-    One that the script itself names is the script's, and so is all that follows.
+    An option that the script itself names belongs to the script, with all arguments after it.
     """
     named = file_kind.named_options(file)
     own: list[str] = []
@@ -121,10 +121,10 @@ def _check_behind_torchruns(words: Sequence[str]) -> None:
 
 
 def _check_swallowed(file: str, words: Sequence[str]) -> None:
-    """Looks at words behind a script that it may never have heard of, and that look like ours.
+    """Warns of arguments after a script that look like ours and that the script does not name.
 
     Raises:
-        UsageError: a dry run was asked for, and the script would train.
+        UsageError: ``--dry-run``: the script would train.
     """
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in given:
@@ -133,19 +133,19 @@ def _check_swallowed(file: str, words: Sequence[str]) -> None:
             continue
         if flag == _DRY_RUN:
             raise UsageError(
-                f"{_DRY_RUN}: {file} is a training script, whose loop is its own: it would train. "
-                f"Try it on few records; an option of the script's own stands behind --: "
-                f"{file} -- {_DRY_RUN}"
+                f"{_DRY_RUN}: {file} is a training script and would train: a dry run needs a model "
+                "file. Try the script on few records; if the script itself takes the option, "
+                f"write {file} -- {_DRY_RUN}"
             )
         meant = "" if flag in OWN_OPTIONS else f"; did you mean {close[0]}?"
         log.warning(
-            "%s goes to %s, which does not name it%s (options of torch-edl stand in front of the "
+            "%s is passed to %s, which does not name it%s (options of torch-edl go before the "
             "script)", flag, file, meant,
         )  # fmt: skip
 
 
 def why_not(flag: str) -> str:
-    """Why an option of model files makes no sense with a script."""
+    """Why a script does not take an option of model files."""
     if flag in ("--data", "--eval-data", "--format", "--epochs", "--batch-size"):
-        return "it reads its own data; give its own options behind it"
-    return "that option is for model files; see torch-edl run --help-torchrun"
+        return "a script reads its own data; its own options go after the script"
+    return "the option is for model files; see torch-edl run --help-torchrun"

@@ -1,4 +1,4 @@
-"""What the user sees of a script's job: its events and numbers, and what its workers print."""
+"""Shows a script's job on the terminal: its events, its progress and the output of its workers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> bool:
-    """Lets what the workers print be kept in the folder of the job, and shown from there, unless
-    torchrun's options say where it goes.
+    """Captures the output of the workers in the folder of the job, from which it is shown, unless
+    torchrun's options redirect the output.
 
     Returns:
-        Whether it is so.
+        Whether the output is captured.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
@@ -35,23 +35,24 @@ def capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> b
     filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
     if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
         return False
-    # A machine without the master has no folder of the job: a temporary one is made there.
+    # A machine without the master has no folder of the job; a temporary folder is made there.
     logs = str(job.logs) if job.dir.exists() else None
     config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
     return True
 
 
 class ScriptDisplay:
-    """Shows a job on stderr: stdout is the script's.
+    """Shows a job on stderr; stdout belongs to the script.
 
-    On a terminal a bar stands below the lines. A line of a worker has its rank in front where there
-    are several, except on a stdout that is no terminal: what reads it gets what the script printed.
+    A terminal has a progress bar below the lines. If there are several workers, a line of a worker
+    begins with its rank, except on a stdout that is no terminal: a pipe or a file gets exactly the
+    output of the script.
 
     Args:
-        captured: what workers print comes here; else it goes to the terminal by itself, and no bar
-            may stand there.
-        several: there may be more than one worker.
-        observers: see each status too.
+        captured: the output of the workers arrives here. Otherwise the workers write to the
+            terminal themselves, and there is no bar.
+        several: the job may have more than one worker.
+        observers: receive each status too.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class ScriptDisplay:
         logging.getLogger("torch_edl").handlers[:] = [self._log]
 
     def status(self, status: pb.GetStatusResponse) -> None:
-        """Shows the numbers, and events that nothing else tells of."""
+        """Shows the progress, and the events that are not shown in another way."""
         self.last = status
         for event in status.events:
-            # The cause of the end is told in the last line, and of a signal the agent tells.
+            # The last line shows the cause of the end, and the agent reports signals.
             is_end = event.level == "error" and status.state in ("finishing", *ENDED)
             if not is_end and event.text.removeprefix("stopping: ") not in _SIGNALS:
                 self._display.event(event)
@@ -92,11 +93,11 @@ class ScriptDisplay:
             self._display.output(f"rank {rank}" if self._several else "", text)
 
     def note(self, text: str) -> None:
-        """A remark of the agent's."""
+        """A message of the agent."""
         self._display.note(text)
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restores the terminal."""
         self._display.close()
         for observer in self._observers:
             observer.close()
@@ -106,7 +107,7 @@ _SIGNALS = {number.name for number in signal.Signals}
 
 
 class _Notes(logging.Handler):
-    """Log records of ours, above the bar."""
+    """Shows our log records above the bar."""
 
     def __init__(self, display: ScriptDisplay) -> None:
         super().__init__()

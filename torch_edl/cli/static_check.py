@@ -1,7 +1,7 @@
-"""Looks at a model file without running it: does it parse, does it bind what a job needs.
+"""Checks a model file without running it: whether it parses and binds the names of the contract.
 
-Lenient on purpose: a name counts as bound by a def, a class, an import or an assignment anywhere
-at the top level. Whether it is the right thing is found where the file is loaded.
+Lenient on purpose: a def, a class, an import or an assignment anywhere at the top level binds a
+name. The types of the values are checked where the file is loaded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch_edl.errors import ContractError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """One thing that a model file binds."""
+    """A name of the contract that a model file binds."""
 
     names: tuple[str, ...]
-    """Any of these."""
+    """Alternatives."""
     example: str
 
 
@@ -41,18 +41,18 @@ TRAIN_NEEDS = (_MODEL, _LOSS, _OPTIMIZER, _FEED)
 
 
 def check(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
-    """Refuses a model file that cannot be one.
+    """Rejects a file that cannot be a model file.
 
     Args:
-        evaluates: metrics are needed.
+        evaluates: whether metrics are needed.
         shown: the path as the user wrote it, for messages.
 
     Returns:
-        The names that the top level binds, as far as can be seen.
+        The names that the top level binds, as far as the source shows.
 
     Raises:
         UsageError: the file is missing or is not Python.
-        ContractError: a name of the contract is bound nowhere.
+        ContractError: the file does not bind a name of the contract.
     """
     shown = shown or model_file
     tree = parse(Path(model_file), shown)
@@ -75,7 +75,7 @@ def parse(path: Path, shown: str) -> ast.Module:
     """The syntax tree of a file.
 
     Raises:
-        UsageError: it is missing, unreadable or not Python.
+        UsageError: the file is missing, unreadable or not Python.
     """
     if not path.exists():
         raise UsageError(f"{shown}: no such file; the model file comes first")
@@ -135,7 +135,7 @@ def _targets(target: ast.expr) -> Iterator[str]:
 
 
 def is_dynamic(tree: ast.Module) -> bool:
-    """Whether the file may bind names in ways that cannot be seen: exec, globals(), __getattr__."""
+    """Whether the file may bind names at run time: exec, globals(), __getattr__."""
     return any(
         isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
     ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)

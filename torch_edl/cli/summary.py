@@ -1,4 +1,4 @@
-"""What is left of a job when it is over: a file for programs, a few lines for people."""
+"""The report of a job that has ended: JSON for programs, a few lines for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DONE = {
 
 
 def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
-    """The summary of ``--summary``; every key is there, however the job ended."""
+    """The summary of ``--summary``; it has every key, however the job ended."""
     seen = as_dict(outcome.status) if outcome.status is not None else {}
     records = seen.get("records", {}).get("done", 0)
     wall_s = seen.get("wall_s", 0.0)
@@ -74,17 +74,17 @@ def write(path: str, config: JobConfig, outcome: Outcome) -> None:
 
 
 def forget(path: str) -> None:
-    """Removes the summary of an earlier job, which would be taken for that of this one."""
+    """Removes the summary of an earlier job, which could be mistaken for the new one."""
     with contextlib.suppress(FileNotFoundError):
         Path(path).expanduser().unlink()
 
 
 def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str) -> int:
-    """Writes the summary to ``file`` (empty: nowhere), tells how the job ended, and returns the
+    """Writes the summary to ``file`` unless it is empty, prints how the job ended, and returns the
     exit code.
 
     Raises:
-        OSError: the summary cannot be written; the end was told all the same.
+        OSError: the summary cannot be written; the end of the job is printed before.
     """
     try:
         if file:
@@ -95,7 +95,7 @@ def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str) 
 
 
 def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
-    """Tells how the job ended, a failure on stderr, and returns the exit code."""
+    """Prints how the job ended, a failure on stderr, and returns the exit code."""
     if outcome.state == "finished":
         for line in closing_lines(build(config, outcome)):
             console.print(line, soft_wrap=True)
@@ -105,14 +105,14 @@ def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
         tail = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
         complain(outcome.error.rstrip() + tail, details=outcome.traceback)
         kept = outcome.status.checkpoint if outcome.status is not None else ""
-        refused = config.checkpoint.resume and outcome.usage_error  # that is what was tried
-        if kept and not refused:
-            console.print(f"newest checkpoint: {kept} (go on with --resume)", soft_wrap=True)
+        rejected = config.checkpoint.resume and outcome.usage_error  # --resume was the error
+        if kept and not rejected:
+            console.print(f"newest checkpoint: {kept} (continue with --resume)", soft_wrap=True)
     return outcome.exit_code
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """The closing words of a job that finished."""
+    """The last lines of a job that finished."""
     trains = summary["kind"] in TRAINS
     if summary["kind"] == "script" and not summary["steps"]:
         return [f"{summary['job']}: finished"]
@@ -128,7 +128,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         lines.append("metrics: " + ", ".join(values))
     elif summary["loss"] is not None and trains:
         lines.append(f"training loss: {summary['loss']:.4f}")
-    for key, label in (("damaged", "damaged records left out"), ("nan_steps", "steps left out")):
+    for key, label in (("damaged", "damaged records skipped"), ("nan_steps", "steps skipped")):
         if summary[key]:
             lines.append(f"{label}: {summary[key]:,}")
     if summary["output"]:
@@ -145,10 +145,10 @@ def _shown(value: float | None) -> str:
 def _stopped_line(config: JobConfig, outcome: Outcome) -> str:
     status = outcome.status
     if status is None:
-        return f"{config.name}: stopped before it began"
+        return f"{config.name}: stopped before the start"
     line = (
         f"{config.name}: stopped after {status.records_done:,} of {status.records_total:,} records"
     )
     if status.checkpoint:
-        line += f"; newest checkpoint: {status.checkpoint} (go on with --resume)"
+        line += f"; newest checkpoint: {status.checkpoint} (continue with --resume)"
     return line

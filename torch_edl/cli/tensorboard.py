@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written by the client: nothing else of the job needs the package."""
+"""Scalars for TensorBoard. The client writes them, so only the client needs the package."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def require() -> None:
 
 
 class Scalars:
-    """Loss, what a script's ``job.log`` notes, rates and metrics over steps: tags ``train/…``,
-    ``rate/…``, ``eval/…``.
+    """Writes scalars over steps: ``train/…`` (the loss, and the values of a script's ``job.log``),
+    ``rate/…`` and ``eval/…``.
 
-    The writer of the tensorboard package itself: no torch, and no TensorFlow unless it is
-    installed, in which case that package prefers it for file access.
+    The writer is the one of the tensorboard package: no torch, and no TensorFlow unless it is
+    installed, in which case tensorboard uses it for file access.
 
     Raises:
         UsageError: the package is absent.
@@ -49,7 +49,7 @@ class Scalars:
         self._evaluations: dict[int, dict[str, float]] = {}
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        """Writes what is new; training scalars at most once a second."""
+        """Writes new values; training scalars at most once a second."""
         self._last = status
         for evaluation in status.evaluations:
             metrics = dict(evaluation.metrics)
@@ -65,7 +65,7 @@ class Scalars:
         self._written, self._step = self._clock(), status.steps
         values = {f"rate/{name}": rate for name, rate in status.rates.items()}
         values |= {f"train/{name}": value for name, value in status.logged.items()}
-        if status.kind != "script":  # which logs a loss, or has none that is known
+        if status.kind != "script":  # a script logs its loss itself, if at all
             values["train/loss"] = status.loss
         values["train/workers"] = float(
             sum(p.role == "worker" and p.state == "running" for p in status.processes)
@@ -73,7 +73,7 @@ class Scalars:
         self._add(status.steps, values)
 
     def close(self) -> None:
-        """Writes the last step and what is buffered, and closes the file."""
+        """Writes the last step and all buffered values, and closes the file."""
         if self._last is not None:
             self._train(self._last)
         self._writer.close()

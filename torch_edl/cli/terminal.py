@@ -1,4 +1,4 @@
-"""What is written to the terminal: results to stdout, complaints to stderr."""
+"""The consoles of the terminal: results on stdout, errors on stderr."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 
 def stdout() -> Console:
-    """The console of results, and of a training job's progress."""
+    """The console for results, and for the progress of a training job."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def stderr() -> Console:
-    """The console of errors, and of progress where stdout carries a result."""
+    """The console for errors, and for progress if stdout carries a result."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def complain(message: str, *, details: str = "") -> None:
-    """One clear red line; what follows its first line, and ``details``, is not red."""
+    """Prints an error: its first line in red, after ``details``; the other lines are not red."""
     from rich.text import Text
 
     first, _, rest = message.partition("\n")

@@ -297,7 +297,7 @@ def test_two_commands_are_two_jobs_unless_they_name_one(place: Place) -> None:
     for agent in (named, alone):
         code, _, err = agent.finish()
         assert code == 0, err
-    assert "--nnodes 1:4: this machine alone, since no place to meet is named" in err
+    assert "--nnodes 1:4: runs on this machine alone, since no rendezvous is named" in err
 
 
 def test_a_failure_on_one_machine_ends_the_job_on_all(place: Place, endpoint: str) -> None:

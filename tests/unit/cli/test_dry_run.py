@@ -57,7 +57,7 @@ def test_the_plan(
     assert main([*words.split(), "--strategy", "local"]) == 0
     plan = rows(capsys.readouterr().out)
     assert plan["strategy"] == "local: asked for with --strategy local"
-    assert plan["servers"] == "none; --ps 2 counts only under --strategy ps"
+    assert plan["servers"] == "none; --ps 2 has an effect with --strategy ps only"
 
 
 def test_the_reason_and_the_models_arguments(

@@ -124,7 +124,7 @@ def test_a_job_is_known_by_its_name(
     assert main(["export", "kept", str(file)]) == 0
     assert torch.load(file, weights_only=True).keys() == state_dict(output).keys()
     assert main(["export", "not", str(file)]) == 2
-    assert "this job kept no model; --output DIR" in capsys.readouterr().err
+    assert "the job kept no model; --output DIR" in capsys.readouterr().err
     assert main(["export", "none", str(file)]) == 2
     assert "no such folder, and no such job" in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ def test_servers_has_two_names_and_says_if_it_was_given() -> None:
         (["rn"], "rn: no such command; choose from run, evaluate, predict, export, "),
         (["run", "m.py", "--worker", "3"], "--worker: no such option of torch-edl run; did you"),
         (["run", "m.py", "--lr=3"], "--lr: no such option of torch-edl run; see torch-edl run"),
-        (["run", "m.py", "n.py"], "n.py: not expected here; arguments of the model file go after"),
+        (["run", "m.py", "n.py"], "n.py: unexpected; arguments of the model file go after"),
         (["run"], "MODEL.py: missing; the model file comes first"),
         (["run", "--data", "a", "m.py"], "MODEL.py: missing; the model file comes first"),
         (["run", "m.py", "--epochs"], "--epochs: needs a value"),
@@ -51,7 +51,7 @@ def test_servers_has_two_names_and_says_if_it_was_given() -> None:
         (["run", "m.py", "--heartbeat-timeout", "nan"], "--heartbeat-timeout: nan: must be above"),
         (["evaluate", "m.py"], "--from: missing"),
         (["scale", "j"], "--workers: missing"),
-        (["status", "j", "--", "x"], "-- x: status takes no model arguments"),
+        (["status", "j", "--", "x"], "-- x: status takes no arguments for a model file"),
     ],
 )
 def test_a_wrong_word_is_named(argv: list[str], message: str) -> None:

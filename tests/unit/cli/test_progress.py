@@ -63,7 +63,7 @@ def test_facts_tell_what_is_amiss(make_status: Make) -> None:
         "2 of 4 workers",
         "1 server",
         "1,234 damaged",
-        "2 steps left out",
+        "2 steps skipped",
     ]
 
 
@@ -86,7 +86,7 @@ def test_a_script_that_does_not_say_how_many_epochs_shows_the_one_at_hand(
 def test_one_of_a_thing_is_singular(make_status: Make) -> None:
     status = make_status(workers_wanted=1, nan_steps=1, rates={}, steps=0)
     del status.processes[3]
-    assert progress.facts(status) == ["1 worker", "1 server", "1 step left out"]
+    assert progress.facts(status) == ["1 worker", "1 server", "1 step skipped"]
     assert [progress.counted(n, "worker") for n in (0, 1, 2000)] == [
         "0 workers",
         "1 worker",

@@ -123,10 +123,19 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "warning"),
     [
-        ("elastic.py --wrokers 2", "--wrokers goes to elastic.py, .*; did you mean --workers?"),
-        ("elastic.py --lr 1 --job-name x", "--job-name goes to elastic.py, .* name it .options of"),
-        ("plain.py --workers 4", "--workers goes to plain.py, which does not name it"),
-        ("--nnodes 1 elastic.py --sede 1", "--sede goes to elastic.py, .*did you mean --seed?"),
+        (
+            "elastic.py --wrokers 2",
+            "--wrokers is passed to elastic.py, .*; did you mean --workers?",
+        ),
+        (
+            "elastic.py --lr 1 --job-name x",
+            "--job-name is passed to elastic.py, .* name it .options of",
+        ),
+        ("plain.py --workers 4", "--workers is passed to plain.py, which does not name it"),
+        (
+            "--nnodes 1 elastic.py --sede 1",
+            "--sede is passed to elastic.py, .*did you mean --seed?",
+        ),
         ("own.py --workers 4 --lr 1", ""),
         ("elastic.py -- --wrokers 2 --dry-run", ""),
         ("elastic.py --workers 2 --width 4", ""),
@@ -143,7 +152,7 @@ def test_words_that_look_like_ours_and_go_to_the_script(
 
 @pytest.mark.parametrize("line", ["elastic.py --dry-run", "--nnodes 1 plain.py --lr 1 --dry-run"])
 def test_a_script_does_not_train_in_a_dry_run(place: Path, line: str) -> None:
-    with pytest.raises(UsageError, match="whose loop is its own: it would train"):
+    with pytest.raises(UsageError, match="is a training script and would train"):
         parse(["run", *line.split()])
 
 

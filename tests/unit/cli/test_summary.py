@@ -154,7 +154,7 @@ def test_a_resume_that_was_refused_is_not_advised_again(
     console = Console(file=io.StringIO(), width=80)
     assert summary.conclude(config, failed, console) == 2
     assert isinstance(console.file, io.StringIO)
-    assert ("go on with --resume" in console.file.getvalue()) is not resume
+    assert ("continue with --resume" in console.file.getvalue()) is not resume
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_stopped_job_says_what_is_kept(
     assert got == code
     assert text == (
         "net-abc: stopped after 12,345 of 30,000 records; newest checkpoint: /ckpt/step-9 "
-        "(go on with --resume)\n"
+        "(continue with --resume)\n"
     )
 
 
