@@ -1,7 +1,8 @@
-"""All that makes one member of a ring equal to another: model, optimizer, and how far it is.
+"""The state that a process can hand over: model, optimizers, schedulers, and its position in the
+data. The members of a ring hold equal replicas, a local worker the only one.
 
-A replica can be described (a header of plain JSON, and tensors in a fixed order), sent, written
-and taken over. Nothing is pickled.
+A replica is described by a header of plain JSON and by tensors in a fixed order. It is sent to a
+member that joins, and written to checkpoints. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,21 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine import same_model
-from torch_edl.engine import state_dict as nested
+from torch_edl.checkpoint.writer import write_tables
+from torch_edl.engine import same_model, state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError
+from torch_edl.kernels import group_of
 from torch_edl.nn import table_state
+from torch_edl.nn.local_rows import LocalRows
+from torch_edl.nn.model_tables import bind_tables, dense_names
+from torch_edl.tables.table import EmbeddingTable
 
-MODEL_FILE = "shard-0-of-1.dense.safetensors"
-OPTIMIZER_FILE = "shard-0-of-1.optimizer.safetensors"
-# How a dict whose keys are no texts is written.
-_PAIRS, _COUNTS = "__pairs__", "__counts__"
+_STEM = "shard-0-of-1"
+MODEL_FILE = f"{_STEM}.dense.safetensors"
+OPTIMIZER_FILE = f"{_STEM}.optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,17 @@ class State:
     header: dict[str, Any]
     tensors: dict[str, torch.Tensor]
     """``model.NAME`` and ``optimizer.I.PARAMETER.SLOT``."""
+    tables: Sequence[tuple[EmbeddingTable, int]] = ()
+    """Each embedding table of this process, with its step. Tables are written, never sent."""
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        """The values of the model by their names in its ``state_dict``."""
+        return {n[6:]: t for n, t in self.tensors.items() if n.startswith("model.")}
 
 
 class Replica:
-    """The parts of a training script that every member holds alike.
+    """The parts of a training program that every member of a ring holds alike.
 
     Args:
         optimizers: in an order that is the same in every process.
@@ -63,39 +74,63 @@ class Replica:
         self.optimizers = tuple(optimizers)
         self.stateful = tuple(stateful)
         self.position = Position()
+        self.tables = bind_tables(model)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
     def state(self) -> State:
-        """What there is now: the tensors themselves, not copies.
+        """The current state: the tensors themselves, not copies.
 
         Raises:
-            UsageError: an optimizer or another part keeps what can be neither sent nor written.
+            UsageError: an optimizer or another part has a value that can be neither sent nor
+                written.
         """
         header: dict[str, Any] = {"position": vars(self.position).copy(), "optimizers": []}
-        tensors = {f"model.{name}": value for name, value in _values(self.model).items()}
+        tensors = {f"model.{name}": value for name, value in self._values().items()}
         for number, optimizer in enumerate(self.optimizers):
-            slots, rest = flatten_optimizer(optimizer.state_dict(), type(optimizer).__name__)
+            slots, rest = state_dict.flatten_optimizer(
+                optimizer.state_dict(), type(optimizer).__name__
+            )
             header["optimizers"].append(rest)
             tensors |= {f"optimizer.{number}.{name}": slot for name, slot in slots.items()}
         header["stateful"] = [
-            jsonable(part.state_dict(), type(part).__name__) for part in self.stateful
+            state_dict.jsonable(part.state_dict(), type(part).__name__) for part in self.stateful
         ]
         header["tensors"] = [
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
             for name, value in tensors.items()
         ]
-        return State(header, tensors)
+        rows = {table.table: table.store for table in self.tables}  # two modules may share a table
+        stores = [store for store in rows.values() if isinstance(store, LocalRows)]
+        return State(header, tensors, [(store.table, store.table.step) for store in stores])
 
-    def load(self, state: State) -> None:
-        """Becomes what ``state`` says; the parameters keep their place in memory.
+    def copy(self) -> State:
+        """The current state in memory of its own, on the CPU, so that training may go on.
+
+        The rows of tables are frozen instead of copied, until :func:`write` has written them.
+        """
+        state = self.state()
+        for table, _ in state.tables:
+            table.core.end_snapshot()  # of a copy that was never written
+            table.core.begin_snapshot()
+        return State(
+            json.loads(json.dumps(state.header)),
+            {n: t.detach().to("cpu", copy=True).contiguous() for n, t in state.tensors.items()},
+            state.tables,
+        )
+
+    def load(self, state: State, where: object = "the saved state") -> None:
+        """Takes over a state without its tables; the parameters keep their place in memory.
+
+        Args:
+            where: what the state was read from, for messages.
 
         Raises:
-            CheckpointError: it is of another model or optimizer.
+            CheckpointError: the state is of another model or optimizer.
         """
         header, tensors = state.header, state.tensors
         if len(header["optimizers"]) != len(self.optimizers) or len(header["stateful"]) != len(
@@ -107,20 +142,17 @@ class Replica:
                 f"{len(self.optimizers)} and {len(self.stateful)}"
             )
         for optimizer, rest in zip(self.optimizers, header["optimizers"], strict=True):
-            _check_groups(optimizer.state_dict()["param_groups"], rest["groups"])
-        values = {n[6:]: t for n, t in tensors.items() if n.startswith("model.")}
-        self.load_model(values)
-        own = _values(self.model)
-        same_types = all(own[name].dtype == value.dtype for name, value in values.items())
+            state_dict.check_groups(optimizer, rest)
+        self.load_model(state.model, where)
+        own = self._values()
+        same_types = all(own[name].dtype == value.dtype for name, value in state.model.items())
         for number, optimizer in enumerate(self.optimizers):
             prefix = f"optimizer.{number}."
             slots = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            given = unflatten_optimizer(slots, header["optimizers"][number])
-            optimizer.load_state_dict(given)
-            if same_types:
-                nested.undo_casts(optimizer, given["state"])
+            rest = header["optimizers"][number]
+            state_dict.load_optimizer(optimizer, slots, rest, exact=same_types)
         for part, values in zip(self.stateful, header["stateful"], strict=True):
-            part.load_state_dict(from_json(values))
+            part.load_state_dict(state_dict.from_json(values))
         self.position = Position(**header["position"])
 
     def load_model(
@@ -128,13 +160,10 @@ class Replica:
     ) -> None:
         """Takes over the values of a model alone.
 
-        Args:
-            where: they are from, for messages.
-
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: the values are of another model.
         """
-        own = _values(self.model)
+        own = self._values()
         same_model.check(
             {name: value.shape for name, value in values.items()},
             {name: value.shape for name, value in own.items()},
@@ -144,6 +173,36 @@ class Replica:
             for name, value in values.items():
                 own[name].copy_(value)
 
+    def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
+        """Loads a checkpoint, or the values of an exported model.
+
+        Args:
+            strategy: the strategy that must have written a checkpoint, unless ``values_only``.
+            values_only: load the values of the model alone; a checkpoint of any strategy will do.
+
+        Returns:
+            The manifest of a checkpoint that was loaded whole; None: values alone were loaded.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or of another strategy or model.
+        """
+        source = CheckpointReader(folder, values_only=values_only, strategy=strategy)
+        own = {module.table for module in self.tables}
+        whole = layout.is_checkpoint(folder) and not values_only
+        if whole:
+            self.load(read(folder, own), folder)
+        else:
+            self.load_model(read_model(folder, own), folder)
+        for module in self.tables:
+            if not isinstance(module.store, LocalRows):
+                continue
+            for optimizer in self.optimizers:
+                group = group_of(optimizer)(module.weight)
+                if group >= 0:
+                    module.store.use_kernel(optimizer, group)
+            module.store.restore(source.table(module.table))
+        return source.manifest if whole else None
+
     def digest(self) -> int:
         """A 32-bit checksum of all parameters, bit by bit."""
         value = 0
@@ -152,60 +211,67 @@ class Replica:
             value = zlib.crc32(raw.numpy(), value)  # type: ignore[arg-type]
         return value
 
-
-def copied(state: State) -> State:
-    """The same state in memory of its own, on the CPU: training may go on."""
-    return State(
-        json.loads(json.dumps(state.header)),
-        {n: t.detach().to("cpu", copy=True).contiguous() for n, t in state.tensors.items()},
-    )
+    def _values(self) -> dict[str, torch.Tensor]:
+        """The tensors of the model's ``state_dict`` themselves, without the rows of tables."""
+        if self.tables:  # their rows would be gathered by state_dict()
+            names = dense_names(self.model)
+            return {name: getattr(module, key).detach() for name, module, key, _ in names}
+        return {
+            name: value.detach()
+            for name, value in self.model.state_dict(keep_vars=True).items()
+            if isinstance(value, torch.Tensor)
+        }
 
 
 def write(state: State, folder: Path) -> dict[str, int]:
-    """Writes a copied state into a folder; file names to sizes in bytes.
+    """Writes the copy of a state into a folder; returns file name to size in bytes.
 
-    The model's file is a plain ``state_dict`` in safetensors.
+    The file of the model is a plain ``state_dict`` in safetensors.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk is full or read-only.
     """
-    model = {n[6:]: t for n, t in state.tensors.items() if n.startswith("model.")}
     slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
-    safetensors.torch.save_file(model, folder / MODEL_FILE)
     header = {key: value for key, value in state.header.items() if key != "tensors"}
-    safetensors.torch.save_file(
-        slots, folder / OPTIMIZER_FILE, metadata={"state": json.dumps(header)}
-    )
-    return {name: os.path.getsize(folder / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+    try:
+        safetensors.torch.save_file(state.model, folder / MODEL_FILE)
+        safetensors.torch.save_file(
+            slots, folder / OPTIMIZER_FILE, metadata={"state": json.dumps(header)}
+        )
+    except SafetensorError as error:
+        raise OSError(f"{folder}: cannot be written: {error}") from error
+    sizes = {name: os.path.getsize(folder / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+    return sizes | write_tables(state.tables, folder, _STEM)
 
 
-def read(folder: Path) -> State:
-    """What :func:`write` wrote.
+def read(folder: Path, without: Collection[str] = ()) -> State:
+    """The inverse of :func:`write`; tables are in it as :func:`read_model` says.
 
     Raises:
-        CheckpointError: it is something else.
+        CheckpointError: the folder holds something else.
     """
     try:
         with safe_open(folder / OPTIMIZER_FILE, "pt") as file:
             header = json.loads((file.metadata() or {})["state"])
-            # In memory of their own: in the file's they lie at any address, and sums over vectors
-            # depend on that in the last bit.
+            # Cloned: tensors in the memory of the file lie at any address, and the last bit of a
+            # sum over a vector depends on that.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        if "position" not in header:
-            raise CheckpointError(f"{folder}: not a checkpoint of the strategy allreduce")
-        model = read_model(folder)
+        model = read_model(folder, without)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a checkpoint that can be read: {error}") from error
     return State(header, {f"model.{n}": t for n, t in model.items()} | tensors)
 
 
-def read_model(folder: Path) -> dict[str, torch.Tensor]:
+def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """The ``state_dict`` of a model: of a checkpoint of any strategy, or of an exported model.
 
-    Tables are in it as :mod:`torch_edl.nn.table_state` says.
+    The rows of tables are in it as :mod:`torch_edl.nn.table_state` says.
+
+    Args:
+        without: names of tables that are left out.
 
     Raises:
-        CheckpointError: it is neither, or damaged.
+        CheckpointError: the folder is neither, or damaged.
     """
     source = CheckpointReader(folder, values_only=True)
     if layout.is_checkpoint(folder) and source.manifest.strategy == "ps":
@@ -216,7 +282,11 @@ def read_model(folder: Path) -> dict[str, torch.Tensor]:
             values = safetensors.torch.load_file(file)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: {error}; it is damaged") from error
+    for name in without:
+        values.pop(f"{name}.weight", None)  # a plain weight there, a table here
     for table in source.tables.values():
+        if table.name in without:
+            continue
         if table.bound:
             values |= table_state.of_weight(table.modules, table.weight())
         else:
@@ -225,85 +295,6 @@ def read_model(folder: Path) -> dict[str, torch.Tensor]:
             vectors = np.concatenate([rows.vectors for rows in found])
             values |= table_state.of_rows(table.modules, ids, vectors)
     return values
-
-
-def flatten_optimizer(
-    state: dict[str, Any], owner: str = "the optimizer"
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """An optimizer's state as named tensors, and the rest as what JSON can say.
-
-    Tensors in lists, tuples and dicts are named by their path; the rest says which is where.
-
-    Raises:
-        UsageError: something in it is none of these; ``owner`` is the optimizer's name.
-    """
-    flat: dict[str, Any] = {}
-    for index, slots in state["state"].items():
-        if isinstance(index, int) and isinstance(slots, dict):
-            for key, value in slots.items():
-                if not isinstance(key, str):
-                    raise nested.unsayable(owner, f"a key of {index}", key)
-                flat[f"{index}.{key}"] = value
-        elif isinstance(index, str):  # of no parameter
-            flat[f".{index}"] = slots
-        else:
-            raise nested.unsayable(owner, repr(index), slots)
-    tensors = {n: v for n, v in flat.items() if isinstance(v, torch.Tensor)}
-    rest = {n: nested.flatten(v, n, tensors, owner) for n, v in flat.items() if n not in tensors}
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided:
-            raise nested.unsayable(owner, name, tensor)
-        tensors[name] = tensor.detach()
-    return tensors, {"groups": jsonable(state["param_groups"], owner), "values": rest}
-
-
-def unflatten_optimizer(
-    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The inverse of :func:`flatten_optimizer`."""
-    left = dict(tensors)  # those that stand in no list, tuple or dict
-    values = {name: nested.unflatten(value, left) for name, value in rest["values"].items()}
-    state: dict[int | str, Any] = {}
-    for name, value in {**left, **values}.items():
-        index, _, key = name.partition(".")
-        if index:
-            state.setdefault(int(index), {})[key] = value
-        else:
-            state[key] = value
-    return {"state": state, "param_groups": from_json(rest["groups"])}
-
-
-def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
-    """What JSON can say of a state: numbers, texts, lists; tensors of one number as numbers.
-
-    Raises:
-        UsageError: something in it is none of these; ``owner`` is whose state it is.
-    """
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, dict):
-        items = {k: jsonable(v, owner, f"{where}.{k}") for k, v in value.items() if not callable(v)}
-        if all(isinstance(key, str) for key in items):
-            return items
-        # JSON would make texts of the keys: MultiStepLR counts its milestones by number.
-        return {_PAIRS: [*map(list, items.items())], _COUNTS: isinstance(value, Counter)}
-    if isinstance(value, list | tuple):
-        return [jsonable(v, owner, f"{where}.{i}") for i, v in enumerate(value)]
-    if not isinstance(value, nested.PLAIN):
-        raise nested.unsayable(owner, where.lstrip("."), value)
-    return value
-
-
-def from_json(value: Any) -> Any:
-    """The inverse of :func:`jsonable`, but for tuples and tensors of one number."""
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _PAIRS in value:
-        items = {key: from_json(item) for key, item in value[_PAIRS]}
-        return Counter(items) if value[_COUNTS] else items
-    return {key: from_json(item) for key, item in value.items()}
 
 
 def chunks(
@@ -342,24 +333,3 @@ def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
         if own.data_ptr() != buffer.data_ptr() + start:
             own.copy_(buffer[start : start + tensor.nbytes])
         start += tensor.nbytes
-
-
-def _check_groups(own: list[dict[str, Any]], saved: list[dict[str, Any]]) -> None:
-    sizes = [[len(group["params"]) for group in groups] for groups in (own, saved)]
-    if sizes[0] != sizes[1]:
-        raise CheckpointError(
-            f"it is of another optimizer: groups of {sizes[1]} parameters, here of {sizes[0]}"
-        )
-    for mine, theirs in zip(own, saved, strict=True):
-        missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
-        # Another version of torch may know more options, or fewer; another optimizer has others.
-        if missing and extra:
-            raise CheckpointError(f"it is of another optimizer: it lacks {missing}, has {extra}")
-
-
-def _values(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        name: value.detach()
-        for name, value in model.state_dict(keep_vars=True).items()
-        if isinstance(value, torch.Tensor)
-    }

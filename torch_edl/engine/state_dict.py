@@ -1,24 +1,134 @@
-"""Tensors in lists, tuples and dicts, as optimizers keep them: by name, and what JSON can say."""
+"""The ``state_dict`` of optimizers and schedulers as named tensors and JSON. Nothing is pickled."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from torch_edl.errors import UsageError
+from torch_edl.errors import CheckpointError, UsageError
 
-PLAIN = (str, int, float, type(None))
-"""What JSON says as it is; a bool is an int."""
+_PLAIN = (str, int, float, type(None))
+"""What JSON holds as it is; a bool is an int."""
+# A dict whose keys are not texts is written as a list of pairs.
+_PAIRS, _COUNTS = "__pairs__", "__counts__"
 
 
-def flatten(value: Any, name: str, tensors: dict[str, torch.Tensor], owner: str) -> Any:
-    """What JSON can say of a value; its tensors go to ``tensors``, each named by its path.
+def flatten_optimizer(
+    state: dict[str, Any], owner: str = "the optimizer"
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """An optimizer's state as named tensors, and the rest as values that JSON can hold.
+
+    Tensors in lists, tuples and dicts are named by their path; the rest refers to these names.
+
+    Args:
+        owner: name of the optimizer, for messages.
 
     Raises:
-        UsageError: something in it can be neither.
+        UsageError: the state has a value that is neither.
     """
+    flat: dict[str, Any] = {}
+    for index, slots in state["state"].items():
+        if isinstance(index, int) and isinstance(slots, dict):
+            for key, value in slots.items():
+                if not isinstance(key, str):
+                    raise _unsupported(owner, f"a key of {index}", key)
+                flat[f"{index}.{key}"] = value
+        elif isinstance(index, str):  # of no parameter
+            flat[f".{index}"] = slots
+        else:
+            raise _unsupported(owner, repr(index), slots)
+    tensors = {n: v for n, v in flat.items() if isinstance(v, torch.Tensor)}
+    rest = {n: _flatten(v, n, tensors, owner) for n, v in flat.items() if n not in tensors}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise _unsupported(owner, name, tensor)
+        tensors[name] = tensor.detach()
+    return tensors, {"groups": jsonable(state["param_groups"], owner), "values": rest}
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    rest: Mapping[str, Any],
+    *,
+    exact: bool,
+) -> None:
+    """Loads what :func:`flatten_optimizer` returned.
+
+    Args:
+        exact: keep the types of the state, where ``load_state_dict`` would cast each tensor to the
+            type of its parameter and garble texts. An optimizer that joins a ring goes on bit by
+            bit like its source only then.
+    """
+    given = _unflatten_optimizer(tensors, rest)
+    optimizer.load_state_dict(given)
+    if not exact:
+        return
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    for index, parameter in enumerate(parameters):
+        if index in given["state"]:
+            optimizer.state[parameter] = _uncast(optimizer.state[parameter], given["state"][index])
+
+
+def check_groups(optimizer: torch.optim.Optimizer, rest: Mapping[str, Any]) -> None:
+    """Raises CheckpointError unless the parameter groups of a saved state fit the optimizer."""
+    own, saved = optimizer.state_dict()["param_groups"], rest["groups"]
+    sizes = [[len(group["params"]) for group in groups] for groups in (own, saved)]
+    if sizes[0] != sizes[1]:
+        raise CheckpointError(
+            f"the state is of another optimizer: groups of {sizes[1]} parameters, here of "
+            f"{sizes[0]}"
+        )
+    for mine, theirs in zip(own, saved, strict=True):
+        missing, extra = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
+        # Another version of torch may have more options, or fewer; another optimizer has others.
+        if missing and extra:
+            raise CheckpointError(
+                f"the state is of another optimizer: it lacks {missing}, has {extra}"
+            )
+
+
+def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
+    """A state as values that JSON can hold: numbers, texts, lists; tensors of one element as
+    numbers.
+
+    Args:
+        owner: whose state it is, for messages.
+
+    Raises:
+        UsageError: the state has another value.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, dict):
+        items = {k: jsonable(v, owner, f"{where}.{k}") for k, v in value.items() if not callable(v)}
+        if all(isinstance(key, str) for key in items):
+            return items
+        # JSON would turn the keys into texts: MultiStepLR counts its milestones by number.
+        return {_PAIRS: [*map(list, items.items())], _COUNTS: isinstance(value, Counter)}
+    if isinstance(value, list | tuple):
+        return [jsonable(v, owner, f"{where}.{i}") for i, v in enumerate(value)]
+    if not isinstance(value, _PLAIN):
+        raise _unsupported(owner, where.lstrip("."), value)
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """The inverse of :func:`jsonable`, except for tuples and tensors of one element."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _PAIRS in value:
+        items = {key: from_json(item) for key, item in value[_PAIRS]}
+        return Counter(items) if value[_COUNTS] else items
+    return {key: from_json(item) for key, item in value.items()}
+
+
+def _flatten(value: Any, name: str, tensors: dict[str, torch.Tensor], owner: str) -> Any:
     if isinstance(value, torch.Tensor):
         while name in tensors:  # {"a.b": ..., "a": {"b": ...}}
             name += "_"
@@ -26,61 +136,66 @@ def flatten(value: Any, name: str, tensors: dict[str, torch.Tensor], owner: str)
         return {"tensor": name}
     if isinstance(value, dict):
         for key in value:
-            if not isinstance(key, PLAIN):
-                raise unsayable(owner, f"a key of {name}", key)
+            if not isinstance(key, _PLAIN):
+                raise _unsupported(owner, f"a key of {name}", key)
         items = value.items()
-        return {"dict": [[k, flatten(v, f"{name}.{k}", tensors, owner)] for k, v in items]}
+        return {"dict": [[k, _flatten(v, f"{name}.{k}", tensors, owner)] for k, v in items]}
     if type(value) in (list, tuple):
-        parts = [flatten(part, f"{name}.{i}", tensors, owner) for i, part in enumerate(value)]
+        parts = [_flatten(part, f"{name}.{i}", tensors, owner) for i, part in enumerate(value)]
         return {type(value).__name__: parts}
-    if not isinstance(value, PLAIN):
-        raise unsayable(owner, name, value)
+    if not isinstance(value, _PLAIN):
+        raise _unsupported(owner, name, value)
     return value
 
 
-def unflatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The inverse of :func:`flatten`; takes what it needs out of ``tensors``."""
+def _unflatten_optimizer(
+    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Any]
+) -> dict[str, Any]:
+    left = dict(tensors)  # those that are in no list, tuple or dict
+    values = {name: _unflatten(value, left) for name, value in rest["values"].items()}
+    state: dict[int | str, Any] = {}
+    for name, value in {**left, **values}.items():
+        index, _, key = name.partition(".")
+        if index:
+            state.setdefault(int(index), {})[key] = value
+        else:
+            state[key] = value
+    return {"state": state, "param_groups": from_json(rest["groups"])}
+
+
+def _unflatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The inverse of :func:`_flatten`; removes the tensors that it needs from ``tensors``."""
     if not isinstance(value, dict):
         return value
     ((kind, part),) = value.items()
     if kind == "tensor":
         return tensors.pop(part)
     if kind == "dict":
-        return {key: unflatten(item, tensors) for key, item in part}
-    items = [unflatten(item, tensors) for item in part]
+        return {key: _unflatten(item, tensors) for key, item in part}
+    items = [_unflatten(item, tensors) for item in part]
     return tuple(items) if kind == "tuple" else items
 
 
-def undo_casts(optimizer: torch.optim.Optimizer, given: Mapping[Any, Any]) -> None:
-    """Makes the state what ``load_state_dict`` was given: it gives tensors the type of their
-    parameter and makes nonsense of texts, so who joined would go on otherwise than its source."""
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    for index, parameter in enumerate(parameters):
-        if index in given:
-            optimizer.state[parameter] = _undone(optimizer.state[parameter], given[index])
-
-
-def _undone(loaded: Any, given: Any) -> Any:
+def _uncast(loaded: Any, given: Any) -> Any:
     if isinstance(given, str):
         return given
-    if type(loaded) is not type(given):  # the optimizer wants it so: Adam a tensor of steps
+    if type(loaded) is not type(given):  # the optimizer converted it: Adam wants a tensor of steps
         return loaded
     if isinstance(given, torch.Tensor):
         return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
     if isinstance(given, dict):
-        return {key: _undone(value, given.get(key)) for key, value in loaded.items()}
+        return {key: _uncast(value, given.get(key)) for key, value in loaded.items()}
     if isinstance(given, list | tuple) and len(given) == len(loaded):
-        return type(given)(_undone(*pair) for pair in zip(loaded, given, strict=True))
+        return type(given)(_uncast(*pair) for pair in zip(loaded, given, strict=True))
     return loaded
 
 
-def unsayable(owner: str, where: str, value: Any) -> UsageError:
-    """The error for a part of a state that can be neither sent nor written."""
+def _unsupported(owner: str, where: str, value: Any) -> UsageError:
     kind = type(value).__name__
     if isinstance(value, torch.Tensor):
         kind += f" ({value.layout}, shape {tuple(value.shape)})"
     return UsageError(
-        f"{owner}: its state has a {kind} at {where}, which no checkpoint and no process that "
-        "joins can take over; expected dense tensors, numbers, texts, None, and lists, tuples and "
-        "dicts of these: keep it elsewhere, or use another optimizer"
+        f"{owner}: its state has a {kind} at {where}, which neither a checkpoint nor a process "
+        "that joins can hold; expected dense tensors, numbers, texts, None, and lists, tuples and "
+        "dicts of these: keep the value elsewhere, or use another optimizer"
     )

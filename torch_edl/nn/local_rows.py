@@ -93,9 +93,9 @@ class LocalRows:
         self._table.load(Rows(ids, vectors, slots, none, none), [])
 
     def restore(self, saved: RestoringTable) -> None:
-        """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before."""
-        assert self._optimizers is not None
-        self._table = saved.restore(self.table.declared, self._optimizers)
+        """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before, unless no
+        optimizer has the table."""
+        self._table = saved.restore(self.table.declared, self._optimizers or Optimizers("sgd", ()))
 
     def use_kernel(self, optimizer: torch.optim.Optimizer, group: int) -> None:
         """Gives the rows the slots of an optimizer; the first one stays."""

@@ -126,7 +126,7 @@ class Saver:
         if self._writing is not None and self._writing.is_alive():
             log.warning("checkpoint of step %d left out: the one before is still written", step)
             return
-        state = replica.copied(engine.replica.state())
+        state = engine.replica.copy()
         self._writing = threading.Thread(
             target=self._write, args=(state, engine.ring, step), name="checkpoint", daemon=True
         )
@@ -148,7 +148,7 @@ class Saver:
                 step,
             )
         if self._root is not None and engine.rank == 0 and step and step != self._last:
-            self._write(replica.copied(engine.replica.state()), engine.ring, step)
+            self._write(engine.replica.copy(), engine.ring, step)
 
     def close(self) -> None:
         """Waits for what is being written."""

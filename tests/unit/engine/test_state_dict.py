@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.engine import replica as replicas
+from torch_edl.engine import state_dict
 from torch_edl.engine.replica import Replica, State
 from torch_edl.errors import UsageError
 
@@ -93,12 +95,11 @@ def same(one: Any, other: Any) -> None:
 
 
 def sent(state: State, folder: Path) -> State:
-    state = replicas.copied(state)
     return State(json.loads(json.dumps(state.header)), state.tensors)
 
 
 def written(state: State, folder: Path) -> State:
-    files = replicas.write(replicas.copied(state), folder)
+    files = replicas.write(state, folder)
     layout.commit(
         folder,
         Manifest(job="", strategy="allreduce", steps=3, shards=1, files=files),
@@ -114,7 +115,7 @@ def test_who_takes_a_nested_state_over_goes_on_bit_by_bit(
     source, joiner = Script(optimizer, 1), Script(optimizer, 2)
     for number in range(5):
         source.step(number)
-    state = way(source.replica.state(), tmp_path)
+    state = way(source.replica.copy(), tmp_path)
     if optimizer == "keeper":
         assert {"optimizer.0.0.GG.0", "optimizer.0.0.pair.0"} <= state.tensors.keys()
     joiner.replica.load(state)
@@ -158,3 +159,10 @@ def test_an_option_that_cannot_be_said_is_named() -> None:
     script.optimizer.param_groups[0]["kind"] = {"of": torch.float32}
     with pytest.raises(UsageError, match="Keeper: its state has a dtype at 0\\.kind\\.of"):
         script.replica.state()
+
+
+def test_what_goes_through_json_comes_back() -> None:
+    value = {"a": [1, 2.5, None, {"b": float("inf")}], "c": Counter({3: 1, 7: 2}), "d": {1: "x"}}
+    back = state_dict.from_json(json.loads(json.dumps(state_dict.jsonable(value))))
+    assert back == value
+    assert isinstance(back["c"], Counter)

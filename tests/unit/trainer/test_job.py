@@ -162,10 +162,10 @@ def breaking(member: Member) -> None:
     seen = []
     before = None
     asked: list[replicas.State] = []
-    member.before_ask = lambda: asked.append(replicas.copied(engine.replica.state()))
+    member.before_ask = lambda: asked.append(engine.replica.copy())
     for (batch,) in job.loader(numbers(40), batch_size=8, global_batch_size=8):
         if job.step == 2 and before is None:
-            before = replicas.copied(engine.replica.state())
+            before = engine.replica.copy()
             member.tell(job.rank)
             member.hear()
         seen.append((job.step, job.world_size, batch.tolist()))

@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 
-from torch_edl.checkpoint import layout
-from torch_edl.engine import replica as replicas
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring import control_flags as lanes
 from torch_edl.engine.ring.control_flags import ControlFlags, ControlSums
@@ -497,8 +495,4 @@ class RingEngine:
         Raises:
             CheckpointError: it is damaged, or of another model.
         """
-        if values_only:
-            self.replica.load_model(replicas.read_model(folder), folder)
-            return
-        layout.read(folder)
-        self.replica.load(replicas.read(folder))
+        self.replica.restore(folder, strategy="allreduce", values_only=values_only)

@@ -76,7 +76,7 @@ class ReplicatedModel:
 
     def copy(self) -> Callable[[str], Snapshot]:
         """The replica of now, in memory; what writes it to a folder, from any thread."""
-        state = replica.copied(self._engine.replica.state())
+        state = self._engine.replica.copy()
 
         def write(directory: str) -> Snapshot:
             files = replica.write(state, Path(directory))
