@@ -26,8 +26,8 @@ from torch_edl.errors import (
     UnsupportedOptimizerError,
     describe_error,
 )
-from torch_edl.kernels import read_optimizer
 from torch_edl.nn.embedding import Table
+from torch_edl.optim import optimizer_config
 from torch_edl.wire import master_pb2 as pb
 
 MODEL_NAMES = ("model", "forward", "custom_model")
@@ -309,7 +309,7 @@ def report_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> pb.Repo
         dense_elements=sum(p.numel() for p in module.parameters()),
     )
     try:
-        read_optimizer(optimizer)
+        optimizer_config(optimizer)
     except UnsupportedOptimizerError as error:
         report.optimizer_error = str(error)
     for name, part in module.named_modules():

@@ -20,8 +20,8 @@ from torch_edl.contract import Contract
 from torch_edl.data.loader import Window
 from torch_edl.engine import replica
 from torch_edl.engine.base import Committed, Step
-from torch_edl.kernels import read_optimizer
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.optim import optimizer_config
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -49,7 +49,7 @@ class LocalStrategy:
             model, [optimizer], [] if scheduler is None else [scheduler]
         )
         if self._replica.tables:
-            read_optimizer(optimizer)  # refused now rather than at the first step
+            optimizer_config(optimizer)  # refused now rather than at the first step
         self._watermarks = Watermarks()
         self._step = Step(
             contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers

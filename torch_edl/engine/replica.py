@@ -28,10 +28,10 @@ from torch_edl.checkpoint.writer import write_tables
 from torch_edl.engine import same_model, state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError
-from torch_edl.kernels import group_of
 from torch_edl.nn import table_state
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.model_tables import bind_tables, dense_names
+from torch_edl.optim import group_of
 from torch_edl.tables.table import EmbeddingTable
 
 _STEM = "shard-0-of-1"

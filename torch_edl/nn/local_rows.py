@@ -1,13 +1,14 @@
-"""Rows in this process: what an embedding uses when nothing connected it to servers.
+"""Rows in this process: the store of an embedding that is not connected to servers.
 
-A torch optimizer knows nothing of rows, so a hook after its ``step`` updates those of every table
-whose ``weight`` it was given, with the kernel and the hyperparameters of that parameter's group.
+A torch optimizer does not know about rows. A hook after its ``step`` updates the rows of every
+table whose ``weight`` the optimizer has, with the kernel and the hyperparameters of the parameter
+group of that weight.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import RestoringTable
-from torch_edl.kernels import read_optimizer
-from torch_edl.nn.lookup import RowBlock, lookup
+from torch_edl.nn.lookup import RowBlock, TableModule, lookup
+from torch_edl.optim import optimizer_config
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.table import EmbeddingTable, Rows
-
-if TYPE_CHECKING:
-    from torch_edl.nn.embedding import Table
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -36,17 +34,17 @@ _tables: weakref.WeakValueDictionary[int, LocalRows] = weakref.WeakValueDictiona
 class LocalRows:
     """The rows of one table, in a hash table of this process."""
 
-    def __init__(self, module: Table) -> None:
+    def __init__(self, module: TableModule) -> None:
         self._module = weakref.ref(module)
         self._table: EmbeddingTable | None = None
         self._optimizers: Optimizers | None = None
         self.loaded = False
         """Rows came from a ``state_dict``."""
-        # What got gradients since the last step.
+        # The rows that got gradients since the last step.
         self._pending: list[tuple[Ids, RowBlock]] = []
         _tables[id(module.weight)] = self
 
-    def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
+    def lookup(self, module: TableModule, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`~torch_edl.nn.lookup.RowStore`."""
         unique, _, inverse = _core.unique_partition(ids.reshape(-1).cpu().numpy(), 1)
         values = np.empty((len(unique), module.embedding_dim), np.float32)
@@ -84,7 +82,7 @@ class LocalRows:
         return whole
 
     def replace(self, ids: Ids, vectors: Floats) -> None:
-        """Has these rows and no others; their slots start anew."""
+        """Replaces all rows by these, with new optimizer slots."""
         old, none = self.table, np.zeros(len(ids), np.int64)
         optimizers = self._optimizers or Optimizers("sgd", ())
         self._table = EmbeddingTable(old.info, old.seed, optimizers, old.declared)
@@ -98,11 +96,11 @@ class LocalRows:
         self._table = saved.restore(self.table.declared, self._optimizers or Optimizers("sgd", ()))
 
     def use_kernel(self, optimizer: torch.optim.Optimizer, group: int) -> None:
-        """Gives the rows the slots of an optimizer; the first one stays."""
+        """Gives the rows the slots of an optimizer, unless they have those of another already."""
         module = self._module()
         if self._optimizers is not None or module is None:
             return
-        self._optimizers = Optimizers.from_proto(read_optimizer(optimizer))
+        self._optimizers = Optimizers.from_proto(optimizer_config(optimizer))
         old = self._all()
         slots = self.table.slot_names
         self._table = EmbeddingTable(module.info(group), self.table.seed, self._optimizers)
@@ -110,11 +108,11 @@ class LocalRows:
 
     @property
     def table(self) -> EmbeddingTable:
-        """The hash table, made when it is first needed."""
+        """The hash table, created on first use."""
         if self._table is None:
             module = self._module()
             assert module is not None
-            # The kernel is the optimizer's, which steps later if at all.
+            # The kernel comes with the first step of an optimizer.
             none = Optimizers("sgd", ())
             seed = torch.initial_seed() & (2**62 - 1)
             self._table = EmbeddingTable(module.info(FROZEN), seed, none)

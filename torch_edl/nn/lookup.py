@@ -1,4 +1,5 @@
-"""The differentiable step from rows to the output of an embedding, and who provides the rows."""
+"""The differentiable step from rows to the output of an embedding, and the interface between the
+modules and the stores of rows."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from torch_edl import _core
+from torch_edl.wire import pserver_pb2 as pb
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 
 class RowBlock:
-    """Some rows of a table, at hand: ``values`` (u, dim), and ``grads`` of the same shape, summed
+    """Some rows of a table in memory: ``values`` (u, dim), and ``grads`` of the same shape, summed
     over all lookups that went through the block (None until the first).
 
     Args:
@@ -42,6 +44,20 @@ class RowBlock:
                 self._on_gradient(self)
         else:
             _core.scatter_add(gradient, inverse, self.grads)
+
+
+class TableModule(Protocol):
+    """An embedding module, as a store of rows sees it."""
+
+    num_embeddings: int | None
+    embedding_dim: int
+    training: bool
+    weight: torch.nn.Parameter
+    """An empty parameter (0, dim) that stands for the table."""
+
+    def info(self, group: int) -> pb.EmbeddingTableInfo:
+        """The description of the table; ``group`` is its parameter group."""
+        ...
 
 
 class RowStore(Protocol):

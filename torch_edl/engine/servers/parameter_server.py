@@ -31,9 +31,9 @@ from torch_edl.engine.base import Committed, Step, UserCodeError
 from torch_edl.engine.servers.dense import ExactBuffers, FlatParameters, dense_parameters
 from torch_edl.engine.servers.rows import Plan, ServerRows
 from torch_edl.errors import EdlError, ServersLostError, UsageError
-from torch_edl.kernels import group_of, read_optimizer
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.nn import table_state
+from torch_edl.optim import group_of, optimizer_config
 from torch_edl.ps_client.client import (
     Floats,
     PendingPull,
@@ -94,7 +94,7 @@ class ParameterServerStrategy:
         self._unscheduled = copy.deepcopy(
             ([g["lr"] for g in optimizer.param_groups], scheduler and scheduler.state_dict())
         )
-        self._kernel = read_optimizer(optimizer)
+        self._kernel = optimizer_config(optimizer)
         if contract is not None:
             self._step = Step(
                 contract, model, on_nan=config.train.on_nan, log_layers=config.train.log_layers
