@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar
 
 from master.runtime import checkpoints, persistence
@@ -39,6 +38,7 @@ from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.processes.base import Launcher
 from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,8 @@ def main(
     options = parser.parse_args(argv)
     name = options.job
     parent = os.getppid()
-    stop = _StopSignals()
+    stop = StopSignals((signal.SIGTERM, signal.SIGINT), even_ignored=True)
+    stop.install()
     follow_parent(signal.SIGTERM)
     setup_logging("master", 0)
     folder = JobFolder(name)
@@ -150,7 +151,7 @@ def main(
 
 
 def _run(
-    service: Service, launcher: Launcher, effects: Effects, stop: _StopSignals, journal: Journal
+    service: Service, launcher: Launcher, effects: Effects, stop: StopSignals, journal: Journal
 ) -> None:
     """Polls, decides and acts until every process has ended."""
     job = service.job
@@ -158,8 +159,8 @@ def _run(
         exits = launcher.poll()
         with service.changed:
             now = time.monotonic()
-            if stop.reason:
-                job.stop(stop.reason, now, at_once=stop.count > 1)
+            if stop.name:
+                job.stop(stop.name, now, at_once=stop.count > 1)
             for exit in exits:
                 job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
             actions = job.tick(now)
@@ -234,7 +235,7 @@ def _open(folder: JobFolder) -> tuple[SqliteStore, str, int]:
         raise
 
 
-def _with_room(write: Callable[[], T], stop: _StopSignals, *, waits: bool) -> T:
+def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
     """What ``write`` gives; if it ``waits``, as soon as the disk has room for it.
 
     Raises:
@@ -245,7 +246,7 @@ def _with_room(write: Callable[[], T], stop: _StopSignals, *, waits: bool) -> T:
         try:
             return write()
         except OSError as error:
-            if not waits or stop.reason:
+            if not waits or stop.name:
                 raise
             if not told:
                 told = True
@@ -285,22 +286,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-class _StopSignals:
-    """SIGTERM and SIGINT end the job instead of the process."""
-
-    def __init__(self) -> None:
-        self.reason = ""
-        self.exit_code = 0
-        self.count = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.reason = signal.Signals(number).name
-        self.exit_code = 128 + number
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ from torch_edl.agent.failures import failure_of
 from torch_edl.agent.ledger import Ledger, Verdict
 from torch_edl.agent.outputs import Outputs, Watch
 from torch_edl.agent.reporter import Reporter
-from torch_edl.agent.signals import StopSignals, describe
 from torch_edl.agent.workers import Ended, Workers
-from torch_edl.errors import JobFailedError
+from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.jobs.master_host import HostedMaster, Master, own_address
+from torch_edl.processes.signals import StopSignals, describe_exit
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -101,7 +101,7 @@ class Agent:
         self._stop_at: float | None = None
         self._ended_at: float | None = None
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._signals = StopSignals(spec.config.signals_to_handle, self._wake)
+        self._signals = StopSignals(_numbers(spec.config.signals_to_handle), wake=self._wake)
         service = pb.DESCRIPTOR.services_by_name["Master"]
         self._stub = Stub(service, spec.master.address, spec.master.token)
         self._reporter = Reporter(
@@ -193,7 +193,7 @@ class Agent:
     def _heed_signals(self, now: float) -> None:
         if not self._signals.count:
             return
-        name = signal.Signals(self._signals.first).name
+        name = self._signals.name
         if not self._stopping:
             count = len(self._workers.local_ranks)
             log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
@@ -232,7 +232,7 @@ class Agent:
                 self._done.add(ended.local_rank)
             elif verdict is Verdict.REPLACE and not self._stopping:
                 log.warning("rank %d (pid %d) ended (%s): replacing it", ended.rank, ended.pid,
-                            describe(ended.code))  # fmt: skip
+                            describe_exit(ended.code))  # fmt: skip
                 self._start_at[ended.local_rank] = now + self._ledger.pause_s
             elif verdict is Verdict.FAIL or (self._failures and verdict is Verdict.STOPPED):
                 self._failures[ended.rank] = ended.failure()
@@ -380,12 +380,26 @@ class Agent:
         if hosted is not None and self._over is not None:
             hosted.wait(_MASTER_LEAVES_S)
         if self._signals.count:
-            return 128 + self._signals.first
+            return self._signals.exit_code
         if self._failures:
             raise ChildFailedError(name=self._spec.name, failures=self._failures)
         if self._over is not None and self._over.error:
             raise JobFailedError(self._over.error)
         return 0
+
+
+def _numbers(names: str) -> list[signal.Signals]:
+    """The signals of ``--signals-to-handle``.
+
+    Raises:
+        UsageError: one of them does not exist.
+    """
+    found = []
+    for name in filter(None, (word.strip() for word in names.split(","))):
+        if name not in signal.Signals.__members__:
+            raise UsageError(f"--signals-to-handle {name}: no such signal; write SIGTERM,SIGINT")
+        found.append(signal.Signals[name])
+    return found
 
 
 def _free_port() -> int:

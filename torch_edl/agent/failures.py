@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from torch_edl.agent.signals import describe
+from torch_edl.processes.signals import describe_exit
 
 
 def failure_of(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, str]:
@@ -17,7 +17,7 @@ def failure_of(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, 
         failures: by rank.
     """
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
-    error = f"{name}: rank {rank} ended ({describe(failure.exitcode)})"
+    error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
     message: Any = failure.message
     if not isinstance(message, dict):
         return error, ""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -29,7 +27,8 @@ from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.agent.environment import Placement, worker_environment
-from torch_edl.processes import exec_child, process_group
+from torch_edl.processes import exec_child
+from torch_edl.processes.child_group import ChildGroup
 
 _HAS_PIDFD = hasattr(os, "pidfd_open")
 _REAP_POLL_S = 0.02
@@ -39,15 +38,13 @@ _REAP_POLL_S = 0.02
 class _Worker:
     local_rank: int
     rank: int
-    process: subprocess.Popen[bytes]
+    child: ChildGroup
     close: contextlib.ExitStack
     error_file: str
     stdout: str
     stderr: str
     pidfd: int
     started_at: float
-    stopping: bool = False
-    kill_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +164,7 @@ class Workers:
             Running(
                 local_rank=w.local_rank,
                 rank=w.rank,
-                pid=w.process.pid,
+                pid=w.child.pid,
                 log=w.stderr or w.stdout,
                 stdout=w.stdout,
                 stderr=w.stderr,
@@ -188,12 +185,9 @@ class Workers:
         """Those that ended since the last call, each once."""
         ended = []
         for worker in list(self._running.values()):
-            seen = process_group.ended(worker.process.pid)
-            if seen is None and worker.process.poll() is None:
+            code = worker.child.reap(spare_forked=True)
+            if code is None:
                 continue
-            if seen != 0 or worker.stopping:
-                process_group.send(worker.process.pid, signal.SIGKILL)
-            code = worker.process.wait()
             del self._running[worker.local_rank]
             if worker.pidfd >= 0:
                 os.close(worker.pidfd)
@@ -201,10 +195,10 @@ class Workers:
                 Ended(
                     local_rank=worker.local_rank,
                     rank=worker.rank,
-                    pid=worker.process.pid,
+                    pid=worker.child.pid,
                     code=code,
                     started_at=worker.started_at,
-                    stopping=worker.stopping,
+                    stopping=worker.child.stopping,
                     log=worker.stderr or worker.stdout,
                     error_file=worker.error_file,
                     close=worker.close,
@@ -221,30 +215,24 @@ class Workers:
         """
         for local_rank in local_ranks:
             worker = self._running.get(local_rank)
-            if worker is None:
-                continue
-            if not worker.stopping:
-                send = os.kill if self._is_python else process_group.send
-                send(worker.process.pid, signal.SIGTERM)  # it is not reaped: the number is its own
-            worker.stopping = True
-            deadline = now + grace_s
-            worker.kill_at = min(deadline, worker.kill_at or deadline)
+            if worker is not None:
+                worker.child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
 
     def kill(self, pid: int) -> None:
         """SIGKILL to the worker of that number, if it is one of ours; it counts as lost."""
-        if any(w.process.pid == pid for w in self._running.values()):
-            process_group.send(pid, signal.SIGKILL)
+        for worker in self._running.values():
+            if worker.child.pid == pid:
+                worker.child.kill()
 
     def kill_overdue(self, now: float) -> None:
         """Kills those whose grace is over."""
         for worker in self._running.values():
-            if worker.kill_at is not None and now >= worker.kill_at:
-                process_group.send(worker.process.pid, signal.SIGKILL)
+            worker.child.kill_overdue(now)
 
     def close(self) -> None:
         """Kills what is left, and waits for it."""
         for worker in self._running.values():
-            process_group.send(worker.process.pid, signal.SIGKILL)
+            worker.child.kill()
         while self._running:
             for ended in self.reap():
                 ended.close.close()
@@ -273,7 +261,7 @@ class Workers:
         return _Worker(
             local_rank=local_rank,
             rank=int(env["RANK"]),
-            process=process,
+            child=ChildGroup(process),
             close=close,
             error_file=dest.error_files[local_rank],
             stdout=dest.stdouts[local_rank],

@@ -8,8 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
@@ -20,6 +19,7 @@ from torch_edl.jobs.folder import ENDED, JobFolder
 from torch_edl.jobs.log_tail import LogTail, last_error, last_lines
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.signals import StopSignals
 
 if TYPE_CHECKING:
     from torch_edl.wire import master_pb2 as pb
@@ -66,8 +66,8 @@ class Outcome:
     error: str = ""
     traceback: str = ""
     usage_error: bool = False
-    signal: int | None = None
-    """The signal that made the client stop the job."""
+    signal: int = 0
+    """The signal that made the client stop the job; 0: none did."""
     master_pid: int = 0
     master_exit: str = ""
     logs: str = ""
@@ -77,7 +77,7 @@ class Outcome:
         """0 finished; 128 + signal if one stopped it; 2 what the user mends; else 1."""
         if self.state == "finished":
             return 0
-        if self.signal is not None:
+        if self.signal:
             return 128 + self.signal
         return 2 if self.usage_error else 1
 
@@ -92,7 +92,7 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         OSError: the job's folder cannot be written, or the master not started.
     """
     job = catalog.create(config)
-    with job.hold(), _Signals() as signals:
+    with job.hold(), StopSignals(_SIGNALS) as signals:
         launcher = LocalLauncher(job.logs)
         watch = _Watch(job, launcher, display, observers, signals)
         try:
@@ -103,31 +103,6 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
             watch.close()
 
 
-class _Signals:
-    """Counts the signals that ask to stop, instead of raising in the middle of something."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.first is None:
-            self.first = number
-
-    def __enter__(self) -> _Signals:
-        for number in _SIGNALS:
-            # Who started us with a signal ignored (nohup) wants it ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
 class _Watch:
     def __init__(
         self,
@@ -135,7 +110,7 @@ class _Watch:
         launcher: LocalLauncher,
         display: Display,
         observers: Sequence[Observer],
-        signals: _Signals,
+        signals: StopSignals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
@@ -261,7 +236,7 @@ class _Watch:
         now = self._clock()
         if self._stopping_since is None:
             self._stopping_since = now
-            name = signal.Signals(self._signals.first or signal.SIGINT).name
+            name = self._signals.name
             again = "; Ctrl-C again ends it at once" if name == "SIGINT" else ""
             self._display.note(f"{name}: stopping the job{again}")
             self._stop_reason = name
@@ -340,7 +315,7 @@ class _Watch:
         code = None if ended is None else ended.code
         if code == 0:
             return replace(seen, state="finished")
-        if self._signals.first is not None or code in _STOPPED_CODES:
+        if self._signals.count or code in _STOPPED_CODES:
             return replace(seen, state="stopped")
         log = self._launcher.log_path("master", 0)
         cause = self._held[-1].text if self._held else ""

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from torch_edl.processes import process_group
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.child import ENV_PARENT_PID
+from torch_edl.processes.child_group import ChildGroup
 
 log = logging.getLogger(__name__)
 
 _STOP_ALL_POLL_S = 0.02
-
-
-@dataclass
-class _Running:
-    process: subprocess.Popen[bytes]
-    kill_at: float | None = None
 
 
 class LocalLauncher:
@@ -40,7 +32,7 @@ class LocalLauncher:
 
     def __init__(self, log_dir: str | Path) -> None:
         self._log_dir = Path(log_dir)
-        self._running: dict[tuple[str, int], _Running] = {}
+        self._running: dict[tuple[str, int], ChildGroup] = {}
 
     def start(self, spec: ProcessSpec) -> int:
         """Starts ``python -m spec.module *spec.args`` and returns its pid.
@@ -65,21 +57,17 @@ class LocalLauncher:
                 start_new_session=True,
                 env=_environment(spec),
             )
-        self._running[key] = _Running(process)
+        self._running[key] = ChildGroup(process)
         return process.pid
 
     def poll(self) -> list[ProcessExit]:
         """Processes that ended since the last call, each once; kills those whose grace is over."""
         ended = []
         now = time.monotonic()
-        for key, running in list(self._running.items()):
-            if running.kill_at is not None and now >= running.kill_at:
-                running.kill_at = None
-                log.warning("%s-%d did not end in time: killing it", *key)
-                process_group.send(running.process.pid, signal.SIGKILL)
-            if process_group.ended(running.process.pid) is not None:
-                process_group.send(running.process.pid, signal.SIGKILL)
-            code = running.process.poll()
+        for key, child in list(self._running.items()):
+            if child.kill_overdue(now):
+                log.warning("%s-%d did not end in time: it was killed", *key)
+            code = child.reap()
             if code is None:
                 continue
             del self._running[key]
@@ -91,17 +79,9 @@ class LocalLauncher:
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
         """SIGTERM now, SIGKILL to its whole session ``grace_s`` later; 0 is SIGKILL at once."""
-        running = self._running.get((role, id))
-        if running is None:
-            return
-        deadline = time.monotonic() + grace_s
-        if grace_s <= 0:
-            process_group.send(running.process.pid, signal.SIGKILL)
-        else:
-            running.process.send_signal(signal.SIGTERM)
-            # A second call may shorten the grace, never lengthen it.
-            kill_at = running.kill_at
-            running.kill_at = deadline if kill_at is None else min(kill_at, deadline)
+        child = self._running.get((role, id))
+        if child is not None:
+            child.stop(grace_s=grace_s, now=time.monotonic())
 
     def stop_all(self, *, grace_s: float) -> None:
         """Ends every process and waits until none is left."""

@@ -157,11 +157,9 @@ def test_a_resume_that_was_refused_is_not_advised_again(
     assert ("continue with --resume" in console.file.getvalue()) is not resume
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 1)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (0, 1)])
 def test_a_stopped_job_says_what_is_kept(
-    finished: Outcome, make_status: Make, number: int | None, code: int
+    finished: Outcome, make_status: Make, number: int, code: int
 ) -> None:
     status = make_status(state="stopped", checkpoint="/ckpt/step-9")
     outcome = dataclasses.replace(finished, state="stopped", status=status, signal=number)
