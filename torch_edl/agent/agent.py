@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import select
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -18,17 +17,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.agent.environment import Placement
-from torch_edl.agent.failures import failure_of
-from torch_edl.agent.ledger import Ledger, Verdict
 from torch_edl.agent.outputs import Outputs, Watch
 from torch_edl.agent.reporter import Reporter
-from torch_edl.agent.workers import Ended, Workers
-from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.agent.restart_policy import RestartDecision, RestartPolicy
+from torch_edl.agent.workers import Ended, Workers, failure_text
+from torch_edl.errors import JobFailedError
 from torch_edl.experiment import Experiment
-from torch_edl.jobs.master_host import HostedMaster, Master, own_address
-from torch_edl.processes.signals import StopSignals, describe_exit
+from torch_edl.jobs.master_host import JobMaster
+from torch_edl.jobs.master_process import MasterProcess
+from torch_edl.processes.signals import StopSignals, describe_exit, parse_signals
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
+from torch_edl.wire.endpoint import free_port, own_address
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class AgentSpec:
     """What workers print goes to files only: nobody else shows it."""
     experiment: Experiment
     """What the master compares with that of the other agents."""
-    master: Master
+    master: JobMaster
     silence_s: float
     """After a master was silent for so long, this agent gives up."""
     join_timeout_s: float
@@ -84,7 +84,7 @@ class Agent:
         self._is_alone = spec.config.max_nodes == 1
         self._workers = Workers(spec.config, spec.command, spec.master.environment(self._node))
         self._outputs = Outputs(spec.watch)
-        self._ledger = Ledger(max_restarts=spec.config.max_restarts)
+        self._restart_policy = RestartPolicy(max_restarts=spec.config.max_restarts)
         self._wanted = spec.config.nproc_per_node
         self._done: set[int] = set()
         self._start_at: dict[int, float] = {}
@@ -101,7 +101,9 @@ class Agent:
         self._stop_at: float | None = None
         self._ended_at: float | None = None
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._signals = StopSignals(_numbers(spec.config.signals_to_handle), wake=self._wake)
+        self._signals = StopSignals(
+            parse_signals(spec.config.signals_to_handle, "--signals-to-handle"), wake=self._wake
+        )
         service = pb.DESCRIPTOR.services_by_name["Master"]
         self._stub = Stub(service, spec.master.address, spec.master.token)
         self._reporter = Reporter(
@@ -111,7 +113,7 @@ class Agent:
             pid=os.getpid(),
             experiment=spec.experiment,
             address=spec.config.local_addr or own_address(spec.master.address),
-            port=_free_port(),
+            port=free_port(),
             wake=self._wake,
             wants_events=spec.master.hosted is not None,
         )
@@ -135,9 +137,8 @@ class Agent:
             self._workers.close()
             self._reporter.close()
             if self._master.hosted is not None:
-                self._master.hosted.stop(grace_s=_MASTER_LEAVES_S)
-            if self._master.presence is not None:
-                self._master.presence.close()
+                self._master.hosted.close(grace_s=_MASTER_LEAVES_S)
+            self._master.leave()
             self._show(final=True)
             self._stub.close()
             self._signals.restore()
@@ -221,24 +222,27 @@ class Agent:
             return
         steps = self.status.steps if self.status else 0
         for ended in ends:
-            verdict = self._ledger.judge(
+            worker = ended.worker
+            decision = self._restart_policy.decide(
                 ended.code,
                 stopping=ended.stopping,
                 steps=steps,
-                started_at=ended.started_at,
+                started_at=worker.started_at,
                 now=now,
             )
-            if verdict is Verdict.DONE:
-                self._done.add(ended.local_rank)
-            elif verdict is Verdict.REPLACE and not self._stopping:
-                log.warning("rank %d (pid %d) ended (%s): replacing it", ended.rank, ended.pid,
+            if decision is RestartDecision.DONE:
+                self._done.add(worker.local_rank)
+            elif decision is RestartDecision.REPLACE and not self._stopping:
+                log.warning("rank %d (pid %d) ended (%s): replacing it", worker.rank, worker.pid,
                             describe_exit(ended.code))  # fmt: skip
-                self._start_at[ended.local_rank] = now + self._ledger.pause_s
-            elif verdict is Verdict.FAIL or (self._failures and verdict is Verdict.STOPPED):
-                self._failures[ended.rank] = ended.failure()
+                self._start_at[worker.local_rank] = now + self._restart_policy.pause_s
+            elif decision is RestartDecision.FAIL or (
+                self._failures and decision is RestartDecision.STOPPED
+            ):
+                self._failures[worker.rank] = ended.failure()
         error = trace = ""
         if self._failures and not self._stopping:
-            error, trace = failure_of(self._spec.name, self._failures)
+            error, trace = failure_text(self._spec.name, self._failures)
         # At once: others may be waiting for somebody who is not there any more.
         self._reporter.tell(self._workers.running(), ends, error=error, traceback=trace)
         if error:
@@ -246,9 +250,9 @@ class Agent:
         elif self._done.issuperset(range(self._wanted)) and not self._workers.local_ranks:
             self._reporter.tell([], done=True)
         for ended in ends:
-            ended.close.close()
+            ended.close()
 
-    def _heed_master(self, hosted: HostedMaster, now: float) -> None:
+    def _heed_master(self, hosted: MasterProcess, now: float) -> None:
         ended = hosted.revive()
         if ended is not None:
             error = "" if ended.code == 0 else hosted.cause() or f"the master ended ({ended})"
@@ -256,7 +260,7 @@ class Agent:
 
     def _obey(self, response: pb.AgentReportResponse, now: float) -> None:
         if self._master.hosted is not None:
-            self._master.hosted.heard()
+            self._master.hosted.answered()
         first, self._nodes = not self._nodes, response.nodes
         has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
         # As under torchrun: no worker starts before the machines that are needed came.
@@ -386,23 +390,3 @@ class Agent:
         if self._over is not None and self._over.error:
             raise JobFailedError(self._over.error)
         return 0
-
-
-def _numbers(names: str) -> list[signal.Signals]:
-    """The signals of ``--signals-to-handle``.
-
-    Raises:
-        UsageError: one of them does not exist.
-    """
-    found = []
-    for name in filter(None, (word.strip() for word in names.split(","))):
-        if name not in signal.Signals.__members__:
-            raise UsageError(f"--signals-to-handle {name}: no such signal; write SIGTERM,SIGINT")
-        found.append(signal.Signals[name])
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

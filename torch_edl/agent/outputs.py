@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch_edl.agent.workers import Running
+from torch_edl.agent.workers import Worker
 from torch_edl.jobs.log_tail import WholeLines
 from torch_edl.wire import master_pb2 as pb
 
@@ -36,7 +36,7 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(self._followed)
 
-    def follow(self, workers: Sequence[Running]) -> None:
+    def follow(self, workers: Sequence[Worker]) -> None:
         """The workers that run now. One that is known already is followed on; of one that ended
         what is left is shown, and nothing later."""
         places = {

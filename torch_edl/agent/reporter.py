@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from torch_edl.agent.workers import Ended, Running
+from torch_edl.agent.workers import Ended, Worker
 from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import FULL, Stub
@@ -89,7 +89,7 @@ class Reporter:
 
     def tell(
         self,
-        running: Sequence[Running],
+        running: Sequence[Worker],
         ended: Sequence[Ended] = (),
         *,
         done: bool = False,
@@ -98,15 +98,8 @@ class Reporter:
     ) -> None:
         """Says how things are now; an end is repeated until the master has heard it."""
         with self._changed:
-            self._running = [
-                pb.AgentWorker(local_rank=w.local_rank, pid=w.pid, log=w.log) for w in running
-            ]
-            self._ended += [
-                pb.AgentWorker(
-                    local_rank=w.local_rank, pid=w.pid, exited=True, code=w.code, log=w.log
-                )
-                for w in ended
-            ]
+            self._running = [_told(worker) for worker in running]
+            self._ended += [_told(end.worker, exited=True, code=end.code) for end in ended]
             self._done = self._done or done
             if error and not self._error[0]:
                 self._error = (error, traceback)
@@ -198,3 +191,9 @@ class Reporter:
             with self._changed:
                 self.status = status
                 self._statuses.append(status)
+
+
+def _told(worker: Worker, *, exited: bool = False, code: int = 0) -> pb.AgentWorker:
+    return pb.AgentWorker(
+        local_rank=worker.local_rank, pid=worker.pid, log=worker.log, exited=exited, code=code
+    )

@@ -10,10 +10,11 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import (
     LogsDest,
@@ -29,62 +30,77 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch_edl.agent.environment import Placement, worker_environment
 from torch_edl.processes import exec_child
 from torch_edl.processes.child_group import ChildGroup
+from torch_edl.processes.signals import describe_exit
 
 _HAS_PIDFD = hasattr(os, "pidfd_open")
 _REAP_POLL_S = 0.02
 
 
-@dataclass(kw_only=True)
-class _Worker:
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A worker that was started."""
+
     local_rank: int
     rank: int
-    child: ChildGroup
-    close: contextlib.ExitStack
-    error_file: str
+    pid: int
     stdout: str
+    """File of its stdout; empty: it is the agent's."""
     stderr: str
-    pidfd: int
+    error_file: str
+    """Where the script may leave its traceback, in torch's format."""
     started_at: float
+    """By the monotonic clock."""
+
+    @property
+    def log(self) -> str:
+        """The file that tells most; empty if there is none."""
+        return self.stderr or self.stdout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A worker that is gone."""
+    """A worker that ended."""
 
-    local_rank: int
-    rank: int
-    pid: int
+    worker: Worker
     code: int
     """Exit code; -N: signal N ended it."""
-    started_at: float
-    """By the monotonic clock."""
     stopping: bool
-    log: str
-    error_file: str
-    close: contextlib.ExitStack
-    """To be closed when time allows: it drains what is left of the output, up to 0.1 s."""
+    """The agent had told the worker to end."""
+    close: Callable[[], None]
+    """To be called when time allows: drains what is left of the output, up to 0.1 s."""
 
     def failure(self) -> ProcessFailure:
-        """torch's record of it; reads the error file that the script may have left."""
+        """torch's record of the failure; reads the error file."""
         return ProcessFailure(
-            local_rank=self.local_rank,
-            pid=self.pid,
+            local_rank=self.worker.local_rank,
+            pid=self.worker.pid,
             exitcode=self.code,
-            error_file=self.error_file,
+            error_file=self.worker.error_file,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """A worker that runs."""
+def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str, str]:
+    """The first failure of a script's workers in a sentence, and its traceback if there is one.
 
-    local_rank: int
-    rank: int
-    pid: int
-    log: str
-    stdout: str
-    """File of its stdout; empty: it is the agent's."""
-    stderr: str
+    Args:
+        name: of the script.
+        failures: by rank.
+    """
+    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
+    error = f"{name}: rank {rank} ended ({describe_exit(failure.exitcode)})"
+    message: Any = failure.message
+    if not isinstance(message, dict):
+        return error, ""
+    trace = str(message.get("extraInfo", {}).get("py_callstack", ""))
+    return f"{error}: {message.get('message', '')}", trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    worker: Worker
+    child: ChildGroup
+    close: Callable[[], None]
+    pidfd: int
 
 
 class _LogsOfOne(LogsSpecs):
@@ -128,7 +144,7 @@ class Workers:
         # As torchrun makes it, but for --no-python: a shell script may not pass a signal on.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        self._running: dict[int, _Worker] = {}
+        self._running: dict[int, _Running] = {}
         self._attempt = 0
 
     def start(self, local_ranks: Iterable[int], placement: Placement) -> None:
@@ -158,50 +174,35 @@ class Workers:
         for local_rank in wanted:
             self._running[local_rank] = self._start(local_rank, envs[local_rank], dest)
 
-    def running(self) -> list[Running]:
-        """Those that have not been seen to end."""
-        return [
-            Running(
-                local_rank=w.local_rank,
-                rank=w.rank,
-                pid=w.child.pid,
-                log=w.stderr or w.stdout,
-                stdout=w.stdout,
-                stderr=w.stderr,
-            )
-            for w in self._running.values()
-        ]
+    def running(self) -> list[Worker]:
+        """The workers that have not been seen to end."""
+        return [running.worker for running in self._running.values()]
 
     @property
     def local_ranks(self) -> set[int]:
-        """Of those that have not been seen to end."""
+        """Local ranks of the workers that have not been seen to end."""
         return set(self._running)
 
     def pidfds(self) -> list[int]:
         """Readable when a worker has ended; empty where the system has no such thing."""
-        return [w.pidfd for w in self._running.values() if w.pidfd >= 0]
+        return [running.pidfd for running in self._running.values() if running.pidfd >= 0]
 
     def reap(self) -> list[Ended]:
-        """Those that ended since the last call, each once."""
+        """The workers that ended since the last call, each once."""
         ended = []
-        for worker in list(self._running.values()):
-            code = worker.child.reap(spare_forked=True)
+        for local_rank, running in list(self._running.items()):
+            code = running.child.reap(spare_forked=True)
             if code is None:
                 continue
-            del self._running[worker.local_rank]
-            if worker.pidfd >= 0:
-                os.close(worker.pidfd)
+            del self._running[local_rank]
+            if running.pidfd >= 0:
+                os.close(running.pidfd)
             ended.append(
                 Ended(
-                    local_rank=worker.local_rank,
-                    rank=worker.rank,
-                    pid=worker.child.pid,
+                    worker=running.worker,
                     code=code,
-                    started_at=worker.started_at,
-                    stopping=worker.child.stopping,
-                    log=worker.stderr or worker.stdout,
-                    error_file=worker.error_file,
-                    close=worker.close,
+                    stopping=running.child.stopping,
+                    close=running.close,
                 )
             )
         return ended
@@ -214,31 +215,31 @@ class Workers:
         an error in the middle of its step. What is left of its group when it ended gets SIGKILL.
         """
         for local_rank in local_ranks:
-            worker = self._running.get(local_rank)
-            if worker is not None:
-                worker.child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
+            if local_rank in self._running:
+                child = self._running[local_rank].child
+                child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
 
     def kill(self, pid: int) -> None:
-        """SIGKILL to the worker of that number, if it is one of ours; it counts as lost."""
-        for worker in self._running.values():
-            if worker.child.pid == pid:
-                worker.child.kill()
+        """Kills the worker of that pid, if it is one of this agent's; it counts as lost."""
+        for running in self._running.values():
+            if running.worker.pid == pid:
+                running.child.kill()
 
     def kill_overdue(self, now: float) -> None:
-        """Kills those whose grace is over."""
-        for worker in self._running.values():
-            worker.child.kill_overdue(now)
+        """Kills the workers whose grace has expired."""
+        for running in self._running.values():
+            running.child.kill_overdue(now)
 
     def close(self) -> None:
-        """Kills what is left, and waits for it."""
-        for worker in self._running.values():
-            worker.child.kill()
+        """Kills the workers that are left, and waits for them."""
+        for running in self._running.values():
+            running.child.kill()
         while self._running:
             for ended in self.reap():
-                ended.close.close()
+                ended.close()
             time.sleep(_REAP_POLL_S)
 
-    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> _Worker:
+    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> _Running:
         config = self._config
         command = macros.substitute(self._command, str(local_rank))
         if config.numa_options is not None:
@@ -258,17 +259,17 @@ class Workers:
         close = contextlib.ExitStack()
         close.callback(context.close)
         _filter(close, config, env, dest, local_rank)
-        return _Worker(
+        worker = Worker(
             local_rank=local_rank,
             rank=int(env["RANK"]),
-            child=ChildGroup(process),
-            close=close,
-            error_file=dest.error_files[local_rank],
+            pid=process.pid,
             stdout=dest.stdouts[local_rank],
             stderr=dest.stderrs[local_rank],
-            pidfd=os.pidfd_open(process.pid) if _HAS_PIDFD else -1,
+            error_file=dest.error_files[local_rank],
             started_at=time.monotonic(),
         )
+        pidfd = os.pidfd_open(process.pid) if _HAS_PIDFD else -1
+        return _Running(worker=worker, child=ChildGroup(process), close=close.close, pidfd=pidfd)
 
 
 def _prefix(config: LaunchConfig, env: dict[str, str], local_rank: int) -> str:

@@ -144,7 +144,7 @@ def _run_ours(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
     from torch_edl.agent.agent import Agent, AgentSpec
-    from torch_edl.agent.failures import failure_of
+    from torch_edl.agent.workers import failure_text
     from torch_edl.cli import summary
     from torch_edl.cli.script_display import ScriptDisplay, capture
     from torch_edl.cli.submit import Outcome
@@ -157,11 +157,11 @@ def _run_ours(
         log.warning("--rdzv-conf %s: no effect on the agent of torch-edl", key)
     endpoint = torchrun_arguments.endpoint(args, config)
     if endpoint:
-        master = master_host.host_or_find(
+        master = master_host.find_or_start(
             lambda _: job, names=[job.name], endpoint=endpoint, follows=True
         )
     else:
-        master = master_host.host(job)
+        master = master_host.start(job)
     log.info("%s", _announcement(args, config, job, master))
     captured = capture(args, config, JobFolder(job.name))
     # The agent that hosts the master receives every status of the job.
@@ -192,7 +192,7 @@ def _run_ours(
     try:
         code = run()
     except ChildFailedError as error:
-        text, _ = failure_of(args.training_script, error.failures)
+        text, _ = failure_text(args.training_script, error.failures)
         outcome = replace(outcome, state="failed", error=text)
     else:
         if code:
@@ -205,7 +205,7 @@ def _run_ours(
 
 
 def _announcement(
-    args: argparse.Namespace, config: LaunchConfig, job: JobConfig, master: master_host.Master
+    args: argparse.Namespace, config: LaunchConfig, job: JobConfig, master: master_host.JobMaster
 ) -> str:
     cluster = job.cluster
     most = cluster.max_workers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
-from torch_edl.environment import ENV_TOKEN, hash_environment
+from torch_edl.environment import hash_environment
 from torch_edl.files import write_text
 from torch_edl.jobs import calls, catalog
 from torch_edl.jobs.folder import ENDED, JobFolder
-from torch_edl.jobs.log_tail import LogTail, last_error, last_lines
-from torch_edl.processes.base import ProcessExit, ProcessSpec
-from torch_edl.processes.local import LocalLauncher
+from torch_edl.jobs.log_tail import LogTail
+from torch_edl.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -37,9 +36,7 @@ _STOP_WITHIN_S = 100.0
 _AT_ONCE_S = 2.0
 _LEAVE_GRACE_S = 10.0
 _SILENT_S = 30.0
-_TAIL_LINES = 15
-# What the master exits with where the user can mend it, and where it was stopped.
-_USAGE_CODE = 2
+# What a master exits with that was stopped.
 _STOPPED_CODES = (130, 143)
 _STOPPING = "stopping: "  # how its event begins
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -92,29 +89,33 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         OSError: the job's folder cannot be written, or the master not started.
     """
     job = catalog.create(config)
-    with job.hold(), StopSignals(_SIGNALS) as signals:
-        launcher = LocalLauncher(job.logs)
-        watch = _Watch(job, launcher, display, observers, signals)
+    environment = hash_environment(config.train.seed)
+    with (
+        StopSignals(_SIGNALS) as signals,
+        contextlib.closing(MasterProcess(job, env=environment)) as master,
+    ):
+        client = _Client(job, master, display, observers, signals)
         try:
-            watch.start_master(config.train.seed)
-            return watch.until_over()
+            master.start()
+            return client.until_over()
         finally:
-            launcher.stop_all(grace_s=0)
-            watch.close()
+            client.close()
 
 
-class _Watch:
+class _Client:
+    """Follows the job through its master, and stops it when a signal asks for that."""
+
     def __init__(
         self,
         job: JobFolder,
-        launcher: LocalLauncher,
+        master: MasterProcess,
         display: Display,
         observers: Sequence[Observer],
         signals: StopSignals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
-        self._launcher = launcher
+        self._master = master
         self._display = display
         self._observers = observers
         self._signals = signals
@@ -123,8 +124,6 @@ class _Watch:
         self._status: pb.GetStatusResponse | None = None
         self._tails: dict[str, LogTail] = {}
         self._events_after = 0
-        self._pid = 0
-        self._exit: ProcessExit | None = None
         self._heard = clock()
         self._silence_told = False
         self._stopping_since: float | None = None
@@ -135,23 +134,12 @@ class _Watch:
         self._stop_reason = ""
         self._held: list[pb.Event] = []
 
-    def start_master(self, seed: int) -> None:
-        spec = ProcessSpec(
-            role="master",
-            id=0,
-            module="master",
-            args=["--job", self._job.name],
-            # Its workers inherit it.
-            env={ENV_TOKEN: secrets.token_urlsafe(32), **hash_environment(seed)},
-        )
-        self._pid = self._launcher.start(spec)
-
     def until_over(self) -> Outcome:
         while not self._ended():
-            self._observe_exit()
+            self._master.poll()
             self._poll_status()
             self._show_output()
-            if self._exit is not None:
+            if self._master.exit is not None:
                 break
             self._heed_signals()
             time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
@@ -173,10 +161,6 @@ class _Watch:
 
     def _ended(self) -> bool:
         return self._status is not None and self._status.state in ENDED
-
-    def _observe_exit(self) -> None:
-        for ended in self._launcher.poll():
-            self._exit = ended
 
     def _poll_status(self) -> None:
         import grpc
@@ -246,12 +230,12 @@ class _Watch:
             self._ask_to_stop(at_once=True)
         elif self._hurried_at is not None:
             if self._signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
-                self._launcher.stop("master", 0, grace_s=0)
+                self._master.stop(grace_s=0)
         elif now - self._stopping_since > self._patience_s + _KILL_AFTER_S:
-            self._launcher.stop("master", 0, grace_s=0)
+            self._master.stop(grace_s=0)
         elif now - self._stopping_since > self._patience_s and not self._terminated:
             self._terminated = True
-            self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
+            self._master.stop(grace_s=_KILL_AFTER_S)
 
     @property
     def _patience_s(self) -> float:
@@ -264,7 +248,7 @@ class _Watch:
 
         if self._stub is None:  # it does not listen yet
             self._terminated = True
-            self._launcher.stop("master", 0, grace_s=_KILL_AFTER_S)
+            self._master.stop(grace_s=_KILL_AFTER_S)
             return
         # Not waited for: the next status tells whether it was heard.
         request = pb.StopRequest(reason=self._stop_reason, at_once=at_once)
@@ -286,20 +270,20 @@ class _Watch:
         """The master goes by itself once the job is over; it is given some time for it."""
         deadline = self._clock() + _LEAVE_GRACE_S
         signals_before = self._signals.count
-        while self._exit is None and self._clock() < deadline:
+        while self._master.exit is None and self._clock() < deadline:
             if self._signals.count > max(1, signals_before):
                 return
-            self._observe_exit()
+            self._master.poll()
             self._show_output()
             time.sleep(_STARTING_POLL_S)
 
     def _outcome(self) -> Outcome:
-        status, ended = self._status, self._exit
+        status, ended = self._status, self._master.exit
         seen = Outcome(
             state="failed",
             status=status,
             signal=self._signals.first,
-            master_pid=self._pid,
+            master_pid=self._master.pid,
             master_exit="" if ended is None else str(ended),
             logs=str(self._job.logs),
         )
@@ -317,12 +301,10 @@ class _Watch:
             return replace(seen, state="finished")
         if self._signals.count or code in _STOPPED_CODES:
             return replace(seen, state="stopped")
-        log = self._launcher.log_path("master", 0)
         cause = self._held[-1].text if self._held else ""
-        if code == _USAGE_CODE and not cause:  # it could not even begin
-            # On a full disk it cannot say why.
-            cause = last_error(log) or self._job.no_room()
+        if code == USAGE_CODE and not cause:  # it could not even begin
+            cause = self._master.cause()
         if cause:
-            return replace(seen, error=cause, usage_error=code == _USAGE_CODE)
+            return replace(seen, error=cause, usage_error=code == USAGE_CODE)
         error = f"the master of the job ended unexpectedly ({seen.master_exit})"
-        return replace(seen, error=error, traceback=last_lines(log, _TAIL_LINES))
+        return replace(seen, error=error, traceback=self._master.last_words())

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any
 
+from torch_edl.errors import UsageError
+
 
 class StopSignals:
     """Counts the signals that ask this process to end, instead of raising in the middle of
@@ -77,6 +79,20 @@ class StopSignals:
         trace: TracebackType | None,
     ) -> None:
         self.restore()
+
+
+def parse_signals(names: str, option: str) -> list[signal.Signals]:
+    """The signals of a list such as ``SIGTERM,SIGINT``.
+
+    Raises:
+        UsageError: one of them does not exist.
+    """
+    found = []
+    for name in filter(None, (word.strip() for word in names.split(","))):
+        if name not in signal.Signals.__members__:
+            raise UsageError(f"{option} {name}: no such signal; write SIGTERM,SIGINT")
+        found.append(signal.Signals[name])
+    return found
 
 
 def signal_name(number: int) -> str:

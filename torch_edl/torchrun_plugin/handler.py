@@ -31,10 +31,11 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, describe_error
-from torch_edl.jobs.master_host import LOOPBACK, HostedMaster, host_or_find, own_address, split
+from torch_edl.jobs.master_host import JobMaster, find_or_start
 from torch_edl.torchrun_plugin import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
+from torch_edl.wire.endpoint import LOOPBACK, own_address, split
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         named = LOOPBACK if machines == 1 else parameters.local_addr
         self._local_addr = named or own_address(self._endpoint)
         self._token = os.environ.get(ENV_TOKEN)
-        self._hosted, self._stub = self._meet()
+        self._master, self._stub = self._meet()
         self._round = 0
         self._belongs = self._took_part = False
         self._seen = pb.GetRoundResponse()
@@ -132,8 +133,8 @@ class MasterRendezvousHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Nodes for which this round is to end, as the last heartbeat found. It is 1 also if a
         node of the round was lost or left, or the round is over without this node."""
-        if self._hosted is not None:
-            self._hosted.revive()  # here, since it is the main thread that asks
+        if self._master.hosted is not None:
+            self._master.hosted.revive()  # here, since it is the main thread that asks
         seen = self._seen
         if self.is_closed():  # there is no next round
             return 0
@@ -156,7 +157,7 @@ class MasterRendezvousHandler(RendezvousHandler):
 
     # ---- calls ----
 
-    def _meet(self) -> tuple[HostedMaster | None, Stub]:
+    def _meet(self) -> tuple[JobMaster, Stub]:
         """Finds the master, or starts it.
 
         Raises:
@@ -164,7 +165,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         """
         port = split(self._endpoint)[1]
         try:
-            master = host_or_find(
+            master = find_or_start(
                 lambda name: _job(self._parameters, name),
                 names=options.job_names(self._run_id, port),
                 endpoint=self._endpoint,
@@ -172,19 +173,18 @@ class MasterRendezvousHandler(RendezvousHandler):
             )
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
-        self._presence = master.presence
         # torch's agent hands its environment on to its workers.
         os.environ.update(master.environment(self._node))
         service = pb.DESCRIPTOR.services_by_name["Master"]
-        return master.hosted, Stub(service, master.address, master.token)
+        return master, Stub(service, master.address, master.token)
 
     def _meet_again(self) -> None:
         """The job that this agent came to ended before it took part: there may be another."""
         if self._token is None:  # that of the job which is over
             os.environ.pop(ENV_TOKEN, None)
-        self._leave_job()
+        self._master.leave()
         self._stub.close()
-        self._hosted, self._stub = self._meet()
+        self._master, self._stub = self._meet()
 
     def _ask_until_ready(self, store: str, deadline: float) -> pb.Place:
         request = pb.JoinRoundRequest(
@@ -197,12 +197,13 @@ class MasterRendezvousHandler(RendezvousHandler):
         problem = "too few nodes"
         patience = time.monotonic() + _SUCCESSOR_S
         while (left_s := deadline - time.monotonic()) > 0:
-            if self._hosted is not None:
-                self._hosted.revive()
-                if not self._hosted.pid:
+            if self._master.hosted is not None:
+                self._master.hosted.revive()
+                if self._master.hosted.exit is not None:
                     self._closed = True
                     raise RendezvousClosedError(
-                        f"{self._run_id}: the job is over, its master ended ({self._hosted.exit})"
+                        f"{self._run_id}: the job is over, its master ended "
+                        f"({self._master.hosted.exit})"
                     )
             try:
                 timeout_s = min(left_s, _CALL_TIMEOUT_S)
@@ -214,12 +215,12 @@ class MasterRendezvousHandler(RendezvousHandler):
                         f"the master at {self._stub.address}: {problem}"
                     ) from error
                 time.sleep(min(left_s, _RETRY_S))
-                if not self._took_part and self._hosted is None:
+                if not self._took_part and self._master.hosted is None:
                     self._meet_again()
                 continue
             if answer.closed:
                 # Who waited for a place, or began the job, does not begin it anew.
-                belongs = self._belongs or self._hosted is not None
+                belongs = self._belongs or self._master.hosted is not None
                 if belongs or time.monotonic() > patience:
                     self._closed = True
                     raise RendezvousClosedError(f"{self._run_id}: the job is over")
@@ -271,14 +272,10 @@ class MasterRendezvousHandler(RendezvousHandler):
         self._ended.set()
         self._heartbeat.join(_FAREWELL_S)
         self._say_last("LeaveRound", pb.LeaveRoundRequest(node=self._node))
-        if self._hosted is not None:  # it leaves with the last agent; the port is free then
-            self._hosted.wait(_FAREWELL_S)
-        self._leave_job()
+        if self._master.hosted is not None:  # it leaves with the last agent; the port is free then
+            self._master.hosted.wait(_FAREWELL_S)
+        self._master.leave()
         self._stub.close()
-
-    def _leave_job(self) -> None:
-        if self._presence is not None:
-            self._presence.close()
 
     def _say_last(self, method: str, request: Message) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_edl.errors import UsageError
-from torch_edl.jobs.master_host import LOOPBACK, is_local
+from torch_edl.wire.endpoint import LOOPBACK, is_local
 
 DEFAULT_PORT = 29400
 # torchrun's, of --rdzv-id.

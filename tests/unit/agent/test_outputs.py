@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch_edl.agent.outputs import Outputs
-from torch_edl.agent.workers import Running
+from torch_edl.agent.workers import Worker
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -20,8 +20,16 @@ class Seen:
         self.lines.append((rank, stream, line))
 
 
-def running(rank: int, file: Path) -> Running:
-    return Running(local_rank=rank, rank=rank, pid=1, log="", stdout=str(file), stderr="")
+def running(rank: int, file: Path) -> Worker:
+    return Worker(
+        local_rank=rank,
+        rank=rank,
+        pid=1,
+        stdout=str(file),
+        stderr="",
+        error_file="",
+        started_at=0.0,
+    )
 
 
 def test_the_file_of_a_worker_that_was_replaced_is_read_to_its_end_and_left(tmp_path: Path) -> None:

@@ -200,14 +200,14 @@ def test_the_job_of_one_machine_listens_on_loopback(make: Make, endpoint: str) -
     (info,) = meet(handler)
     assert info.bootstrap_store_info is not None
     assert info.bootstrap_store_info.master_addr == "127.0.0.1"
-    assert handler._hosted is not None
-    assert listening(psutil.Process(handler._hosted.pid)) == {"127.0.0.1"}
+    assert handler._master.hosted is not None
+    assert listening(psutil.Process(handler._master.hosted.pid)) == {"127.0.0.1"}
     assert listening(psutil.Process()) == {"127.0.0.1"}
     handler.shutdown()
     several = make(1, 2, at=f"127.0.0.2:{port}", local_addr="127.0.0.2", run_id="several")
     meet(several)
-    assert several._hosted is not None
-    assert listening(psutil.Process(several._hosted.pid)) == {"127.0.0.2"}
+    assert several._master.hosted is not None
+    assert listening(psutil.Process(several._master.hosted.pid)) == {"127.0.0.2"}
     assert "127.0.0.2" in listening(psutil.Process())
 
 
@@ -227,7 +227,7 @@ def test_who_comes_while_a_job_ends_gets_into_the_next_one(make: Make) -> None:
     # late asks a job that is over; then it waits for its master to leave, and starts one.
     (info,) = [late.next_rendezvous()]
     assert (info.rank, info.world_size) == (0, 1)
-    assert late._hosted is not None
+    assert late._master.hosted is not None
     timer.join()
 
 
@@ -240,7 +240,7 @@ def test_who_waited_for_a_place_does_not_begin_a_job_anew_when_its_job_is_over(m
         one.shutdown()
         with pytest.raises(RendezvousClosedError):
             waiting.result(timeout=60)
-    assert two._hosted is None
+    assert two._master.hosted is None
 
 
 def test_the_job_that_an_agent_began_is_over_for_it_when_another_closes_it(make: Make) -> None:

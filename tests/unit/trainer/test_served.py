@@ -60,7 +60,7 @@ def data() -> TensorDataset:
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stub]]:
     """``start(**train)``: a master for this process, which is a worker of it from then on."""
-    masters: list[master_host.Master] = []
+    masters: list[master_host.JobMaster] = []
     stubs: list[Stub] = []
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
     before = signal.getsignal(signal.SIGTERM)
@@ -76,7 +76,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             cluster=ClusterConfig(max_workers=1, servers=servers),
             checkpoint=CheckpointConfig(dir=checkpoint_dir),
         )
-        master = master_host.host(config)
+        master = master_host.start(config)
         masters.append(master)
         monkeypatch.setenv("TORCH_EDL_MASTER", master.address)
         monkeypatch.setenv("TORCH_EDL_TOKEN", master.token)
@@ -91,7 +91,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         stub.close()
     for master in masters:
         assert master.hosted is not None
-        master.hosted.stop(grace_s=0)  # its servers follow it
+        master.hosted.close()  # its servers follow it
     signal.signal(signal.SIGTERM, before)
 
 

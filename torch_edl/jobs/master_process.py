@@ -1,0 +1,173 @@
+"""The master of a job as a child of this process: started, watched, started again, stopped."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.errors import EdlError, JobFailedError, UsageError
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.log_tail import last_error, last_lines
+from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.processes.local import LocalLauncher
+
+log = logging.getLogger(__name__)
+
+USAGE_CODE = 2
+"""The master's exit code where the user can mend the cause."""
+
+_LISTEN_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+_TAIL_LINES = 15
+# A master that ends as often before an agent reaches it will not come up.
+_MAX_STARTS_IN_A_ROW = 5
+
+
+class MasterProcess:
+    """The master of a job. The job counts as watched until :meth:`close`.
+
+    Must be used from the main thread, as :class:`LocalLauncher`.
+
+    Args:
+        token: of the job; empty: a new one.
+        listen: ``host:port``; port 0 takes a free one. A master that is started again keeps it.
+            Empty: a free port of the loopback interface.
+        env: added to the environment; the processes that the master starts inherit it.
+        follows: the master ends with this process. False: the master lives until all agents left.
+    """
+
+    def __init__(
+        self,
+        job: JobFolder,
+        *,
+        token: str = "",
+        listen: str = "",
+        env: Mapping[str, str] | None = None,
+        follows: bool = True,
+    ) -> None:
+        self.token = token or secrets.token_urlsafe(32)
+        self.pid = 0
+        """Of the master that was started last."""
+        self.exit: ProcessExit | None = None
+        """How it ended; None while it runs."""
+        self._job = job
+        self._listen = listen
+        self._env = env or {}
+        self._follows = follows
+        self._launcher = LocalLauncher(job.logs)
+        self._hold = job.hold()
+        self._starts_in_a_row = 0
+        self._stopping = False
+
+    def start(self) -> None:
+        """Starts the master and returns at once.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        self._starts_in_a_row += 1
+        self.exit = None
+        args = ["--job", self._job.name]
+        if self._listen:
+            args += ["--listen", self._listen]
+        self.pid = self._launcher.start(
+            ProcessSpec(
+                role="master",
+                id=0,
+                module="master",
+                args=args,
+                env={**self._env, ENV_TOKEN: self.token},
+                follows=self._follows,
+            )
+        )
+
+    def start_and_listen(self) -> str:
+        """Starts the master, waits until it listens, and returns its address.
+
+        Raises:
+            UsageError: the master cannot begin; the message is its own.
+            JobFailedError: the master ended, or did not listen in time.
+        """
+        self.start()
+        deadline = time.monotonic() + _LISTEN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            master = self._job.master()
+            if master is not None and master.pid == self.pid:
+                self._listen = master.address
+                return master.address
+            ended = self.poll()
+            if ended is not None:
+                raise self._cannot_begin(ended)
+            time.sleep(_POLL_S)
+        raise JobFailedError(
+            f"the master of {self._job.name} does not listen after {_LISTEN_TIMEOUT_S:.0f} s; "
+            f"see {self._log_path()}"
+        )
+
+    def poll(self) -> ProcessExit | None:
+        """How the master ended, if it did since the last call."""
+        for ended in self._launcher.poll():
+            self.exit = ended
+            return ended
+        return None
+
+    def answered(self) -> None:
+        """Notes that the master answered a call: the next failure is a new one."""
+        self._starts_in_a_row = 0
+
+    def revive(self) -> ProcessExit | None:
+        """Starts the master again if a signal ended it; to be called whenever it may have ended.
+
+        Returns:
+            How the master ended if it is not started again: its job is over.
+        """
+        ended = self.poll()
+        if ended is None or self._stopping or ended.signal is None:
+            return ended
+        if self._starts_in_a_row >= _MAX_STARTS_IN_A_ROW:
+            log.error("the master ended %d times in a row (%s)", self._starts_in_a_row, ended)
+            return ended
+        log.warning("the master ended (%s); starting it again at %s", ended, self._listen)
+        self.start()
+        return None
+
+    def stop(self, *, grace_s: float) -> None:
+        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`poll`); 0: SIGKILL at once."""
+        self._launcher.stop("master", 0, grace_s=grace_s)
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for a master that leaves by itself, since its job is over. From now on the master
+        is not started again, and the job is not watched."""
+        deadline = time.monotonic() + timeout_s
+        self._stopping = True
+        while self.exit is None and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(_POLL_S)
+        self._hold.close()
+
+    def close(self, *, grace_s: float = 0) -> None:
+        """Ends the master and waits until it is gone: SIGTERM, SIGKILL ``grace_s`` later."""
+        self._stopping = True
+        self._launcher.stop_all(grace_s=grace_s)
+        self._hold.close()
+
+    def cause(self) -> str:
+        """The last error that the master logged, or why it could not; empty without one."""
+        return last_error(self._log_path()) or self._job.no_room()
+
+    def last_words(self) -> str:
+        """The last lines of the master's log."""
+        return last_lines(self._log_path(), _TAIL_LINES)
+
+    def _cannot_begin(self, ended: ProcessExit) -> EdlError:
+        cause = self.cause()
+        if ended.code == USAGE_CODE and cause:
+            return UsageError(cause)
+        text = cause or self.last_words()
+        return JobFailedError(f"the master of {self._job.name} ended ({ended}): {text}")
+
+    def _log_path(self) -> str:
+        return self._launcher.log_path("master", 0)

@@ -1,0 +1,82 @@
+"""Endpoints, ``host:port``: taken apart, and whether they are this machine's. Sends nothing but
+the connection that shows whether a process listens."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from torch_edl.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+_CONNECT_TIMEOUT_S = 1.0
+
+
+def split(endpoint: str) -> tuple[str, int]:
+    """Host and port of an endpoint; brackets around an IPv6 address are removed.
+
+    Raises:
+        UsageError: it is not of that form.
+    """
+    name, colon, port = endpoint.rpartition(":")
+    if not (colon and name and port.isdecimal()):
+        raise UsageError(f"{endpoint}: not an endpoint; write HOST:PORT, such as node0:29400")
+    return name.strip("[]"), int(port)
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether the host of an endpoint is an address of this machine."""
+    name, _ = split(endpoint)
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        # Only an address of this machine can be bound.
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def own_address(endpoint: str) -> str:
+    """The address at which other machines reach this one: that of the route to ``endpoint``."""
+    host, port = split(endpoint)
+    if is_local(endpoint):
+        return host
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return socket.getfqdn()
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two endpoints share the port and an address of the host."""
+    (host, port), (other_host, other_port) = split(one), split(other)
+    return port == other_port and bool(_addresses(host) & _addresses(other_host))
+
+
+def free_port() -> int:
+    """A port of this machine that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(endpoint: str) -> bool:
+    """Whether a process accepts connections there."""
+    try:
+        with socket.create_connection(split(endpoint), timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _addresses(host: str) -> set[str]:
+    with contextlib.suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, 0)}
+    return set()
