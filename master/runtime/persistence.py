@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 LOCK_TTL_S = 3.0
 _EVERY_S = 1.0
+# Fields of a status that change while nothing happens.
+_TIMES = ("wall_s", "rates")
 _KEY = "job"
 
 
@@ -116,6 +118,7 @@ class Persistence:
         self._run_of = _fingerprint(secret)
         self._full = False  # and told
         self._status_file = status_file
+        self._status_written: dict[str, Any] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
         self._thread.start()
@@ -166,6 +169,7 @@ class Persistence:
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
             self._keep()
+        self._status_written = None  # the last one has the times of the end
         self._keep()
 
     def _keep(self) -> None:
@@ -173,7 +177,7 @@ class Persistence:
             self._store.acquire(self._owner, LOCK_TTL_S, time.time())
             with self._service.changed:
                 status = self._service.status()
-            write_text(self._status_file, json.dumps(as_dict(status), indent=1))
+            self._keep_status(as_dict(status))
             with self._service.changed:
                 self.keep()
                 self._told(None)
@@ -184,3 +188,10 @@ class Persistence:
         except OSError as error:
             with self._service.changed:
                 self._told(error)
+
+    def _keep_status(self, status: dict[str, Any]) -> None:
+        """Writes the status if more than the time has changed."""
+        lasting = {key: value for key, value in status.items() if key not in _TIMES}
+        if lasting != self._status_written:
+            write_text(self._status_file, json.dumps(status, indent=1))
+            self._status_written = lasting
