@@ -33,19 +33,19 @@ from torch_edl.wire.endpoint import free_port, own_address
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-# How soon what a worker prints is seen.
+# How often the output of workers is looked for.
 _LOOK_S = 0.1
-# Without pidfds, how soon an end is seen.
+# Without pidfds, how often the ends of workers are looked for.
 _POLL_FAST_S = 0.05
 _MASTER_LEAVES_S = 10.0
-# All workers here ended well; so long a silent master is waited for.
+# How long a silent master is waited for after all workers of this machine ended well.
 _DONE_SILENCE_S = 30.0
-# The job is over, and a worker does not leave by itself.
+# How long a worker may take to leave after the job is over.
 _OVER_GRACE_S = 30.0
 _STOP_CALL_S = 2.0
-# After the last worker; so long the master is given to say that the job is over.
+# How long the master may take after the last worker to say that the job is over.
 _FAREWELL_S = 3.0
-# The same where it may write a last checkpoint of its servers before.
+# The same where the master may write a last checkpoint of its servers before.
 _FAREWELL_STOPPING_S = 90.0
 
 
@@ -54,23 +54,22 @@ class AgentSpec:
     """What an agent is to do."""
 
     config: LaunchConfig
-    """As torchrun makes it of its options; ``nproc_per_node`` workers are started here."""
+    """torchrun's configuration; ``nproc_per_node`` workers are started on this machine."""
     command: Sequence[str]
-    """What a worker runs."""
+    """The command of a worker."""
     name: str
-    """Of the script, for the report of a failure."""
+    """Name of the script, for the report of a failure."""
     watch: Watch
-    """Shows the job: its status and events, if its master is started here, and what is captured."""
+    """Shows the job: the status, the events if the master is started here, and captured output."""
     captured: bool
-    """What workers print goes to files only: nobody else shows it."""
+    """The output of workers goes to files only; ``watch`` shows it."""
     experiment: Experiment
-    """What the master compares with that of the other agents."""
+    """The command of this agent, which the master compares with that of the other agents."""
     master: JobMaster
     silence_s: float
-    """After a master was silent for so long, this agent gives up."""
+    """Seconds without an answer of the master after which this agent ends with an error."""
     join_timeout_s: float
-    """So long this agent waits for the least number of machines, and for a place among the
-    most."""
+    """Seconds that this agent waits for the least number of machines, and for a free place."""
 
 
 class Agent:
@@ -92,9 +91,9 @@ class Agent:
         self._placement: Placement | None = None
         self._began = time.monotonic()
         self._nodes = 0
-        """Machines that were there when the master answered last."""
+        """Machines in the job when the master answered last."""
         self._stopping = ""
-        """Why all workers are to end; empty: they are not."""
+        """Why all workers are to end; empty: they are to run."""
         self._is_stopped = False  # the whole job
         self._hurried = False
         self._over: pb.AgentReportResponse | None = None
@@ -147,7 +146,7 @@ class Agent:
 
     @property
     def status(self) -> pb.GetStatusResponse | None:
-        """Of the job, as the master told it last."""
+        """The newest status of the job; None before the first one."""
         return self._reporter.status
 
     def _show(self, *, final: bool = False) -> None:
@@ -188,7 +187,7 @@ class Agent:
             os.read(self._wake_reader, 4096)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is awake already, or gone
+        with contextlib.suppress(OSError):  # the loop is awake already, or over
             os.write(self._wake_writer, b"\0")
 
     def _heed_signals(self, now: float) -> None:
@@ -199,7 +198,7 @@ class Agent:
             count = len(self._workers.local_ranks)
             log.warning("%s: stopping %d worker%s", name, count, "s" * (count != 1))
             if self._stops_all:
-                # Before the workers hear it: who has the model asks whether all others go, too.
+                # First, since the worker with the model asks whether all others leave.
                 request = pb.StopRequest(reason=name)
                 with contextlib.suppress(grpc.RpcError):
                     self._stub.call("Stop", request, timeout_s=_STOP_CALL_S)
@@ -233,8 +232,8 @@ class Agent:
             if decision is RestartDecision.DONE:
                 self._done.add(worker.local_rank)
             elif decision is RestartDecision.REPLACE and not self._stopping:
-                log.warning("rank %d (pid %d) ended (%s): replacing it", worker.rank, worker.pid,
-                            describe_exit(ended.code))  # fmt: skip
+                log.warning("rank %d (pid %d) ended (%s): starting a replacement", worker.rank,
+                            worker.pid, describe_exit(ended.code))  # fmt: skip
                 self._start_at[worker.local_rank] = now + self._restart_policy.pause_s
             elif decision is RestartDecision.FAIL or (
                 self._failures and decision is RestartDecision.STOPPED
@@ -243,7 +242,7 @@ class Agent:
         error = trace = ""
         if self._failures and not self._stopping:
             error, trace = failure_text(self._spec.name, self._failures)
-        # At once: others may be waiting for somebody who is not there any more.
+        # At once: other workers may be waiting for one that has ended.
         self._reporter.tell(self._workers.running(), ends, error=error, traceback=trace)
         if error:
             self._stop("failure", now)
@@ -263,16 +262,16 @@ class Agent:
             self._master.hosted.answered()
         first, self._nodes = not self._nodes, response.nodes
         has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
-        # As under torchrun: no worker starts before the machines that are needed came.
+        # As under torchrun: no worker starts before the least number of machines has joined.
         if has_place and (self._placement or response.nodes >= self._config.min_nodes):
             self._placement = Placement.told(response, self._config, before=self._placement)
         elif self._placement is None and first and response.nodes < self._config.min_nodes:
-            log.info("waiting for machines: %d of at least %d came", response.nodes,
+            log.info("waiting for machines: %d of at least %d joined", response.nodes,
                      self._config.min_nodes)  # fmt: skip
         elif self._placement is None and first:
-            log.warning("%d machines are there already: waiting for a place", response.node_rank)
+            log.warning("%d machines joined before: waiting for a free place", response.node_rank)
         for pid in response.kill:
-            log.warning("the master gave up the worker of pid %d: killing it", pid)
+            log.warning("worker of pid %d declared lost by the master: killing it", pid)
             self._workers.kill(pid)
         if response.workers_wanted and response.nodes == 1:
             self._wanted = response.workers_wanted
@@ -287,7 +286,7 @@ class Agent:
         silent_s = now - self._reporter.heard
         error = self._reporter.refusal
         if not error and silent_s > self._spec.silence_s:
-            error = f"not answered for {silent_s:.0f} s"
+            error = f"no answer for {silent_s:.0f} s"
         if error:
             error = f"the master at {self._master.address}: {error}"
             self._leave(pb.AgentReportResponse(over=True, error=error), now)
@@ -295,17 +294,17 @@ class Agent:
             self._leave(pb.AgentReportResponse(over=True), now)
 
     def _heed_absence(self, now: float) -> None:
-        """The job did not begin in time: too few machines came, or too many."""
+        """Ends an agent whose job did not begin in time: too few machines joined, or too many."""
         timeout_s = self._spec.join_timeout_s
         if self._placement or self._stopping or now - self._began < timeout_s:
             return
         least, most = self._config.min_nodes, self._config.max_nodes
         within = f"within {timeout_s:g} s (--rdzv-conf join_timeout)"
         if self._nodes < least:
-            error = f"{self._nodes} of at least {least} machines came {within}"
+            error = f"{self._nodes} of at least {least} machines joined {within}"
         else:
             error = f"--nnodes {least}:{most}: no place became free {within}"
-        # Without its master nobody goes on; the others need not wait for this machine.
+        # Without the master the job is over; otherwise the other machines go on without this one.
         if self._master.hosted is not None:
             self._reporter.tell(self._workers.running(), error=error)
         else:
@@ -313,7 +312,7 @@ class Agent:
         self._leave(pb.AgentReportResponse(over=True, error=error), now)
 
     def _balance(self, placement: Placement, now: float) -> None:
-        """Starts those that are wanted and missing, stops those that are too many."""
+        """Starts the workers that are wanted and missing, stops those in excess."""
         running = self._workers.local_ranks
         surplus = {rank for rank in running if rank >= self._wanted}
         self._workers.stop(surplus, grace_s=self._grace_s, now=now)
@@ -322,7 +321,7 @@ class Agent:
             for rank in set(range(self._wanted)) - running - self._done
             if self._start_at.get(rank, now) <= now
         }
-        # Once a script has come to its end, nobody new has anything to do.
+        # After one worker has finished the script, a new worker would have nothing to do.
         if self._done:
             due &= self._start_at.keys()
         if not due:
@@ -372,7 +371,7 @@ class Agent:
             return False
         if self._over is not None:
             return True
-        # The master is to hear how it ended, and says that the job is over.
+        # The master must be told how the workers ended; it answers that the job is over.
         now = time.monotonic()
         if self._ended_at is None:
             self._ended_at = now

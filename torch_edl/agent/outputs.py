@@ -1,4 +1,4 @@
-"""What the workers of one machine print, brought from the files that hold it to who shows it."""
+"""The output of the workers of one machine, followed in its files and shown line by line."""
 
 from __future__ import annotations
 

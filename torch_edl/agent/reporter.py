@@ -1,4 +1,4 @@
-"""Tells the master about the workers, in a thread of its own: its absence stops nobody."""
+"""Reports the workers to the master in a thread of its own: an absent master stops no worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 PERIOD_S = 0.5
 _CALL_TIMEOUT_S = 5.0
 _FINAL_TIMEOUT_S = 3.0
-# Each so many reports the job's status is asked for.
+# The status of the job is asked for with every second report.
 _STATUS_EVERY = 2
 # The largest number that the master takes; no event has it.
 _NO_EVENTS = 1 << 53
@@ -175,14 +175,14 @@ class Reporter:
             self._wake()
 
     def _wait_for_room(self, details: str) -> None:
-        """The master is there, but its disk is full: it goes on when there is room."""
+        """Notes that the master answers, but its disk is full."""
         if not self._is_full:
             self._is_full = True
             log.warning("%s: the job waits until there is room", details)
         self.heard = time.monotonic()
 
     def _look(self) -> None:
-        """Asks how the job is; not to know it does no harm."""
+        """Asks for the status of the job; a failure does no harm."""
         request = pb.GetStatusRequest(events_after=self._events_after)
         with contextlib.suppress(grpc.RpcError, ValueError):
             status = self._stub.call("GetStatus", request, timeout_s=_FINAL_TIMEOUT_S)

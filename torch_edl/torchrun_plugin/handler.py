@@ -44,7 +44,7 @@ _STORE_TIMEOUT_S = 60
 _CALL_TIMEOUT_S = 10.0
 _FAREWELL_S = 2.0
 _RETRY_S = 0.2
-# An agent that comes to a job which is over waits so long for the master of the next one.
+# How long an agent that finds a job which is over waits for the master of the next one.
 _SUCCESSOR_S = 60.0
 # Well below what the master takes for silence.
 _HEARTBEAT_S = 0.5
@@ -52,7 +52,7 @@ _REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class MasterRendezvousHandler(RendezvousHandler):
-    """Meets other agents at the master of the job, and starts one if the place is here and free.
+    """Joins the other agents at the master of the job, which is started if the endpoint is free.
 
     ``--rdzv-conf`` takes ``join_timeout`` and ``last_call_timeout`` in seconds, as for c10d
     (defaults 600 and 5).
@@ -74,7 +74,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         named = LOOPBACK if machines == 1 else parameters.local_addr
         self._local_addr = named or own_address(self._endpoint)
         self._token = os.environ.get(ENV_TOKEN)
-        self._master, self._stub = self._meet()
+        self._master, self._stub = self._connect()
         self._round = 0
         self._belongs = self._took_part = False
         self._seen = pb.GetRoundResponse()
@@ -100,12 +100,12 @@ class MasterRendezvousHandler(RendezvousHandler):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Waits into the next round.
+        """Joins the next round, and waits until it is complete.
 
         Raises:
             RendezvousClosedError: the job is over.
-            RendezvousTimeoutError: too few nodes came within the join timeout.
-            RendezvousConnectionError: the master refuses this agent.
+            RendezvousTimeoutError: too few nodes joined within the join timeout.
+            RendezvousConnectionError: the master rejects this agent.
         """
         self._round = 0  # heartbeats are for a round that runs
         deadline = time.monotonic() + self._join_timeout_s
@@ -145,19 +145,19 @@ class MasterRendezvousHandler(RendezvousHandler):
         return self._closed or self._seen.closed
 
     def set_closed(self) -> None:
-        """Nobody may join any more."""
+        """Closes the job: no agent may join any more."""
         self._closed = True
-        self._say_last("CloseRounds", pb.CloseRoundsRequest(error=_failure()))
+        self._tell("CloseRounds", pb.CloseRoundsRequest(error=_failure()))
 
     def shutdown(self) -> bool:
-        """The agent's work is over, well or not: closes the job, as torch's other backends do."""
+        """Closes the job and leaves it, as torch's other backends do when an agent ends."""
         self.set_closed()
         self._leave()
         return True
 
     # ---- calls ----
 
-    def _meet(self) -> tuple[JobMaster, Stub]:
+    def _connect(self) -> tuple[JobMaster, Stub]:
         """Finds the master, or starts it.
 
         Raises:
@@ -178,13 +178,13 @@ class MasterRendezvousHandler(RendezvousHandler):
         service = pb.DESCRIPTOR.services_by_name["Master"]
         return master, Stub(service, master.address, master.token)
 
-    def _meet_again(self) -> None:
+    def _reconnect(self) -> None:
         """The job that this agent came to ended before it took part: there may be another."""
         if self._token is None:  # that of the job which is over
             os.environ.pop(ENV_TOKEN, None)
         self._master.leave()
         self._stub.close()
-        self._master, self._stub = self._meet()
+        self._master, self._stub = self._connect()
 
     def _ask_until_ready(self, store: str, deadline: float) -> pb.Place:
         request = pb.JoinRoundRequest(
@@ -216,22 +216,22 @@ class MasterRendezvousHandler(RendezvousHandler):
                     ) from error
                 time.sleep(min(left_s, _RETRY_S))
                 if not self._took_part and self._master.hosted is None:
-                    self._meet_again()
+                    self._reconnect()
                 continue
             if answer.closed:
-                # Who waited for a place, or began the job, does not begin it anew.
+                # An agent that waited for a place, or started the job, does not start it again.
                 belongs = self._belongs or self._master.hosted is not None
                 if belongs or time.monotonic() > patience:
                     self._closed = True
                     raise RendezvousClosedError(f"{self._run_id}: the job is over")
                 time.sleep(_RETRY_S)
-                self._meet_again()
+                self._reconnect()
                 continue
             self._belongs = True
             if answer.HasField("place"):
                 return answer.place  # type: ignore[no-any-return]
             time.sleep(_RETRY_S)
-        self._say_last("LeaveRound", pb.LeaveRoundRequest(node=self._node))
+        self._tell("LeaveRound", pb.LeaveRoundRequest(node=self._node))
         raise RendezvousTimeoutError(
             f"{self._run_id}: no round of {self._parameters.min_nodes} nodes within "
             f"{self._join_timeout_s:.0f} s: {problem}"
@@ -255,7 +255,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         )
 
     def _beat(self) -> None:
-        """Lives in a thread: torch's agent asks for nothing while it stops workers."""
+        """Sends heartbeats in a thread: torch's agent makes no calls while it stops workers."""
         while not self._ended.wait(_HEARTBEAT_S):
             round = self._round
             if not round:
@@ -271,17 +271,17 @@ class MasterRendezvousHandler(RendezvousHandler):
             return
         self._ended.set()
         self._heartbeat.join(_FAREWELL_S)
-        self._say_last("LeaveRound", pb.LeaveRoundRequest(node=self._node))
+        self._tell("LeaveRound", pb.LeaveRoundRequest(node=self._node))
         if self._master.hosted is not None:  # it leaves with the last agent; the port is free then
             self._master.hosted.wait(_FAREWELL_S)
         self._master.leave()
         self._stub.close()
 
-    def _say_last(self, method: str, request: Message) -> None:
+    def _tell(self, method: str, request: Message) -> None:
         try:
             self._stub.call(method, request, timeout_s=_FAREWELL_S)
         except (grpc.RpcError, ValueError) as error:
-            log.info("the master did not hear the farewell: %s", error)
+            log.info("the master was not told that this agent leaves: %s", error)
 
 
 def _job(parameters: RendezvousParameters, name: str) -> JobConfig:

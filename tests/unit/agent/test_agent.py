@@ -215,7 +215,7 @@ def test_a_job_that_ended_elsewhere(start: Start, master: ScriptedMaster) -> Non
 
 @pytest.mark.parametrize(
     ("rank", "nodes", "said"),
-    [(0, 1, "1 of at least 2 machines came within 1.5 s"), (3, 4, "no place became free within")],
+    [(0, 1, "1 of at least 2 machines joined within 1.5 s"), (3, 4, "no place became free within")],
 )
 def test_a_job_that_does_not_begin_in_time_is_left(
     start: Start, master: ScriptedMaster, rank: int, nodes: int, said: str

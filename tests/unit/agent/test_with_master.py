@@ -257,10 +257,10 @@ def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint
     agent = place.run(*words, "--rdzv-conf", "join_timeout=1.5")
     code, _, err = agent.finish()
     assert code == 1
-    assert "1 of at least 2 machines came within 1.5 s" in err
+    assert "1 of at least 2 machines joined within 1.5 s" in err
     status = json.loads(place.ask("status", "few", "--json"))
     assert status["state"] == "failed"
-    assert "machines came" in status["error"]
+    assert "machines joined" in status["error"]
     wait_for(lambda: not place.left())
 
 
