@@ -1,4 +1,4 @@
-"""What a process finds around it: its environment variables, the folder of jobs, its experiment."""
+"""The environment of a process: variables, the folder of jobs, the experiment of the command."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What an agent was asked to run. Agents whose experiments differ do not share a job.
+"""The experiment that an agent runs. All agents of a job run the same experiment.
 
-Pure: :func:`torch_edl.environment.this_experiment` reads what a process was asked to run.
+Pure: :func:`torch_edl.environment.this_experiment` makes the experiment of a process.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _SHOWN_CHARACTERS = 200
 class Experiment:
     """The command of one agent.
 
-    Paths are compared on one machine only. There, two folders are two experiments: relative paths
-    of data and results belong to the folder. Across machines the path of the same checkout may
-    differ (home folders, mounts), and replicas agree if the same program runs with the same
-    arguments. So agents of different machines compare the name of the script and the digest of
-    its text in place of paths.
+    Paths are compared on one machine only. There, two folders are two experiments, since relative
+    paths of data and results depend on the folder. The path of the same checkout may differ
+    between machines (home folders, mounts), and replicas agree if the same program runs with the
+    same arguments. Agents of different machines therefore compare the name of the script and the
+    digest of its text.
     """
 
     script: str
     """Absolute path, without symbolic links; or the name of a module."""
     args: tuple[str, ...]
-    """Of the script."""
+    """The arguments of the script."""
     folder: str
     """The working folder: absolute path, without symbolic links."""
     machine: str
-    """Host name and boot id: two agents with the same one see the same paths."""
+    """Host name and boot id: agents with the same value see the same paths."""
     rdzv_id: str
-    """As it was given, ``none`` if it was not."""
+    """The value of ``--rdzv-id``, ``none`` by default."""
     digest: str
-    """SHA-256 of the script's text; empty: it is no file that can be read."""
+    """SHA-256 of the text of the script; empty if the script is not a readable file."""
 
     def difference(self, other: Experiment) -> str:
-        """What differs, with both values, ``self`` first; empty: they may share a job."""
+        """The first difference, with both values, ``self`` first; empty: the experiments agree."""
         if self.rdzv_id != other.rdzv_id:
             return f"--rdzv-id {self.rdzv_id} there, {other.rdzv_id} here"
         here = self.machine == other.machine
@@ -52,20 +52,20 @@ class Experiment:
         if here and self.folder != other.folder:
             return f"working folder {self.folder} there, {other.folder} here"
         if self.digest != other.digest:
-            return f"the text of {ours} is not the one that the job began with"
+            return f"the text of {ours} has changed since the start of the job"
         return ""
 
     def require(self, other: Experiment, job: str) -> None:
-        """Refuses an agent that was asked for ``other`` at the job, which runs ``self``.
+        """Rejects an agent that runs ``other`` at a job that runs ``self``.
 
         Raises:
-            UsageError: they differ; names both.
+            UsageError: the experiments differ; the message has both values.
         """
         difference = self.difference(other)
         if difference:
             raise UsageError(
-                f"job {job} is another experiment: {difference}; give this one an "
-                "--rdzv-endpoint and an --rdzv-id of its own, or neither to run it alone"
+                f"job {job} runs another experiment: {difference}; choose another --rdzv-endpoint "
+                "and --rdzv-id, or leave both out to start a separate job"
             )
 
 

@@ -31,13 +31,13 @@ FIRST = Experiment(
         ({"script": "/b/train.py"}, "script /a/train.py there, /b/train.py here"),
         ({"folder": "/b"}, "working folder /a there, /b here"),
         ({"rdzv_id": "other"}, "--rdzv-id none there, other here"),
-        ({"digest": "d2"}, "the text of /a/train.py is not the one that the job began with"),
+        ({"digest": "d2"}, "the text of /a/train.py has changed since the start of the job"),
         # Another machine may have it elsewhere; its program is the same or is not.
         ({"machine": "m2/boot", "script": "/b/train.py", "folder": "/b"}, ""),
         ({"machine": "m2/boot", "script": "/a/eval.py"}, "script train.py there, eval.py here"),
         (
             {"machine": "m2/boot", "digest": "d2"},
-            "the text of train.py is not the one that the job began with",
+            "the text of train.py has changed since the start of the job",
         ),
     ],
 )

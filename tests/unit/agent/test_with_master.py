@@ -291,7 +291,7 @@ def test_two_commands_are_two_jobs_unless_they_name_one(place: Place) -> None:
     assert len(masters) == 2
     code, _, err = place.run(*words, "--rdzv-id", "mine", name="other", arg="0.5").finish()
     assert code == 1
-    assert "job mine is another experiment: arguments 0.005 there, 0.5 here" in err
+    assert "job mine runs another experiment: arguments 0.005 there, 0.5 here" in err
     for agent in (named, alone):
         agent.end(0)
     for agent in (named, alone):

@@ -309,7 +309,9 @@ def test_an_agent_that_runs_something_else_is_refused_by_name() -> None:
         ),
     )
     assert w.agent("n", experiment=told("0.005")).nodes == 1
-    with pytest.raises(UsageError, match=r"job j is another .* arguments 0\.005 there, 0\.5 here"):
+    with pytest.raises(
+        UsageError, match=r"job j runs another .* arguments 0\.005 there, 0\.5 here"
+    ):
         w.agent("m", experiment=told("0.5"))
     assert w.agent("n", experiment=told("0.005")).nodes == 1
 
