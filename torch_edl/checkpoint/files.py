@@ -16,7 +16,7 @@ from torch_edl.errors import CheckpointError
 
 Array = npt.NDArray[Any]
 
-# What torch models have, and numpy has a type for.
+# The types of torch models that numpy has, too.
 _NAMES = {
     "float64": "F64",
     "float32": "F32",
@@ -32,14 +32,14 @@ _CRC = "crc32"  # metadata: JSON of tensor name -> CRC-32 of its bytes
 
 
 def header(layout: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """What a safetensors file begins with.
+    """The header of a safetensors file.
 
     Args:
-        layout: name to (numpy dtype name, shape), in the order of the data; larger types first,
-            so that each begins at a multiple of its size.
+        layout: name to (numpy dtype name, shape), in the order of the data: larger types first, so
+            that each tensor begins at a multiple of the size of its type.
 
     Raises:
-        CheckpointError: a type that is not written here.
+        CheckpointError: a type that is not supported.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     start = 0
@@ -59,13 +59,13 @@ def header(layout: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[
 
 
 def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> int:
-    """Writes arrays, those of larger types first; returns the size in bytes.
+    """Writes arrays, larger types first; returns the size of the file in bytes.
 
     Raises:
-        CheckpointError: an array of a type that is not written here.
-        OSError: the disk refused; nothing is left of the file.
+        CheckpointError: an array has a type that is not supported.
+        OSError: the disk is full or read-only; the file is removed.
     """
-    # sorted() keeps the order of those of one size.
+    # sorted() is stable.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     crcs = {name: zlib.crc32(_bytes(array)) for name, array in tensors.items()}
     layout = {n: (a.dtype.name, a.shape) for n, a in tensors.items()}
@@ -88,7 +88,7 @@ def metadata(path: Path) -> dict[str, str]:
     """The metadata of a file, without its tensors.
 
     Raises:
-        CheckpointError: it is missing or no safetensors file.
+        CheckpointError: the file is missing or not a safetensors file.
     """
     try:
         with safe_open(path, "np") as file:
@@ -98,12 +98,12 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Array]:
-    """All tensors of a file; their checksum is compared where the file has one.
+    """All tensors of a file; checksums are verified where the file has them.
 
-    numpy has no bfloat16: such tensors become float32, which changes no value.
+    numpy has no bfloat16: such tensors are read as float32, which changes no value.
 
     Raises:
-        CheckpointError: it is missing, no safetensors file, or its bytes have changed.
+        CheckpointError: the file is missing, not a safetensors file, or its bytes have changed.
     """
     try:
         with safe_open(path, "np") as file:
@@ -121,7 +121,7 @@ def read(path: Path) -> dict[str, Array]:
 
 
 def _widened(path: Path, names: Sequence[str]) -> dict[str, Array]:
-    """bfloat16 is the upper half of a float32."""
+    """Tensors of bfloat16, the upper half of a float32, as float32."""
     if not names:
         return {}
     with open(path, "rb") as file:

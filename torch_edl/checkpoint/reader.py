@@ -32,12 +32,11 @@ _INIT_ROWS = 1 << 16
 
 @dataclass
 class SavedTable:
-    """A table on disk, the parts of all servers together."""
+    """A table on disk, with the parts of all shards."""
 
     name: str
     info: dict[str, Any]
-    """dim, num_embeddings, initializer, seed, modules; of an exported model as its metadata has
-    it."""
+    """dim, num_embeddings, initializer, seed, modules."""
     parts: list[Path] = field(default_factory=list)
     slot_names: list[str] = field(default_factory=list)
     step: int = 0
@@ -56,14 +55,14 @@ class SavedTable:
 
     @property
     def modules(self) -> list[str]:
-        """Paths of the modules that share it in the model."""
+        """Paths of the modules that share the table in the model."""
         return list(self.info.get("modules", [self.name]))
 
     def weight(self) -> Floats:
-        """The whole table (num_embeddings, dim), rows that were never seen as they would start.
+        """The whole table (num_embeddings, dim); unseen rows have their initial values.
 
         Raises:
-            UsageError: it has no bound.
+            UsageError: the table has no bound.
             CheckpointError: a part is damaged.
         """
         count, begins = self.bound, self.info["initializer"]
@@ -83,7 +82,7 @@ class SavedTable:
 
     @property
     def bound(self) -> int:
-        """Ids are below it; 0: any int64 is an id."""
+        """Ids are below this number; 0: any int64 is an id."""
         return int(self.info["num_embeddings"])
 
     def rows(self) -> Iterator[tuple[Path, Rows]]:
@@ -114,16 +113,17 @@ class SavedTable:
 
 
 class CheckpointReader:
-    """What values are restored from: a checkpoint of any number of servers, or the folder of an
-    exported model, which has no optimizer state.
+    """A checkpoint of any number of shards, or the folder of an exported model.
 
     Args:
-        values_only: nothing but the values: no watermarks, versions, slots or steps, as of an
-            exported model. So another job begins, and a checkpoint of any strategy will do.
-        strategy: whose checkpoints will do otherwise.
+        shard, shards: which part of the tables is restored.
+        values_only: read the values alone, without watermarks, versions, slots and steps, as an
+            exported model has them: for the first values of another job. A checkpoint of any
+            strategy will do.
+        strategy: the strategy that must have written the checkpoint, unless ``values_only``.
 
     Raises:
-        CheckpointError: the folder is neither, or damaged.
+        CheckpointError: the folder holds neither, or is damaged.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class CheckpointReader:
         self.manifest = layout.read(directory)
         if self.manifest.strategy != self._strategy and not self._values_only:
             raise CheckpointError(
-                f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; "
-                f"go on with --strategy {self.manifest.strategy}, or begin with its values: --load"
+                f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; resume it "
+                f"with --strategy {self.manifest.strategy}, or start from its values with --load"
             )
         versions = () if self._values_only else self.manifest.versions
         if not self._values_only:
@@ -182,7 +182,9 @@ class CheckpointReader:
             slots, step = [], 0
         saved = self.tables.setdefault(name, SavedTable(name, info, slot_names=slots))
         if (saved.info, saved.slot_names) != (info, slots):
-            raise CheckpointError(f"{path}: describes table {name} otherwise than other parts")
+            raise CheckpointError(
+                f"{path}: its description of table {name} differs from that of other parts"
+            )
         saved.parts.append(path)
         saved.step = max(saved.step, step)
 
@@ -203,7 +205,7 @@ class CheckpointReader:
             raise CheckpointError(f"{path}: {error}; export it again") from None
 
     def dense(self) -> tuple[dict[str, files.Array], int]:
-        """All dense parameters, slots and steps by name, of all servers, and the largest step.
+        """Dense parameters, slots and steps of all shards by name, and the largest step.
 
         Raises:
             CheckpointError: a file is damaged.
@@ -219,38 +221,34 @@ class CheckpointReader:
         return values, step
 
     def table(self, name: str) -> RestoringTable:
-        """What is needed to restore this shard's part of the table.
-
-        A weight that was a dense parameter where the model was trained is a table, too.
+        """A table, to restore the part of this shard. A weight that was a dense parameter where the
+        model was trained can be restored as a table.
 
         Raises:
-            UsageError: it holds neither.
+            UsageError: the saved model has neither.
         """
         saved = self.tables.get(name)
         if saved is None:
             weight = self.dense()[0].get(f"{name}.weight")
             if weight is None:
                 known = ", ".join(self.tables) or "none"
-                raise UsageError(
-                    f"table {name}: not in what is restored (tables there: {known}); "
-                    "is it of this model?"
-                )
+                raise UsageError(f"table {name}: not in the saved model (tables there: {known})")
             saved = SavedTable.of_weight(name, weight)
         return RestoringTable(saved, self._shard, self._shards)
 
 
 @dataclass(frozen=True)
 class RestoringTable:
-    """A saved table, seen by one of the servers that share it out anew."""
+    """A saved table, of which one of several shards restores its part."""
 
     saved: SavedTable
     shard: int
     shards: int
 
     def restore(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
-        """The table that a worker asked for, with the rows that this server owns.
+        """The table that a worker described, with the rows that this shard owns.
 
-        A row that was never seen goes on starting as it did where the table was trained.
+        An unseen row starts with the initializer of the saved table.
 
         Raises:
             UsageError: the saved table has another dimension.
@@ -259,7 +257,7 @@ class RestoringTable:
         saved = self.saved
         if int(saved.info["dim"]) != info.dim:
             raise UsageError(
-                f"table {info.name}: dim {info.dim}, but {saved.info['dim']} in what is restored"
+                f"table {info.name}: dim {info.dim}, but {saved.info['dim']} in the saved model"
             )
         trained = pb.EmbeddingTableInfo()
         trained.CopyFrom(info)
@@ -272,7 +270,7 @@ class RestoringTable:
                 rows.ids[mine],
                 rows.vectors[mine],
                 rows.slots[mine],
-                # Where the values alone are loaded, updates count from 0: a row begins as used now.
+                # With the values alone, updates count from 0, and each row was used at 0.
                 np.minimum(rows.last_used[mine], saved.step),
                 rows.count[mine],
             )

@@ -1,17 +1,17 @@
-"""A shard's state on disk, written while training goes on; :mod:`torch_edl.checkpoint.reader` reads
-what any number of servers wrote into any number of them.
+"""Writes the state of a shard to files while training continues. :mod:`torch_edl.checkpoint.reader`
+restores the files of any number of shards into any number of shards.
 
 ``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names),
 ``NAME@SLOT`` -> slot and ``NAME@step`` -> updates that the parameter has had, and
 ``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows.
-The metadata of a file says which table it is of, and its optimizer's step.
+The metadata of a file names the table, and the step of its optimizer.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +21,34 @@ import numpy.typing as npt
 from torch_edl.checkpoint import files
 from torch_edl.tables.dense import DenseState
 from torch_edl.tables.table import EmbeddingTable, Rows
-from torch_edl.tables.watermarks import Watermarks
 
 PART_BYTES = 128 << 20
-"""Rows of a table go to disk in files of this size, which is also the memory that it takes."""
+"""The size of a file with rows of a table, and the memory that writing it takes."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Everything as of one moment. The tables' rows follow by ``EmbeddingTable.snapshot_rows``."""
+    """A shard at one moment. The snapshots of its tables have begun, so that their rows can be
+    read later."""
 
     version: int
-    watermarks: Watermarks
     dense: DenseState
+    """A tied weight is in it under each of its names."""
     tables: list[tuple[EmbeddingTable, int]]
     """Each table with its step."""
-    beside: dict[str, files.Array] = field(default_factory=dict)
-    """Values of other types than float32, and those of tied weights under their other names."""
 
 
 def write(cut: Cut, directory: Path, shard: int, shards: int) -> dict[str, int]:
     """Writes a cut to an existing folder; returns file name to size.
 
     Raises:
-        OSError: the disk refused; no file of this cut is left.
+        OSError: the disk is full or read-only; the files of this cut are removed.
     """
     stem = f"shard-{shard}-of-{shards}"
     name = f"{stem}.dense.safetensors"
-    about = {"step": str(cut.dense.step), "version": str(cut.version)}
+    about = {"step": str(cut.dense.step)}
     try:
-        size = files.write(directory / name, {**cut.dense.values, **cut.beside}, about)
+        size = files.write(directory / name, cut.dense.values, about)
         return {name: size, **write_tables(cut.tables, directory, stem)}
     except BaseException:
         (directory / name).unlink(missing_ok=True)
@@ -63,10 +61,10 @@ def write(cut: Cut, directory: Path, shard: int, shards: int) -> dict[str, int]:
 def write_tables(
     tables: Sequence[tuple[EmbeddingTable, int]], directory: Path, stem: str
 ) -> dict[str, int]:
-    """Writes tables whose snapshots were begun, each as of its step; returns name to size.
+    """Writes tables whose snapshots have begun, each as of its step; returns file name to size.
 
     Raises:
-        OSError: the disk refused; no file is left.
+        OSError: the disk is full or read-only; the files are removed.
     """
     written: dict[str, int] = {}
     rows_of = [(t, step, t.snapshot_rows(_rows_per_part(t))) for t, step in tables]
@@ -80,7 +78,7 @@ def write_tables(
             (directory / name).unlink(missing_ok=True)
         raise
     finally:
-        # Writers copy rows for a snapshot as long as it is open.
+        # Pushes copy rows for a snapshot as long as it is open.
         for table, _, chunks in rows_of:
             chunks.close()
             table.core.end_snapshot()
@@ -93,7 +91,7 @@ def _rows_per_part(table: EmbeddingTable) -> int:
 
 
 def _some(chunks: Iterator[Rows], table: EmbeddingTable) -> Iterator[Rows]:
-    """The chunks that hold rows; one without, if none does: the table itself must be known."""
+    """The chunks that hold rows, or an empty one: a file must describe an empty table, too."""
     empty = True
     for rows in chunks:
         if len(rows.ids):

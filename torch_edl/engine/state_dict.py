@@ -60,8 +60,8 @@ def load_optimizer(
 
     Args:
         exact: keep the types of the state, where ``load_state_dict`` would cast each tensor to the
-            type of its parameter and garble texts. An optimizer that joins a ring goes on bit by
-            bit like its source only then.
+            type of its parameter and garble texts. The optimizer of a member that joins a ring
+            equals its source bit by bit only then.
     """
     given = _unflatten_optimizer(tensors, rest)
     optimizer.load_state_dict(given)

@@ -1,4 +1,4 @@
-"""The same call to every server of a cluster, side by side, and what its failure means."""
+"""One call to every server of a cluster at the same time, and the meaning of its failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_edl.wire.channel import Stub
 
 
 class Pending:
-    """Calls on their way to all servers; :meth:`responses` waits for them."""
+    """Calls in flight to all servers; :meth:`responses` waits for them."""
 
     def __init__(self, futures: list[Any]) -> None:
         self._futures = futures
@@ -27,8 +27,8 @@ class Pending:
         """The answers in server order.
 
         Raises:
-            ServersLostError: one is unreachable, or of another life.
-            UsageError: one refused the content; the message says why.
+            ServersLostError: a server is unreachable, or of another incarnation.
+            UsageError: a server rejected the content; the message says why.
         """
         try:
             return [f.result() for f in self._futures]
@@ -48,8 +48,7 @@ class Servers:
 
     def __init__(self, addresses: Sequence[str], *, token: str, timeout_s: float) -> None:
         service = pb.DESCRIPTOR.services_by_name["Pserver"]
-        # A server that is away for a moment costs the tasks at work, which are given back and done
-        # again; a retry would cost every call something.
+        # No retries: they would slow every call, and a task whose call failed is trained again.
         self._stubs = [Stub(service, address, token, retries=False) for address in addresses]
         self._timeout_s = timeout_s
 
@@ -67,7 +66,7 @@ class Servers:
         """Starts one call to each server, and returns their futures.
 
         Args:
-            wait: for a connection, instead of failing at once where there is none.
+            wait: wait for a connection instead of failing at once without one.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return [
@@ -87,7 +86,7 @@ class Servers:
         return Pending(self.start(method, calls, wait=wait, timeout_s=timeout_s)).responses()
 
     def ask_some(self, method: str, calls: Sequence[Any | None]) -> dict[int, Any]:
-        """As :meth:`ask`, without those servers whose call is None; answers by server."""
+        """As :meth:`ask`, but skips the servers whose call is None; returns answers by server."""
         futures = {
             server: stub.start(method, call, timeout_s=self._timeout_s)
             for server, (stub, call) in enumerate(zip(self._stubs, calls, strict=True))
@@ -96,7 +95,7 @@ class Servers:
         return dict(zip(futures, Pending([*futures.values()]).responses(), strict=True))
 
     def close(self) -> None:
-        """Closes the connections; calls on their way end as lost."""
+        """Closes the connections; calls in flight fail with ServersLostError."""
         for stub in self._stubs:
             stub.close()
 

@@ -1,12 +1,12 @@
 """All servers of a job as one: a pull and a push are one call to each of them, side by side.
 
-Every call may be repeated: the first initialisation wins, a pull changes nothing that a later
-one would not, and a server does not apply the records of a push twice.
+Every call may be repeated: the first initialisation wins, a repeated pull changes nothing, and a
+server does not apply the records of a push twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +53,8 @@ class PartitionedIds:
 
 @dataclass(frozen=True)
 class TableIds:
-    """Which rows of one table are wanted. Two tables may share one ``PartitionedIds``: then the
-    ids travel once."""
+    """The rows of one table to pull or push. Two tables may share one ``PartitionedIds``: the ids
+    are then sent once."""
 
     name: str
     dim: int
@@ -63,10 +63,10 @@ class TableIds:
 
 @dataclass(frozen=True)
 class DenseValue:
-    """A dense parameter or buffer as servers are to hold it."""
+    """A dense parameter or buffer that servers are to hold."""
 
     value: Array
-    """float32; of any type that travels where it is not trained."""
+    """float32; any type of ``TensorProto`` where the value is not trained."""
     group: int
     """Parameter group; -1: frozen, -2: a buffer."""
     aliases: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class DenseValue:
 
 @dataclass(frozen=True)
 class Segment:
-    """Where one dense parameter lies in the flat vector of its server."""
+    """The place of a dense parameter in the flat vector of its server."""
 
     name: str
     shape: tuple[int, ...]
@@ -89,19 +89,19 @@ class DenseGradient:
     """The gradient of the dense parameters of one server."""
 
     flat: Floats
-    """(n,) laid out as the segments of the server; at buffers their values."""
+    """(n,) laid out as the segments of the server; the places of buffers hold their values."""
     untouched: list[int]
     """Places of segments that the loss did not reach."""
 
 
 @dataclass
 class PullResult:
-    """What the servers hold, all of one moment per server."""
+    """What the servers answered; the values of one server are of one moment."""
 
     initialized: bool
     version: int
     dense: list[Floats | None]
-    """Flat vector of each server; None: not asked for, or as before."""
+    """Flat vector of each server; None: not requested, or not changed."""
     versions: list[int]
     rows: list[Floats] = field(default_factory=list)
     """(u, dim) for each table of the request, in the order of its ``unique`` ids."""
@@ -109,33 +109,29 @@ class PullResult:
 
 @dataclass(frozen=True)
 class PushResult:
-    """What became of a gradient."""
+    """The answer to a push."""
 
     accepted: bool
-    """False: a server found it too old (sync mode); pull, compute and push again."""
+    """False: the gradient is too old for a server (sync mode); pull, compute and push again."""
     version: int
 
 
 class PendingPull(Pending):
-    """A pull on its way."""
+    """A pull in flight."""
 
-    def __init__(self, client: PsClient, futures: list[Any], tables: Sequence[TableIds]) -> None:
+    def __init__(self, futures: list[Any], tables: Sequence[TableIds]) -> None:
         super().__init__(futures)
-        self._client = client
         self._tables = tables
 
     def wait(self) -> PullResult:
-        """The answers, put together; raises as :meth:`responses`."""
+        """The answers, combined; raises as :meth:`responses`."""
         answers = self.responses()
-        dense = [_flat(a.dense) for a in answers]
-        rows = [self._rows(i, t, answers) for i, t in enumerate(self._tables)]
-        self._client.received_bytes += sum(a.nbytes for a in [*dense, *rows] if a is not None)
         return PullResult(
             initialized=all(a.initialized for a in answers),
             version=max(a.version for a in answers),
             versions=[a.version for a in answers],
-            dense=dense,
-            rows=rows,
+            dense=[_flat(a.dense) for a in answers],
+            rows=[self._rows(i, t, answers) for i, t in enumerate(self._tables)],
         )
 
     def _rows(self, index: int, table: TableIds, answers: list[Any]) -> Floats:
@@ -147,10 +143,10 @@ class PendingPull(Pending):
 
 
 class PendingPush(Pending):
-    """A push on its way."""
+    """A push in flight."""
 
     def wait(self) -> PushResult:
-        """What the servers said; raises as :meth:`responses`."""
+        """The answers, combined; raises as :meth:`responses`."""
         answers = self.responses()
         return PushResult(
             accepted=all(a.accepted for a in answers), version=max(a.version for a in answers)
@@ -162,7 +158,7 @@ class PsClient:
 
     Args:
         addresses: ``host:port`` of each server.
-        incarnation: the life of the servers that this client speaks to.
+        incarnation: incarnation of the servers that this client calls.
         timeout_s: deadline of one call, seconds.
     """
 
@@ -182,9 +178,6 @@ class PsClient:
         self.exact: dict[str, Array] = {}
         """Values that are not float32 by name, as the servers had them at :meth:`initialize`."""
         self._owners: dict[str, int] = {}
-        # Of parameters, rows, gradients and ids; messages and their headers are not counted.
-        self.sent_bytes = 0
-        self.received_bytes = 0
 
     @property
     def servers(self) -> int:
@@ -199,18 +192,18 @@ class PsClient:
         *,
         seed: int,
     ) -> bool:
-        """Tells every server what to hold. The first caller's values stay.
+        """Tells every server what to hold. The values of the first caller stay.
 
         Args:
             dense: by name.
 
         Returns:
-            Whether the values of this caller were taken by all servers.
+            Whether all servers took the values of this caller.
 
         Raises:
             UsageError: the servers hold a model of another layout.
         """
-        # A short word first: the servers of a cluster that is gone must not be waited for long.
+        # A short call first, so that servers that are gone are noticed soon.
         hello = [pb.PserverStatusRequest()] * self.servers
         self._servers.ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
         self._owners = dense_owners({n: int(d.value.size) for n, d in dense.items()}, self.servers)
@@ -234,7 +227,7 @@ class PsClient:
             )
             for mine in names
         ]
-        # With them servers read what they restore, which may be large.
+        # On these calls servers restore a checkpoint, which may be large.
         answers = self._servers.ask(
             "PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S
         )
@@ -255,8 +248,8 @@ class PsClient:
         """Starts a pull of dense parameters and rows.
 
         Args:
-            known: version of each server whose dense parameters the caller has already.
-            read_only: create no rows for ids that were never seen.
+            known: for each server, the version of the dense parameters that the caller has.
+            read_only: create no rows for unseen ids.
         """
         calls = []
         for server in range(self.servers):
@@ -273,9 +266,9 @@ class PsClient:
                 if first < len(call.tables):
                     entry.same_ids_as = first
                 else:
-                    entry.ids = self._sent(table.ids.unique[table.ids.part(server)])
+                    entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
             calls.append(call)
-        return PendingPull(self, self._servers.start("Pull", calls), tables)
+        return PendingPull(self._servers.start("Pull", calls), tables)
 
     def push(
         self,
@@ -307,7 +300,7 @@ class PsClient:
                 learning_rates=learning_rates,
             )
             if self.layout[server] and dense is not None:
-                _fill(call.dense, dense[server].flat, self._sent)
+                _fill(call.dense, dense[server].flat)
                 call.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():
                 if self._owners[name] == server:
@@ -320,8 +313,8 @@ class PsClient:
                 if first < len(call.tables):
                     entry.same_ids_as = first
                 else:
-                    entry.ids = self._sent(table.ids.unique[part])
-                _fill(entry.values, gradients[part], self._sent)
+                    entry.ids = table.ids.unique[part].tobytes()
+                _fill(entry.values, gradients[part])
             calls.append(call)
         return PendingPush(self._servers.start("PushGradients", calls))
 
@@ -360,12 +353,8 @@ class PsClient:
         return min(int(a.offsets[0]) for a in answers)
 
     def close(self) -> None:
-        """Closes the connections; calls on their way end as lost."""
+        """Closes the connections; calls in flight fail with ServersLostError."""
         self._servers.close()
-
-    def _sent(self, array: npt.NDArray[Any]) -> bytes:
-        self.sent_bytes += array.nbytes
-        return array.tobytes()
 
 
 def _segments(parameters: Mapping[str, DenseValue]) -> list[Segment]:
@@ -383,8 +372,8 @@ def _flat(proto: tensor_pb2.TensorProto) -> Floats | None:
     return codec.from_proto(proto) if proto.dtype else None
 
 
-def _fill(proto: tensor_pb2.TensorProto, array: Floats, content: Callable[[Floats], bytes]) -> None:
+def _fill(proto: tensor_pb2.TensorProto, array: Floats) -> None:
     proto.dtype = tensor_pb2.DT_FLOAT
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
-    proto.tensor_content = content(array)
+    proto.tensor_content = array.tobytes()

@@ -1,4 +1,4 @@
-"""One shard of the model: holding it, updating it, and writing it to disk without a pause.
+"""The process that holds one shard of the model: RPCs, updates, snapshots.
 
-Nothing here knows tasks beyond their watermarks, or other servers; and nothing imports torch.
+Nothing here knows other servers, or tasks beyond their watermarks. Never imports torch.
 """

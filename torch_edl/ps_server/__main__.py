@@ -26,7 +26,7 @@ from torch_edl.wire.server import serve
 
 log = logging.getLogger(__name__)
 
-# A push that a hold keeps waiting occupies its thread, and the call that ends the hold needs one.
+# A push that waits for the end of a hold occupies a thread, and the call that ends it needs one.
 _THREADS = 256
 _STOP_GRACE_S = 2.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -36,18 +36,23 @@ _REGISTER_TIMEOUT_S = 30.0
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m torch_edl.ps_server", description=__doc__)
     parser.add_argument("--job", required=True, help="name of the job")
-    parser.add_argument("--shard", type=int, required=True, help="which shard, from 0")
-    parser.add_argument("--shards", type=int, required=True, help="how many there are")
-    parser.add_argument("--incarnation", type=int, required=True, help="life of the servers")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--shard", type=int, required=True, help="index of this shard, from 0")
+    parser.add_argument("--shards", type=int, required=True, help="number of shards")
+    parser.add_argument("--incarnation", type=int, required=True, help="incarnation of the servers")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
     parser.add_argument("--mode", choices=SYNC_MODES, default="async")
     parser.add_argument("--grads-to-wait", type=int, default=1, help="sync: pushes per update")
-    parser.add_argument("--staleness", type=int, default=0, help="sync: versions a push may lag")
-    parser.add_argument("--learning-rate-by-staleness", action="store_true")
-    parser.add_argument("--restore", type=Path, help="a checkpoint or an exported model")
     parser.add_argument(
-        "--values-only", action="store_true", help="without its watermarks and optimizer state"
+        "--staleness",
+        type=int,
+        default=0,
+        help="sync: versions that a push may lag",
+    )
+    parser.add_argument("--learning-rate-by-staleness", action="store_true")
+    parser.add_argument("--restore", type=Path, help="checkpoint or exported model to restore")
+    parser.add_argument(
+        "--values-only", action="store_true", help="restore without watermarks and optimizer state"
     )
     return parser
 
@@ -79,8 +84,8 @@ def _run(args: argparse.Namespace) -> int:
         failed.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # Blocked in all threads and waited for below. A handler that sets an Event deadlocks when it
-    # runs while this thread holds the Event's lock, in the middle of waiting for it.
+    # Blocked in all threads and waited for below. A handler that sets an Event would deadlock where
+    # it interrupts this thread while the thread holds the lock of that Event.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     rules = UpdateRules(
         sync=args.mode == "sync",
@@ -119,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _announce(args: argparse.Namespace, address: str, token: str) -> None:
-    """Tells the master where this shard is; without one, whoever reads standard output."""
+    """Registers the address of this shard with the master; without one, prints it."""
     master = os.environ.get(ENV_MASTER, "")
     if not master:
         sys.stdout.write(f"listening on {address}\n")
@@ -132,7 +137,7 @@ def _announce(args: argparse.Namespace, address: str, token: str) -> None:
     try:
         stub.call("RegisterServer", request, timeout_s=_REGISTER_TIMEOUT_S, wait=True)
     except grpc.RpcError as error:
-        raise EdlError(f"master {master}: it did not take me: {error.details()}") from None
+        raise EdlError(f"master {master}: registration rejected: {error.details()}") from None
     finally:
         stub.close()
 

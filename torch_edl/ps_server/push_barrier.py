@@ -1,4 +1,5 @@
-"""Who may change the model now: pushes side by side, a cut alone, a hold only what it names."""
+"""Admits changes to the model: pushes run concurrently, a cut runs alone, and a hold keeps out all
+pushes but those that it names."""
 
 from __future__ import annotations
 
@@ -16,28 +17,29 @@ class HoldEndedError(EdlError, TimeoutError):
 
 
 class PushBarrier:
-    """Pushes pass through it. Closed by :meth:`hold`, until a snapshot is cut, or it is released,
-    or time is up: a master that died must not stop the training for ever."""
+    """Pushes pass the barrier unless :meth:`hold` has closed it. The hold ends when a snapshot is
+    cut, when it is released, or when its time is up: a master that died must not stop training."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._condition = threading.Condition()
         self._inside = 0
-        self._deadline: float | None = None  # of the hold; None: there is none
-        self._holds = 0  # so many were asked for: tells the one in force from those before
+        self._deadline: float | None = None  # of the hold; None: no hold is in force
+        self._holds = 0  # number of holds so far: identifies the one in force
         self._since = 0.0
         self._targets: Watermarks | None = None
         self._alone = False
         self._closed = False
 
     def passing(self, task_id: int, last: int) -> AbstractContextManager[None]:
-        """Surrounds the push of the records of a task up to ``last``; waits while it is closed."""
+        """Surrounds the push of the records of a task up to ``last``; waits while the barrier is
+        closed to them."""
         return self._passing(
             lambda: self._targets is not None and last <= self._targets.offset(task_id)
         )
 
     def passing_unnamed(self) -> AbstractContextManager[None]:
-        """Surrounds any other change; waits until no hold is in force."""
+        """Surrounds any other change; waits while a hold is in force."""
         return self._passing(lambda: False)
 
     @contextmanager
@@ -58,7 +60,7 @@ class PushBarrier:
                     self._condition.notify_all()
 
     def close(self) -> None:
-        """Refuses what waits and what comes: the process ends."""
+        """Rejects all pushes, those that wait included: the process ends."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -77,7 +79,7 @@ class PushBarrier:
         self._condition.notify_all()
 
     def hold(self, timeout_s: float) -> None:
-        """Lets no new push in, and returns when none is inside. A hold in force begins anew."""
+        """Keeps out new pushes, and returns when none is inside. A hold in force starts again."""
         with self._condition:
             self._since = self._clock()
             self._deadline = self._since + timeout_s
@@ -98,14 +100,14 @@ class PushBarrier:
     def cut(
         self, targets: Watermarks, reached: Callable[[], bool]
     ) -> Iterator[Callable[[], float]]:
-        """Lets in the pushes up to ``targets`` until ``reached()``; the body then runs alone, and
-        the hold is over.
+        """Admits the pushes up to ``targets`` until ``reached()``; then the body runs alone, and
+        the hold ends.
 
         Yields:
-            A function to the seconds since the hold began.
+            A function that returns the seconds since the hold began.
 
         Raises:
-            HoldEndedError: no hold is in force, or its time was up first.
+            HoldEndedError: no hold is in force, or its time was up before.
         """
         with self._condition:
             mine = self._holds
@@ -115,7 +117,7 @@ class PushBarrier:
             while not reached():
                 self._require_held(mine)
                 self._condition.wait(self._left())
-            # Reached, but perhaps by pushes that passed when its time was up, among others.
+            # The time may have been up: then pushes beyond the targets may have passed, too.
             self._require_held(mine)
             self._alone = True
             while self._inside:

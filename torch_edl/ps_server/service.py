@@ -14,8 +14,9 @@ import numpy.typing as npt
 from torch_edl import _core
 from torch_edl.checkpoint import writer
 from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server.gradients import entry_ids
 from torch_edl.ps_server.push_barrier import PushBarrier
-from torch_edl.ps_server.shard import Shard, entry_ids
+from torch_edl.ps_server.shard import Shard
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -24,7 +25,7 @@ from torch_edl.wire.server import Handler
 
 log = logging.getLogger(__name__)
 
-# All workers wait for the end of a hold.
+# All workers wait until a hold ends.
 _LONGEST_HOLD_MS = 600_000
 _PAGE_BYTES = 16 << 20  # of the rows in one answer
 
@@ -32,8 +33,8 @@ Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64
 
 
 class Encoded:
-    """A response whose bytes were put together here: the parameters are copied once, to where they
-    leave from, rather than into a message and from there into its bytes."""
+    """A response that is serialized already: the parameters are copied once, rather than into a
+    message and from there into its bytes."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -46,8 +47,8 @@ class PserverService:
     """Answers for one shard.
 
     Args:
-        job, incarnation: what a caller's fence must say.
-        shard_index, shards: which part of the model this is, for the names of its files.
+        job, incarnation: the fence that a call must carry.
+        shard_index, shards: which part of the model this is, for the names of files.
     """
 
     def __init__(
@@ -58,9 +59,8 @@ class PserverService:
         self._incarnation = incarnation
         self._index = shard_index
         self._shards = shards
-        self._gate = PushBarrier()
+        self._barrier = PushBarrier()
         self._snapshots = threading.Lock()
-        self._pulls = 0
 
     def handlers(self) -> dict[str, Handler]:
         """Method name to handler."""
@@ -70,7 +70,7 @@ class PserverService:
             "Pull": self._pull,
             "PushGradients": self._push_gradients,
             "ReadRows": self._read_rows,
-            "GetWatermarks": self._get_marks,
+            "GetWatermarks": self._get_watermarks,
             "Hold": self._hold,
             "Snapshot": self._snapshot,
             "Release": self._release,
@@ -79,8 +79,8 @@ class PserverService:
         }
 
     def close(self) -> None:
-        """Ends pushes that wait, and refuses new ones."""
-        self._gate.close()
+        """Rejects pushes that wait, and new ones."""
+        self._barrier.close()
 
     def _check(self, fence: pb.Fence) -> None:
         if fence.job != self._job or fence.incarnation != self._incarnation:
@@ -94,8 +94,10 @@ class PserverService:
     ) -> pb.PushDenseParametersResponse:
         self._check(request.fence)
         accepted = self._shard.initialize(request)
+        dense = self._shard.dense
+        assert dense is not None
         return pb.PushDenseParametersResponse(
-            accepted=accepted, version=self._shard.version, exact=self._shard.exact.to_proto()
+            accepted=accepted, version=self._shard.version, exact=dense.exact_to_proto()
         )
 
     def _push_embedding_table_infos(
@@ -107,12 +109,11 @@ class PserverService:
 
     def _pull(self, request: pb.PullRequest, _: grpc.ServicerContext) -> pb.PullResponse | Encoded:
         self._check(request.fence)
-        self._pulls += 1
         shard = self._shard
         if shard.dense is None:
             return pb.PullResponse(initialized=False)
-        # Read before what it is the version of: a caller may think that it has older parameters
-        # than it has, never newer ones.
+        # Read before the parameters: a caller may have newer parameters than the version says,
+        # never older ones.
         version = shard.version
         parts: list[Part] = [pb.PullResponse(initialized=True, version=version).SerializeToString()]
         rows: list[Part] = []
@@ -135,7 +136,7 @@ class PserverService:
         self, request: pb.PushGradientsRequest, _: grpc.ServicerContext
     ) -> pb.PushGradientsResponse:
         self._check(request.fence)
-        with self._gate.passing(request.range.task_id, request.range.last):
+        with self._barrier.passing(request.range.task_id, request.range.last):
             return self._shard.push(request)
 
     def _read_rows(
@@ -153,7 +154,7 @@ class PserverService:
             ids=ids.astype("<i8").tobytes(), vectors=codec.to_proto(vectors), cursor=cursor
         )
 
-    def _get_marks(
+    def _get_watermarks(
         self, request: pb.GetWatermarksRequest, _: grpc.ServicerContext
     ) -> pb.GetWatermarksResponse:
         self._check(request.fence)
@@ -162,13 +163,10 @@ class PserverService:
     def _hold(self, request: pb.HoldRequest, _: grpc.ServicerContext) -> pb.HoldResponse:
         self._check(request.fence)
         if not 0 < request.timeout_ms <= _LONGEST_HOLD_MS:
-            raise UsageError(
-                f"timeout_ms {request.timeout_ms}: a hold needs an end; give 1 to "
-                f"{_LONGEST_HOLD_MS}"
-            )
+            raise UsageError(f"timeout_ms {request.timeout_ms}: expected 1 to {_LONGEST_HOLD_MS}")
         if not self._shard.initialized:
             return pb.HoldResponse(initialized=False)
-        self._gate.hold(request.timeout_ms / 1000)
+        self._barrier.hold(request.timeout_ms / 1000)
         return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
 
     def _snapshot(
@@ -178,10 +176,10 @@ class PserverService:
         targets = Watermarks.from_proto(request.targets)
         directory = Path(request.directory)
         if not directory.is_dir():
-            raise UsageError(f"{directory}: no such folder here; make it before the snapshot")
+            raise UsageError(f"{directory}: no such folder; create it before the snapshot")
         shard = self._shard
         with self._snapshots:
-            with self._gate.cut(targets, lambda: shard.has_received(targets)) as elapsed:
+            with self._barrier.cut(targets, lambda: shard.has_received(targets)) as elapsed:
                 cut = shard.cut(targets)
                 stall_s = elapsed()
             sizes = writer.write(cut, directory, self._index, self._shards)
@@ -200,31 +198,20 @@ class PserverService:
 
     def _release(self, request: pb.ReleaseRequest, _: grpc.ServicerContext) -> pb.ReleaseResponse:
         self._check(request.fence)
-        self._gate.release()
+        self._barrier.release()
         return pb.ReleaseResponse()
 
     def _flush(self, request: pb.FlushRequest, _: grpc.ServicerContext) -> pb.FlushResponse:
         self._check(request.fence)
-        with self._gate.passing_unnamed():
+        with self._barrier.passing_unnamed():
             return pb.FlushResponse(version=self._shard.flush())
 
     def _status(
         self, _request: pb.PserverStatusRequest, _: grpc.ServicerContext
     ) -> pb.PserverStatusResponse:
-        shard = self._shard
-        tables = list(shard.tables.values())
-        dense = shard.dense.bytes if shard.dense else 0
         return pb.PserverStatusResponse(
-            job=self._job,
-            incarnation=self._incarnation,
-            initialized=shard.initialized,
-            version=shard.version,
-            pulls=self._pulls,
-            pushes=shard.pushes,
-            repeated_pushes=shard.repeated,
-            rejected_pushes=shard.rejected,
-            rows={t.name: t.core.size for t in tables},
-            bytes=dense + sum(t.core.bytes for t in tables),
+            version=self._shard.version,
+            rows={t.name: t.core.size for t in list(self._shard.tables.values())},
         )
 
 
@@ -234,7 +221,7 @@ _CONTENT = tensor.TensorProto.DESCRIPTOR.fields_by_name["tensor_content"].number
 
 
 def _head(field: int, *shape: int) -> bytes:
-    """What stands before the content of a float32 tensor in field ``field`` of a message."""
+    """The bytes before the content of a float32 tensor in field ``field`` of a message."""
     proto = tensor.TensorProto(dtype=tensor.DT_FLOAT)
     for size in shape:
         proto.tensor_shape.dim.add(size=size)

@@ -1,4 +1,4 @@
-"""The model's part that this server holds, and the one way to change it: a push, applied once."""
+"""The part of the model that a server holds, and the one way to change it: a push, applied once."""
 
 from __future__ import annotations
 
@@ -7,26 +7,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.writer import Cut
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.ps_server.sync import Buffer, Gradients, Waiting, mean
+from torch_edl.ps_server.gradients import Gradients, decode, mean
 from torch_edl.tables.dense import DenseShard
-from torch_edl.tables.exact import ExactValues, is_exact
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire import tensor_pb2 as tensor
 
 log = logging.getLogger(__name__)
 
-Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 _TASK_LOCKS = 64
 
 
@@ -40,13 +32,23 @@ class UpdateRules:
     learning_rate_by_staleness: bool = False
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A push that waits for its quorum: the records of a task up to ``last``."""
+
+    task_id: int
+    last: int
+    gradients: Gradients
+
+
 class Shard:
     """Dense parameters, tables, version and watermarks.
 
     Args:
-        source: what values come from rather than from the worker that initialises; or None.
-        on_fatal: called when an update broke off in the middle. The model then holds a part of a
-            push, which no retry can mend: the process has to end and be restored.
+        source: the checkpoint or exported model that values are restored from; None: values are
+            those of the first worker.
+        on_fatal: called when an update failed half-way. The model then holds a part of a push,
+            which no retry can repair: the process has to end and be restored.
     """
 
     def __init__(
@@ -56,44 +58,40 @@ class Shard:
         self._source = source
         self._on_fatal = on_fatal
         self._broken = ""
-        # The lock of a task covers check, update and mark of one push; `_state` covers the fields
-        # below, for moments only.
+        # The lock of a task covers check, update and watermark of one push; `_state` covers the
+        # fields below, for moments only.
         self._task_locks = [threading.Lock() for _ in range(_TASK_LOCKS)]
         self._state = threading.Lock()
         self._setup = threading.Lock()
         self._sync = threading.Lock()
         self.dense: DenseShard | None = None
-        self.exact = ExactValues([])
-        self._aliases: dict[str, str] = {}  # to the name under which the value is kept
+        self._aliases: dict[str, str] = {}  # alias to the name of the value
         self.optimizers: Optimizers | None = None
         self.tables: dict[str, EmbeddingTable] = {}
         self.version = source.version if source else 0
         self._applied = source.watermarks.copy() if source else Watermarks()
-        self._received = self._applied.copy()  # sync mode: what waits for its quorum, too
-        self._buffer = Buffer()
+        self._received = self._applied.copy()  # sync mode: also what waits
+        self._waiting: list[_Waiting] = []  # for their quorum, in order of arrival
         self._seed = 0
-        self.pushes = self.repeated = self.rejected = 0
 
     # ---- setting up ----
 
     @property
     def initialized(self) -> bool:
-        """Whether a worker has said what to hold."""
+        """Whether a worker has sent the parameters."""
         return self.dense is not None
 
     def initialize(self, request: pb.PushDenseParametersRequest) -> bool:
-        """Takes the dense parameters; False if there were some before, which then must be alike.
+        """Takes the dense parameters; False if an earlier worker sent them, with the same layout.
 
         Raises:
-            UsageError: the parameters or the optimizer make no sense, or differ from the first.
+            UsageError: the parameters or the optimizer are invalid, or not the first worker's.
         """
         with self._setup:
             optimizers = Optimizers.from_proto(request.optimizer)
-            dense = DenseShard([p for p in request.parameters if not is_exact(p)], optimizers)
-            exact = ExactValues([p for p in request.parameters if is_exact(p)])
+            dense = DenseShard(request.parameters, optimizers)
             if self.dense is not None and self.optimizers is not None:
-                new = [*dense.layout(), *exact.layout()]
-                old = [*self.dense.layout(), *self.exact.layout()]
+                new, old = dense.layout(), self.dense.layout()
                 if new != old:
                     raise UsageError(
                         "dense parameters: another layout than the first worker's; "
@@ -103,21 +101,18 @@ class Shard:
                     raise UsageError("optimizer: not the first worker's; use one model file")
                 return False
             if self._source:
-                values, step = self._source.dense()
-                dense.restore(values, step)
-                exact.restore(values)
+                dense.restore(*self._source.dense())
             self._seed = request.seed
             self.optimizers = optimizers
             self._aliases = {alias: p.name for p in request.parameters for alias in p.aliases}
-            self.exact = exact
             self.dense = dense
             return True
 
     def add_tables(self, infos: Sequence[pb.EmbeddingTableInfo]) -> None:
-        """Makes tables; those that are there must be alike.
+        """Creates the tables that do not exist; an existing table must have the same description.
 
         Raises:
-            UsageError: sent before the dense parameters, or a table makes no sense or differs.
+            UsageError: the dense parameters have not come yet, or a table is invalid or differs.
         """
         with self._setup:
             if self.optimizers is None:
@@ -155,22 +150,22 @@ class Shard:
         return table
 
     def offset(self, task_id: int) -> int:
-        """The first record of the task that no push has brought yet."""
+        """The first record of the task that no push has had yet."""
         with self._state:
             return (self._received if self._rules.sync else self._applied).offset(task_id)
 
     def watermarks(self) -> Watermarks:
-        """A copy of what is applied."""
+        """A copy of the watermarks of what is applied."""
         with self._state:
             return self._applied.copy()
 
     # ---- changing ----
 
     def push(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
-        """Applies a push, or finds that it was applied; in sync mode, keeps it for its quorum.
+        """Applies a push unless it was applied before; in sync mode, keeps it for its quorum.
 
         Raises:
-            UsageError: its content or range is refused; nothing has changed.
+            UsageError: the content or the range is rejected; nothing has changed.
         """
         self._require_sound()
         if self.dense is None:
@@ -187,7 +182,6 @@ class Shard:
             with self._state:
                 self._applied.retire(request.retired_before)
                 if self._applied.has(r.task_id, r.first, r.last):
-                    self.repeated += 1
                     return pb.PushGradientsResponse(
                         accepted=True, duplicate=True, version=self.version
                     )
@@ -195,7 +189,6 @@ class Shard:
             with self._state:
                 self._applied.advance(r.task_id, r.last)
                 self.version += 1
-                self.pushes += 1
                 return pb.PushGradientsResponse(accepted=True, version=self.version)
 
     def _push_sync(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
@@ -205,27 +198,26 @@ class Shard:
                 with self._state:
                     watermarks.retire(request.retired_before)
             if self._received.has(r.task_id, r.first, r.last):
-                self.repeated += 1
                 return pb.PushGradientsResponse(accepted=True, duplicate=True, version=self.version)
             if self.version - request.version > self._rules.staleness:
-                self.rejected += 1
                 return pb.PushGradientsResponse(accepted=False, version=self.version)
-            self._buffer.add(Waiting(r.task_id, r.last, self._decode(request)))
+            self._waiting.append(_Waiting(r.task_id, r.last, self._decode(request)))
             with self._state:
                 self._received.advance(r.task_id, r.last)
-            self.pushes += 1
-            if len(self._buffer) >= self._rules.grads_to_wait:
-                self._apply_mean(self._buffer.take())
+            if len(self._waiting) >= self._rules.grads_to_wait:
+                self._apply_waiting()
             return pb.PushGradientsResponse(accepted=True, version=self.version)
 
     def flush(self) -> int:
         """Sync mode: applies what waits for its quorum; returns the version."""
         self._require_sound()
         with self._sync:
-            self._apply_mean(self._buffer.take())
+            self._apply_waiting()
             return self.version
 
-    def _apply_mean(self, taken: list[Waiting]) -> None:
+    def _apply_waiting(self, wanted: Callable[[_Waiting], bool] = lambda _: True) -> None:
+        taken = [waiting for waiting in self._waiting if wanted(waiting)]
+        self._waiting = [waiting for waiting in self._waiting if not wanted(waiting)]
         if not taken:
             return
         assert self.dense is not None
@@ -236,32 +228,12 @@ class Shard:
             self.version += 1
 
     def _decode(self, request: pb.PushGradientsRequest) -> Gradients:
-        """Views of the message's content, all checked: what follows cannot fail half-way."""
         assert self.dense is not None
         assert self.optimizers is not None
-        flat: Floats | None = None
-        untouched = frozenset(request.without_gradient)
-        if request.HasField("dense"):
-            proto = request.dense
-            content = proto.tensor_content
-            if proto.dtype != tensor.DT_FLOAT or len(content) % 4:
-                raise UsageError(f"dense gradient: dtype {proto.dtype}, {len(content)} bytes")
-            flat = np.frombuffer(content, "<f4")
-            self.dense.check(flat, untouched)
-            if untouched and self._rules.sync:
-                # A worker leaves there what it had before; for the mean it counts as zero.
-                flat = self.dense.without(flat, untouched)
-        tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
-        for entry in request.tables:
-            table = self.table(entry.name)
-            if any(t is table for t, _, _ in tables):
-                raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
-            ids = entry_ids(entry, [i for _, i, _ in tables])
-            tables.append((table, ids, table.gradient(ids, entry.values)))
-        rates = list(request.learning_rates)
-        self.optimizers.rates(rates, 1.0)  # its number is checked here
-        exact = self.exact.decode(request.exact)
-        return Gradients(flat, tables, rates, request.version, untouched, exact)
+        # The mean of pushes counts a parameter without a gradient as zero.
+        return decode(
+            request, self.dense, self.table, self.optimizers, zero_untouched=self._rules.sync
+        )
 
     def _apply(self, gradients: Gradients) -> None:
         assert self.dense is not None
@@ -273,64 +245,47 @@ class Shard:
         try:
             if gradients.dense is not None:
                 self.dense.apply(gradients.dense, rates, gradients.untouched)
-            self.exact.assign(gradients.exact)
+            self.dense.assign_exact(gradients.exact)
             for table, ids, values in gradients.tables:
                 table.apply(ids, values, rates)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
-            log.critical("an update broke off in the middle", exc_info=True)
+            log.critical("an update failed half-way", exc_info=True)
             self._on_fatal()
             raise
 
     def _require_sound(self) -> None:
         if self._broken:
-            raise EdlError(f"this server ends: an update broke off ({self._broken})")
+            raise EdlError(f"this server stops: an update failed half-way ({self._broken})")
 
-    # ---- snapshots; the caller keeps pushes out ----
+    # ---- snapshots: the caller keeps pushes out ----
 
     def has_received(self, targets: Watermarks) -> bool:
-        """Whether every record of ``targets`` is here, applied or waiting for its quorum."""
+        """Whether every record of ``targets`` is applied here or waits for its quorum."""
         with self._state:
             return (self._received if self._rules.sync else self._applied).reached(targets)
 
     def cut(self, targets: Watermarks) -> Cut:
         """Freezes the state in which the records of ``targets`` are applied.
 
-        In sync mode other servers may have applied pushes that wait here, their quorums being
-        made of others: these are applied now.
+        In sync mode another server, whose quorum was made of other pushes, may have applied
+        pushes that wait here: they are applied now.
         """
         assert self.dense is not None
         if self._rules.sync:
             with self._sync:
-                self._apply_mean(self._buffer.take(lambda w: w.last <= targets.offset(w.task_id)))
+                self._apply_waiting(lambda w: w.last <= targets.offset(w.task_id))
         dense = self.dense.state()
         tables = [(t, t.step) for t in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        exact = self.exact.state()
-        values = {**dense.values, **exact}
-        tied = {alias: values[name] for alias, name in self._aliases.items()}
-        return Cut(self.version, self.watermarks(), dense, tables, {**exact, **tied})
-
-
-def entry_ids(entry: pb.TableIds | pb.TableGradient, before: Sequence[Ids]) -> Ids:
-    """The ids (n,) of an entry, its own or those of an earlier one.
-
-    Raises:
-        UsageError: ``same_ids_as`` names none of them.
-    """
-    if not entry.same_ids_as:
-        return codec.ids_from_bytes(entry.ids)
-    if not 1 <= entry.same_ids_as <= len(before):
-        raise UsageError(
-            f"table {entry.name}: the ids of entry {entry.same_ids_as}, "
-            f"but {len(before)} come before it"
-        )
-    return before[entry.same_ids_as - 1]
+        dense.values.update({a: dense.values[name] for a, name in self._aliases.items()})
+        return Cut(self.version, dense, tables)
 
 
 def _alike(first: pb.EmbeddingTableInfo, other: pb.EmbeddingTableInfo) -> bool:
-    """Whether two workers ask for the same table. Each draws the weights that it measures."""
+    """Whether two workers ask for the same table. Measured initializers differ, since each worker
+    draws its own weights."""
     if not (first.initializer.measured and other.initializer.measured):
         return first == other
     same = pb.EmbeddingTableInfo()

@@ -1,4 +1,8 @@
-"""The dense parameters of a shard: one flat vector in the order of their names."""
+"""The dense values of a shard: what is float32 in one flat vector in the order of names, and beside
+the vector the buffers of other types.
+
+No optimizer trains a buffer. The worker that changed it assigns it with its push.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,24 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
-from torch_edl.tables.exact import Array
 from torch_edl.tables.optimizers import BUFFER, Optimizers
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
+Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One dense parameter and its place in the vector."""
+    """A parameter or buffer of float32, and its place in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,30 +38,31 @@ class Parameter:
 
 @dataclass(frozen=True)
 class DenseState:
-    """A copy of everything, as of one moment."""
+    """A copy of all values and slots at one moment."""
 
     values: dict[str, Array]
-    """Name to value; slots as ``NAME@SLOT``, updates so far as ``NAME@step``."""
+    """Name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``."""
     step: int
-    """The largest of them."""
+    """The largest number of updates."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbours that are updated in one call."""
+    """Adjacent parameters that are updated in one call."""
 
     group: int
     start: int
     stop: int
     step: int
-    """Updates that they have had."""
+    """Updates of each of them so far."""
 
 
 class DenseShard:
     """Values and optimizer state. Each call is atomic.
 
     Raises:
-        UsageError: parameters out of order, of a wrong dtype, or in a group that is not there.
+        UsageError: the parameters are out of order, of a type that cannot be trained, or in a
+            group that does not exist.
     """
 
     def __init__(self, parameters: Sequence[pb.DenseParameter], optimizers: Optimizers) -> None:
@@ -68,20 +74,28 @@ class DenseShard:
         self.parameters: list[Parameter] = []
         values = []
         start = 0
+        self._exact: dict[str, Array] = {}
+        """Buffers that are not float32; an array is replaced, never changed."""
+        self._groups = {p.name: p.group for p in parameters}
         for message in parameters:
             value = codec.from_proto(message.value)
             if value.dtype != np.float32:
-                raise UsageError(f"parameter {message.name}: {value.dtype}, expected float32")
+                if message.group >= 0:
+                    raise UsageError(
+                        f"parameter {message.name}: {value.dtype}; servers train float32 only"
+                    )
+                self._exact[message.name] = value
+                continue
             stop = start + value.size
             self.parameters.append(Parameter(message.name, value.shape, message.group, start, stop))
             values.append(value.reshape(-1))
             start = stop
         self.flat: Floats = np.concatenate(values) if values else np.empty(0, np.float32)
-        # As torch.optim counts: what a loss does not reach for a while is as young after it.
+        # As torch.optim counts: a parameter without a gradient has no update.
         self._steps = np.zeros(len(self.parameters), np.int64)
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
-        """Where a push has new values of buffers in place of gradients."""
+        """Where a push has the new values of buffers in place of gradients."""
         self._all_trained = [(run.start, run.stop) for run in self._runs if run.group >= 0]
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
@@ -94,7 +108,7 @@ class DenseShard:
                 slot[p.start : p.stop] = initial
 
     def _runs_of(self, places: Iterable[int]) -> list[_Run]:
-        """Of the parameters at ``places``, in order; those of one run share group and step."""
+        """The runs of the parameters at ``places``, which increase."""
         runs: list[_Run] = []
         for place in places:
             p, step = self.parameters[place], int(self._steps[place])
@@ -105,9 +119,13 @@ class DenseShard:
                 runs.append(_Run(p.group, p.start, p.stop, step))
         return runs
 
-    def layout(self) -> list[tuple[str, tuple[int, ...], int]]:
-        """(name, shape, group) of each parameter: what other workers must agree with."""
-        return [(p.name, p.shape, p.group) for p in self.parameters]
+    def layout(self) -> list[tuple[str, tuple[int, ...], int, str]]:
+        """(name, shape, group, type) of each value, which must be the same for all workers."""
+        exact = self._exact.items()
+        return [
+            *((p.name, p.shape, p.group, "float32") for p in self.parameters),
+            *((name, v.shape, self._groups[name], v.dtype.name) for name, v in exact),
+        ]
 
     @contextmanager
     def reading(self) -> Iterator[Floats]:
@@ -140,7 +158,7 @@ class DenseShard:
                 )
 
     def _trained(self, untouched: Set[int]) -> list[tuple[int, int]]:
-        """Where (start, stop) a push brings gradients."""
+        """Where (start, stop) a push has gradients."""
         if not untouched:
             return self._all_trained
         places = enumerate(self.parameters)
@@ -180,10 +198,40 @@ class DenseShard:
             copy[self.parameters[place].start : self.parameters[place].stop] = 0
         return copy
 
+    def decode_exact(self, pushed: Iterable[pb.DenseParameter]) -> dict[str, Array]:
+        """The buffers that a push assigns, checked.
+
+        Raises:
+            UsageError: an unknown name, or another type or shape.
+        """
+        decoded = {p.name: codec.from_proto(p.value) for p in pushed}
+        for name, value in decoded.items():
+            here = self._exact.get(name)
+            if here is None or (here.dtype, here.shape) != (value.dtype, value.shape):
+                has = "nothing" if here is None else f"{here.dtype} of shape {here.shape}"
+                raise UsageError(
+                    f"buffer {name}: {value.dtype} of shape {value.shape}; this server has {has}"
+                )
+        return decoded
+
+    def assign_exact(self, values: Mapping[str, Array]) -> None:
+        """Takes what :meth:`decode_exact` returned."""
+        with self._lock:
+            self._exact.update(values)
+
+    def exact_to_proto(self) -> list[pb.DenseParameter]:
+        """The buffers that are not float32 as messages."""
+        with self._lock:
+            values = dict(self._exact)
+        return [
+            pb.DenseParameter(name=name, value=codec.to_proto(value), group=self._groups[name])
+            for name, value in values.items()
+        ]
+
     def state(self) -> DenseState:
         """A copy of values and slots."""
         with self._lock:
-            values: dict[str, Array] = {}
+            values: dict[str, Array] = dict(self._exact)
             for place, p in enumerate(self.parameters):
                 values[p.name] = self.flat[p.start : p.stop].reshape(p.shape).copy()
                 kernel = self._optimizers.kernel(p.group, p.name)
@@ -195,34 +243,31 @@ class DenseShard:
             return DenseState(values, int(self._steps.max(initial=0)))
 
     def restore(self, values: Mapping[str, Array], step: int) -> None:
-        """Takes values by name, and slots where they are given; all others keep theirs.
+        """Takes values by name, and slots where they are given; other slots stay as they are.
 
         Args:
-            step: updates so far of those for which ``values`` does not say.
+            step: number of updates of parameters without a ``NAME@step`` in ``values``.
 
         Raises:
             UsageError: a value is missing or of another shape.
         """
         with self._lock:
+            for name, here in self._exact.items():
+                self._exact[name] = _fitting(values, name, here.shape).astype(here.dtype)
             for place, p in enumerate(self.parameters):
-                self.flat[p.start : p.stop] = _fitting(values, p.name, p.shape)
+                self.flat[p.start : p.stop] = _fitting(values, p.name, p.shape).reshape(-1)
                 for slot, vector in self._slots.items():
                     key = f"{p.name}@{slot}"
                     if key in values:
-                        vector[p.start : p.stop] = _fitting(values, key, p.shape)
+                        vector[p.start : p.stop] = _fitting(values, key, p.shape).reshape(-1)
                 self._steps[place] = int(values.get(f"{p.name}@step", step))
             self._runs = self._runs_of(range(len(self.parameters)))
-
-    @property
-    def bytes(self) -> int:
-        """Memory of values and slots."""
-        return self.flat.nbytes * (1 + len(self._slots))
 
 
 def _fitting(values: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
     value = values.get(name)
     if value is None:
-        raise UsageError(f"parameter {name}: not in what is restored; is it of this model?")
+        raise UsageError(f"{name}: not in the saved model")
     if value.shape != shape:
-        raise UsageError(f"parameter {name}: restored {value.shape}, the model has {shape}")
-    return value.reshape(-1)
+        raise UsageError(f"{name}: {value.shape} in the saved model, {shape} in this one")
+    return value

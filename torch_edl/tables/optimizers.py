@@ -11,16 +11,16 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import pserver_pb2 as pb
 
 FROZEN = -1
-"""The group of what is never updated."""
+"""The group of parameters that are never updated."""
 BUFFER = -2
-"""The group of what is assigned rather than trained."""
+"""The group of buffers, which are assigned rather than trained."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One parameter group: its kernel, and the rate that holds until a push brings another."""
+    """One parameter group: its kernel, and the learning rate of pushes that carry none."""
 
     kernel: _core.Optimizer
     lr: float
@@ -35,7 +35,7 @@ class Optimizers:
 
     @classmethod
     def from_proto(cls, config: pb.OptimizerConfig) -> Optimizers:
-        """The kernels that a worker asked for.
+        """The kernels that a worker described.
 
         Raises:
             UsageError: the kind or a hyperparameter is unknown; the message names it.
@@ -47,10 +47,10 @@ class Optimizers:
         return cls(config.kind, tuple(Group(k, k.hyper["lr"]) for k in kernels))
 
     def kernel(self, group: int, what: str) -> _core.Optimizer | None:
-        """The kernel of a group; None if it is frozen or a buffer's.
+        """The kernel of a group; None for frozen parameters and buffers.
 
         Raises:
-            UsageError: there is no such group; the message names ``what`` wanted it.
+            UsageError: the group does not exist; the message names ``what`` is in it.
         """
         if group in (FROZEN, BUFFER):
             return None
@@ -65,7 +65,7 @@ class Optimizers:
 
         Args:
             pushed: the rates that the push carries, one per group; empty: those of the groups.
-            divisor: what the rates are divided by (the staleness of the push).
+            divisor: the rates are divided by it (the staleness of the push).
 
         Raises:
             UsageError: another number of rates than there are groups, or one that is not finite.
@@ -76,7 +76,7 @@ class Optimizers:
             )
         rates = pushed or [g.lr for g in self.groups]
         for group, rate in enumerate(rates):
-            if not abs(rate) <= _LARGEST:  # NaN is not, either
+            if not abs(rate) <= _LARGEST:  # also true for NaN
                 raise UsageError(
                     f"learning rate {rate} of parameter group {group}: not finite in float32; "
                     "look at the scheduler"
@@ -84,7 +84,7 @@ class Optimizers:
         return [r / divisor for r in rates]
 
     def same(self, other: Optimizers) -> bool:
-        """Whether both update alike, but for the learning rate (a scheduler's affair)."""
+        """Whether both update alike, apart from the learning rate, which a scheduler may change."""
 
         def without_rate(group: Group) -> dict[str, float]:
             return {k: v for k, v in group.kernel.hyper.items() if k != "lr"}

@@ -1,4 +1,4 @@
-"""One embedding table of a shard: the compiled table, and how often it was updated."""
+"""One embedding table of a shard: the compiled table, and the number of its updates."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class EmbeddingTable:
     """Rows by id, and the optimizer's step.
 
     Args:
-        info: what to hold.
-        seed: rows start as f(seed, name, id).
-        declared: what the workers asked for, where ``info`` differs from it: a restored table
-            goes on with the initializer that it was trained with.
+        info: description of the table.
+        seed: an initial row is f(seed, name, id).
+        declared: the description that the workers sent, where it differs from ``info``: a restored
+            table keeps the initializer that it was trained with.
 
     Raises:
-        UsageError: the description is not one of a table; the message names what is wrong.
+        UsageError: the description is invalid; the message names the field.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class EmbeddingTable:
             self._step += 1
             step = self._step
         self.core.push(ids, gradient, rates[self.info.group], step)
-        # A sweep visits every row: so often that what is too old stays a quarter longer at most.
+        # A sweep visits every row: often enough that an old row stays a quarter of the age longer.
         if self.info.max_age and step % max(1, self.info.max_age // 4) == 0:
             self.core.evict(step)
 
     def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
-        """The rows as of ``core.begin_snapshot()``; ends the snapshot, however it is left."""
+        """The rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
         try:
             while (chunk := self.core.next_chunk(rows_per_chunk)) is not None:
                 yield Rows(*chunk)
@@ -140,10 +140,10 @@ class EmbeddingTable:
             self.core.end_snapshot()
 
     def load(self, rows: Rows, slot_names: Sequence[str]) -> None:
-        """Sets rows; slots are matched by name, and those that are not given start anew.
+        """Sets rows; slots are matched by name, and missing slots get their initial values.
 
         Raises:
-            ValueError: arrays that do not fit each other or the table.
+            ValueError: the arrays do not fit each other or the table.
         """
         slots = np.empty((len(rows.ids), len(self.slot_names), self.dim), np.float32)
         for k, (name, initial) in enumerate(zip(self.slot_names, self.slot_initial, strict=True)):

@@ -1,7 +1,7 @@
 """Which records are in the model: a high-water mark for each live task. Pure: no locks, no clock.
 
-A task's records are applied in order, so one offset says all of it; a task that the master calls
-retired is in the model whole and needs no mark.
+The records of a task are applied in order, so one offset is enough. A retired task is in the model
+as a whole and needs no watermark.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ WHOLE = (1 << 63) - 1
 
 @dataclass
 class Watermarks:
-    """What is applied: every task below ``retired_before``, and of others what lies before their
-    offset."""
+    """The records that are applied: all of every task below ``retired_before``, and of the other
+    tasks those below their offset."""
 
     retired_before: int = 0
     offsets: dict[int, int] = field(default_factory=dict)
 
     def offset(self, task_id: int) -> int:
-        """The first record of the task that is not applied; ``WHOLE`` for a retired one."""
+        """The first record of the task that is not applied; ``WHOLE`` for a retired task."""
         return WHOLE if task_id < self.retired_before else self.offsets.get(task_id, 0)
 
     def has(self, task_id: int, first: int, last: int) -> bool:
-        """Whether the records ``[first, last)`` are applied already; if not, they are next.
+        """Whether the records ``[first, last)`` are applied; if not, they are the next ones.
 
         Raises:
             UsageError: the range is empty, leaves a gap, or is applied in part.
         """
-        mark = self.offset(task_id)
+        applied = self.offset(task_id)
         if not 0 <= first < last:
             raise UsageError(f"records [{first}, {last}) of task {task_id}: an empty range")
-        if last <= mark:
+        if last <= applied:
             return True
-        if first != mark:
-            what = "leaves a gap" if first > mark else "is applied in part"
+        if first != applied:
+            what = "leaves a gap" if first > applied else "is applied in part"
             raise UsageError(
-                f"records [{first}, {last}) of task {task_id}: {what}, {mark} are applied; "
-                f"push from record {mark}"
+                f"records [{first}, {last}) of task {task_id}: {what}, {applied} are applied; "
+                f"push from record {applied}"
             )
         return False
 
     def advance(self, task_id: int, last: int) -> None:
-        """The task is applied up to ``last``."""
+        """The records of the task below ``last`` are applied."""
         if task_id >= self.retired_before:
             self.offsets[task_id] = max(last, self.offsets.get(task_id, 0))
 
     def retire(self, before: int) -> None:
-        """Every task below ``before`` is done; their watermarks go."""
+        """Every task below ``before`` is done; their offsets are dropped."""
         if before > self.retired_before:
             self.retired_before = before
             self.offsets = {t: o for t, o in self.offsets.items() if t >= before}
@@ -61,7 +61,7 @@ class Watermarks:
     def reached(self, targets: Watermarks) -> bool:
         """Whether every record of ``targets`` is applied here.
 
-        What ``targets`` calls retired was acknowledged by every server, this one included.
+        Every server, this one included, has acknowledged the retired tasks of ``targets``.
         """
         return all(self.offset(t) >= o for t, o in targets.offsets.items())
 
@@ -70,10 +70,10 @@ class Watermarks:
         return Watermarks(self.retired_before, dict(self.offsets))
 
     @staticmethod
-    def union(all_marks: Iterable[Watermarks]) -> Watermarks:
-        """What at least one of them has."""
+    def union(several: Iterable[Watermarks]) -> Watermarks:
+        """The records that at least one of them has."""
         result = Watermarks()
-        for watermarks in all_marks:
+        for watermarks in several:
             result.retire(watermarks.retired_before)
             for task_id, offset in watermarks.offsets.items():
                 if offset:

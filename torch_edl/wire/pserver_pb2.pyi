@@ -324,7 +324,7 @@ class PserverStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PserverStatusResponse(_message.Message):
-    __slots__ = ("job", "incarnation", "initialized", "version", "pulls", "pushes", "repeated_pushes", "rejected_pushes", "rows", "bytes")
+    __slots__ = ("version", "rows")
     class RowsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -332,24 +332,8 @@ class PserverStatusResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    JOB_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PULLS_FIELD_NUMBER: _ClassVar[int]
-    PUSHES_FIELD_NUMBER: _ClassVar[int]
-    REPEATED_PUSHES_FIELD_NUMBER: _ClassVar[int]
-    REJECTED_PUSHES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    job: str
-    incarnation: int
-    initialized: bool
     version: int
-    pulls: int
-    pushes: int
-    repeated_pushes: int
-    rejected_pushes: int
     rows: _containers.ScalarMap[str, int]
-    bytes: int
-    def __init__(self, job: _Optional[str] = ..., incarnation: _Optional[int] = ..., initialized: _Optional[bool] = ..., version: _Optional[int] = ..., pulls: _Optional[int] = ..., pushes: _Optional[int] = ..., repeated_pushes: _Optional[int] = ..., rejected_pushes: _Optional[int] = ..., rows: _Optional[_Mapping[str, int]] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., rows: _Optional[_Mapping[str, int]] = ...) -> None: ...

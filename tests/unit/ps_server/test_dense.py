@@ -32,7 +32,7 @@ class Server:
         groups: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         rules = UpdateRules(sync=bool(quorum), grads_to_wait=quorum or 1)
-        self.shard = Shard(rules, source, lambda: pytest.fail("an update broke off"))
+        self.shard = Shard(rules, source, lambda: pytest.fail("an update failed half-way"))
         config = pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper)])
         one = codec.to_proto(np.ones(2, np.float32))
         parameters = [

@@ -1,0 +1,104 @@
+"""Values, tables and slots that are read back from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from safetensors.numpy import save_file
+
+from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.export import write_output
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.writer import write_tables
+from torch_edl.errors import CheckpointError
+from torch_edl.tables.optimizers import Optimizers
+from torch_edl.tables.table import EmbeddingTable
+from torch_edl.wire import pserver_pb2 as pb
+
+
+def test_a_model_of_any_type_of_number_is_written(tmp_path: Path) -> None:
+    """As workers of the strategies local and allreduce leave it for the master."""
+    model = {
+        "double": torch.linspace(0, 1, 5, dtype=torch.float64),
+        "brain": torch.linspace(-3, 3, 7, dtype=torch.bfloat16).view(7, 1),
+        "half": torch.linspace(0, 1, 3, dtype=torch.float16),
+        "flags": torch.tensor([True, False, True]),
+        "count": torch.tensor(3),
+        "small": torch.arange(3, dtype=torch.int8),
+        "float": torch.ones(2, 2),
+    }
+    folder = layout.step_dir(tmp_path, 1)
+    folder.mkdir()
+    name = "shard-0-of-1.dense.safetensors"
+    safetensors.torch.save_file(model, folder / name)
+    size = (folder / name).stat().st_size
+    manifest = Manifest(job="j", strategy="allreduce", steps=1, shards=1, files={name: size})
+    layout.commit(folder, manifest)
+    write_output(folder, tmp_path / "out")
+    written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == model.keys()
+    for key, value in model.items():
+        # numpy has no bfloat16; float32 holds each of its values.
+        wanted = value.float() if value.dtype == torch.bfloat16 else value
+        torch.testing.assert_close(written[key], wanted, rtol=0, atol=0)
+
+
+def test_an_exported_model_without_its_tables_is_refused(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"metadata\.json"):
+        CheckpointReader(tmp_path)
+
+
+def test_slots_are_matched_by_name() -> None:
+    """A job may go on with another optimizer: what it shares with the old one it keeps."""
+    info = pb.EmbeddingTableInfo(name="t", dim=2, initializer=pb.Initializer(kind="zeros"))
+
+    def table(kind: str, **hyper: float) -> EmbeddingTable:
+        config = pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper)])
+        return EmbeddingTable(info, 0, Optimizers.from_proto(config))
+
+    old = table("adam")
+    old.apply(np.arange(3), np.ones((3, 2), np.float32), [0.1])
+    old.core.begin_snapshot()
+    (rows,) = old.snapshot_rows(100)
+    new = table("adam", amsgrad=1)
+    new.load(rows, old.slot_names)
+    new.core.begin_snapshot()
+    (again,) = new.snapshot_rows(100)
+    assert new.slot_names == ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+    np.testing.assert_array_equal(again.slots[:, :2], rows.slots)
+    assert (again.slots[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("values_only", [False, True], ids=["resume", "load"])
+def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
+    tmp_path: Path, values_only: bool
+) -> None:
+    info = pb.EmbeddingTableInfo(
+        name="t", dim=2, initializer=pb.Initializer(kind="zeros"), max_age=10
+    )
+    config = pb.OptimizerConfig(kind="sgd", groups=[pb.ParamGroup(hyper={"lr": 1})])
+    optimizers = Optimizers.from_proto(config)
+
+    def update(table: EmbeddingTable, times: int, *ids: int) -> None:
+        for _ in range(times):
+            table.apply(np.array(ids), np.ones((len(ids), 2), np.float32), [1.0])
+
+    old = EmbeddingTable(info, 0, optimizers)
+    update(old, 195, 1)
+    update(old, 5, 1, 2)
+    old.core.begin_snapshot()
+    sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
+    manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
+    layout.commit(tmp_path, Manifest(**manifest, files=sizes))
+    new = CheckpointReader(tmp_path, values_only=values_only).table("t").restore(info, optimizers)
+    assert new.step == (0 if values_only else 200)
+    update(new, 9, 1)
+    assert new.core.size == 2
+    update(new, 4, 1)  # a sweep comes each quarter of the age
+    assert new.core.size == 1

@@ -1,0 +1,91 @@
+"""The process of a parameter server: start, arguments, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from torch_edl.environment import ENV_TOKEN
+
+
+def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:
+    return np.full((len(ids), dim), -1, np.float32)  # SGD with rate 1 then adds one
+
+
+def test_it_starts_fast_without_torch_and_stops_on_sigterm(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    # Its own time, 0.25 s, and not the clock's, which a busy machine stretches.
+    stat = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    assert (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") < 1
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "_core" in maps
+    for library in ("libtorch", "libarrow"):
+        assert library not in maps
+    assert server.stop() == 0
+    server.log.seek(0)
+    assert "stopped" in server.log.read()
+
+
+def test_it_stops_while_a_push_waits_for_a_hold(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    server.initialize({}, {"t": 4})
+    server.hold(60_000)
+    codes: list[grpc.StatusCode] = []
+
+    def push() -> None:
+        try:
+            server.push(0, 0, 1)
+        except grpc.RpcError as error:
+            codes.append(error.code())
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+    thread.join(10)
+    assert codes[0] in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "message"),
+    [
+        (["--shard=2", "--shards=2"], {}, "--shard 2: must be in 0..1"),
+        (["--restore=/nowhere/at/all"], {}, "/nowhere/at/all: neither a checkpoint"),
+        ([], {ENV_TOKEN: ""}, "TORCH_EDL_TOKEN: not set"),
+        (["--grads-to-wait=0"], {}, "--grads-to-wait 0"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_an_exit_code(
+    args: list[str], env: dict[str, str], message: str
+) -> None:
+    command = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
+    done = subprocess.run(
+        [*command, "--incarnation=0", *args],
+        env={**os.environ, ENV_TOKEN: "t", **env},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named(start: Callable[..., Any]) -> None:
+    (server,) = start(1)
+    port = server.address.split(":")[1]
+    with pytest.raises(pytest.fail.Exception, match="the port is in use"):
+        start(1, f"--port={port}")
