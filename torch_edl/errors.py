@@ -57,6 +57,14 @@ class ServersLostError(EdlError):
     """A parameter server did not answer, or belongs to another life: ask the master again."""
 
 
+class UserCodeError(EdlError):
+    """The user's model or loss raised; the exception is the cause."""
+
+
+class NanLossError(EdlError):
+    """The loss of a minibatch is not finite, and the user wants to stop then."""
+
+
 class JobFailedError(EdlError):
     """The job ended without processing every record; the message is the first cause."""
 

@@ -20,7 +20,9 @@ from torch_edl.errors import (
     DismissedError,
     JobFailedError,
     MasterLostError,
+    NanLossError,
     UsageError,
+    UserCodeError,
 )
 from torch_edl.master_client.leases import LeaseClient
 from torch_edl.master_client.session import MasterSession
@@ -57,31 +59,30 @@ def _work(master: MasterSession) -> int:
     # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.contract import load_contract, report_model, user_traceback
-    from torch_edl.data.loader import FeedError
-    from torch_edl.engine.base import NanLossError, UserCodeError
-    from torch_edl.trainer.session import Session
-    from torch_edl.trainer.training_loop import TrainingLoop
+    from torch_edl.data.feeder import FeedError
+    from torch_edl.trainer.model_file import ModelFile
+    from torch_edl.trainer.run_file import run_leased
 
     config, heartbeat, progress = master.config, master.heartbeat, master.progress
     try:
         contract = load_contract(config.model_file, config.model_args)
-        session = Session(contract, config, master.worker_id)
-        model = report_model(session.model, session.optimizer)
-        model.custom_source = session.contract.data_source is not None
-        model.shards.extend(session.shards())
+        file = ModelFile(contract, config)
+        model = report_model(file.model, file.optimizer)
+        model.custom_source = file.contract.data_source is not None
+        model.shards.extend(file.shards())
         progress.phase = "waiting"
         start = master.start(model)
-        session.start(start)
+        file.apply(start)
         leases = LeaseClient(master.master, master.worker_id)
         leases.incarnation = start.cluster.incarnation
         if start.strategy == "allreduce":
             from torch_edl.trainer.ring_loop import make_ring_loop
 
             return make_ring_loop(
-                session, start, master.master, leases, heartbeat, progress, config
+                file, start, master.master, leases, heartbeat, progress, config
             ).run()
-        strategy = session.make_strategy(start.strategy, os.environ[ENV_TOKEN], progress)
-        return TrainingLoop(session, strategy, leases, heartbeat, progress, start.cluster).run()
+        run_leased(file, start, leases, heartbeat, progress, token=os.environ[ENV_TOKEN])
+        return 0
     except (UsageError, CheckpointError, UserCodeError, NanLossError, FeedError) as error:
         # Another worker would fail in the same way: the job ends with this.
         master.report_failure(
@@ -93,9 +94,9 @@ def _work(master: MasterSession) -> int:
 
 
 def _end(code: int) -> None:
-    """Ends the process, whatever the user's ``feed`` does in the loader's thread."""
-    loader = sys.modules.get("torch_edl.data.loader")
-    if loader is not None and loader.Loader.is_preparing():
+    """Ends the process, whatever the user's ``feed`` does in the thread that prepares tasks."""
+    tasks = sys.modules.get("torch_edl.data.tasks")
+    if tasks is not None and tasks.TaskPrefetcher.is_preparing():
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from torch_edl.contract import load_contract, report_model, user_traceback
-from torch_edl.engine.base import Step, UserCodeError
-from torch_edl.errors import ContractError, UsageError
+from torch_edl.errors import ContractError, UsageError, UserCodeError
+from torch_edl.trainer.step import Step
 
 GOOD = """
 import torch

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
-from torch_edl.errors import ContractError, UsageError
+from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
 
 if TYPE_CHECKING:
-    from torch_edl.trainer.session import Session
+    from torch_edl.trainer.model_file import ModelFile
     from torch_edl.wire import master_pb2 as pb
 
 
@@ -46,14 +46,14 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
     from rich.table import Table
 
     with _user_errors(config):
-        session, model, orders = _open(config)
+        file, model, orders = _open(config)
     train = scan(config, config.data.train)
     evaluation = scan(config, config.data.eval)
     table = Table("plan", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="bold")
     rows = plan(config, model, train, evaluation, servers_named=servers_named)
     with _user_errors(config):
-        loss = _try_batch(session, config)
+        loss = _try_batch(file, config)
     for label, value in [rows[0], *orders, ("first batch", loss), *rows[1:]]:
         table.add_row(label, value)
     stdout().print(table)
@@ -145,8 +145,7 @@ def plan(
 def _user_errors(config: JobConfig) -> Iterator[None]:
     """An exception of the model file ends the dry run with its traceback."""
     from torch_edl.contract import user_traceback
-    from torch_edl.data.loader import FeedError
-    from torch_edl.engine.base import NanLossError, UserCodeError
+    from torch_edl.data.feeder import FeedError
 
     try:
         yield
@@ -157,26 +156,26 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
         raise ContractError(f"{error}\n{trace.rstrip()}") from error
 
 
-def _open(config: JobConfig) -> tuple[Session, pb.ReportModelRequest, list[tuple[str, str]]]:
+def _open(config: JobConfig) -> tuple[ModelFile, pb.ReportModelRequest, list[tuple[str, str]]]:
     """The model and the data of the model file, and how its loss and metrics are called."""
     from torch_edl.contract import argument_orders, load_contract, report_model
-    from torch_edl.trainer.session import Session
+    from torch_edl.trainer.model_file import ModelFile
 
     contract = load_contract(config.model_file, config.model_args)
-    session = Session(contract, config, worker_id=0)
-    report = report_model(session.model, session.optimizer)
-    return session, report, argument_orders(contract)
+    file = ModelFile(contract, config)
+    report = report_model(file.model, file.optimizer)
+    return file, report, argument_orders(contract)
 
 
-def _try_batch(session: Session, config: JobConfig) -> str:
+def _try_batch(file: ModelFile, config: JobConfig) -> str:
     """Runs the first minibatch through feed, model, loss and backward; the loss in words."""
     from torch_edl.data.task_space import Shard
-    from torch_edl.engine.base import Step
     from torch_edl.nn.model_tables import bind_tables
+    from torch_edl.trainer.step import Step
     from torch_edl.wire import master_pb2 as pb
 
-    names = [shard.name for shard in session.shards()] or config.data.train
-    shards = (Shard.of(session.feeder.source(name)) for name in names)
+    names = [shard.name for shard in file.shards()] or config.data.train
+    shards = (Shard.of(file.feeder.source(name)) for name in names)
     shard = next((shard for shard in shards if shard.records), None)
     if shard is None:
         raise UsageError("no data: name files with --data, or give the model file a data_source")
@@ -188,16 +187,17 @@ def _try_batch(session: Session, config: JobConfig) -> str:
         shard_size=shard.size,
         shard_mtime_ns=shard.mtime_ns,
     )
-    window = next(session.feeder.prepare(lease)(0))
-    if not window.batches:
+    update = next(file.feeder.prepare(lease)(0))
+    batch = next((minibatch.batch for minibatch in update.minibatches), None)
+    if batch is None:
         return f"feed skipped all of its {lease.end:,} records"
-    bind_tables(session.model)
-    step = Step(session.contract, session.model, on_nan=config.train.on_nan, log_layers="")
-    loss = step.loss(window.batches[0])
+    bind_tables(file.model)
+    step = Step(file.contract, file.model, on_nan=config.train.on_nan, log_layers="")
+    loss = step.loss(batch)
     if loss is None:
         return "the loss is not finite"
-    step.backward(loss, window.batches[0])
-    return f"{window.batches[0].size:,} records, loss {step.last_loss:.4g}"
+    step.backward(loss, batch)
+    return f"{batch.size:,} records, loss {step.last_loss:.4g}"
 
 
 def _describe(size: object) -> str:

@@ -1,9 +1,10 @@
-"""A minibatch: features, labels, and how many samples; from whatever a dataset gives."""
+"""A minibatch, made of whatever a dataset gives; and an update, the minibatches of one commit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from torch_edl.data.samples import Damaged
 from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
 
 LABEL_KEYS = ("labels", "label")
 
@@ -31,6 +33,64 @@ class Batch:
     """Samples in it."""
     damaged: Sequence[Damaged] = ()
     """What was left out of it."""
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One minibatch of an update."""
+
+    number: int
+    """Its place in the update, from 0."""
+    first: int
+    """Offset of its first record: in the task of a lease, or in the pass of a ring."""
+    records: int
+    """Records that the minibatch stands for."""
+    batch: Any
+    """What the body of the loop is given."""
+
+
+@dataclass
+class Update:
+    """The minibatches that one process computes between two commits.
+
+    An update of a task always holds the same records, whichever worker trains the task and
+    however often, so that a server can tell what it has already.
+    """
+
+    first: int
+    """Offset of its first record: in the task of ``lease``, or in the pass of a ring."""
+    last: int
+    """One after its last record. Records that the minibatches leave out are of the update too."""
+    minibatches: Iterable[Minibatch]
+    count: int
+    """How many minibatches there are."""
+    records: int
+    """Records that give a gradient, of all processes that take part."""
+    lease: pb.LeaseMessage | None = None
+    """Whose records these are, where tasks are leased."""
+    incarnation: int = 0
+    """Incarnation of the servers at which the task was leased."""
+    retired_before: int = 0
+    """All tasks before this one are done."""
+    damaged: int = 0
+    """Samples that were left out, because they cannot be read."""
+    losses: list[float] = field(default_factory=list)
+    """Of the minibatches, as far as they were computed."""
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last minibatch; NaN if there is none."""
+        return self.losses[-1] if self.losses else math.nan
+
+    @property
+    def not_finite(self) -> int:
+        """Minibatches without a gradient, since their loss is not finite."""
+        return sum(not math.isfinite(loss) for loss in self.losses)
+
+    @property
+    def ends_task(self) -> bool:
+        """Whether the task is complete with this update."""
+        return self.lease is not None and self.last == self.lease.end - self.lease.start
 
 
 def split(value: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ _OURS = re.compile(
 _CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
 _LAYERS = "torch_edl.layers"
 # A task that failed is told by the master, with the count of its failures.
-_TOLD_BY_MASTER = ("torch_edl.trainer.training_loop", "ERROR")
+_TOLD_BY_MASTER = ("torch_edl.trainer.one_off", "ERROR")
 _CHUNK_BYTES = 256 * 1024
 
 

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torch_edl.data.batch import Batch
 from torch_edl.data.batches import open_batches
-from torch_edl.engine.base import describe
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
+from torch_edl.trainer.step import describe
 from torch_edl.trainer.task_metrics import TaskMetrics, summarize
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from torch_edl.data.batch import Batch
-from torch_edl.engine.base import caller, describe
 from torch_edl.errors import UsageError
 from torch_edl.trainer import evaluate, weights
 from torch_edl.trainer.inputs import (
@@ -32,6 +31,7 @@ from torch_edl.trainer.own_loss import OwnLoss, whole
 from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.saver import Settings
 from torch_edl.trainer.schedule import Schedule
+from torch_edl.trainer.step import caller, describe
 from torch_edl.trainer.user_parts import (
     check_loss,
     check_metrics,

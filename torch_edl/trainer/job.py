@@ -29,7 +29,7 @@ from torch_edl.trainer.saver import Saver, Settings, write_output
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from torch_edl.trainer.served import Served
+    from torch_edl.trainer.on_servers import ScriptOnServers
 
 
 class Job:
@@ -53,7 +53,7 @@ class Job:
         self._check_every = check_every
         self._on_resize = on_resize
         self._engine: RingEngine | None = None
-        self._served: Served | None = None
+        self._served: ScriptOnServers | None = None
         self._meter = Meter()
         self._passes = 0
         self.epochs_begun = 0
@@ -237,9 +237,9 @@ class Job:
             )
         self._saver.leave_to_servers(session.config.checkpoint)
         # Imported where it is needed: rings are not to wait for it.
-        from torch_edl.trainer.served import Served
+        from torch_edl.trainer.on_servers import ScriptOnServers
 
-        self._served = Served(session, model, optimizers[0], scheduler)
+        self._served = ScriptOnServers(session, model, optimizers[0], scheduler, self._meter)
 
     def loader(
         self,

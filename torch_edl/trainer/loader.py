@@ -131,7 +131,7 @@ class Loader:
         if job._served is not None:
             with job.ending.dismissal():
                 yield from job._served.batches(
-                    self._dataset, self._data, self._options, job._meter, passes=self._passes
+                    self._dataset, self._data, self._options, passes=self._passes
                 )
             return
         self._first = job.epochs_begun

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from torch_edl.data.batch import Batch
-from torch_edl.engine.base import describe
 from torch_edl.errors import UsageError
 from torch_edl.trainer.inputs import labelled, moved
+from torch_edl.trainer.step import describe
 
 
 class OwnLoss:

@@ -12,32 +12,31 @@ import threading
 from functools import partial
 
 from torch_edl.config import JobConfig
-from torch_edl.contract import user_traceback
 from torch_edl.data.batch import Batch
 from torch_edl.data.batches import Batches
-from torch_edl.data.loader import (
-    MODES,
-    Bare,
-    Broken,
-    Ended,
-    FeedError,
-    Item,
-    Loader,
-    Prepared,
-)
+from torch_edl.data.feeder import FeedError
 from torch_edl.data.order import Pass, Span
 from torch_edl.data.samples import SKIP, note
 from torch_edl.data.task_records import TaskOrder, TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.base import NanLossError, Step
+from torch_edl.data.tasks import (
+    Item,
+    ModelTask,
+    NoMoreTasks,
+    RecordTask,
+    TaskFailed,
+    TaskPrefetcher,
+)
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.ring.replicated import ReplicatedModel
-from torch_edl.errors import DismissedError, EdlError, MasterLostError, UsageError, describe_error
+from torch_edl.errors import DismissedError, MasterLostError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.master_client.leases import LeaseClient, TaskResult
-from torch_edl.trainer.session import Session
+from torch_edl.trainer.model_file import ModelFile
+from torch_edl.trainer.one_off import OneOffTasks
+from torch_edl.trainer.step import Step
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -60,7 +59,7 @@ def task_space(config: JobConfig, shards: list[pb.SourceShard]) -> TaskSpace:
 
 
 def make_ring_loop(
-    session: Session,
+    session: ModelFile,
     ready: pb.Start,
     master: Stub,
     leases: LeaseClient,
@@ -69,7 +68,7 @@ def make_ring_loop(
     config: JobConfig,
 ) -> RingLoop:
     """The loop of a worker that was told to join a ring."""
-    scheduler = session.contract.make_scheduler(session.optimizer)
+    scheduler = session.scheduler
     engine = RingEngine(
         Replica(session.model, [session.optimizer], [] if scheduler is None else [scheduler]),
         MasterRendezvous(
@@ -87,9 +86,11 @@ def make_ring_loop(
         log_layers=config.train.log_layers,
     )
     space = task_space(config, list(ready.shards))
-    model = ReplicatedModel(session.contract, engine, step, space)
-    session.strategy = model
-    return RingLoop(session, engine, model, space, leases, heartbeat, progress, config)
+    model = ReplicatedModel(session.contract, engine, space)
+    one_off = OneOffTasks(session, model, step, leases, progress)  # type: ignore[arg-type]
+    return RingLoop(
+        session, step, one_off, engine, model, space, leases, heartbeat, progress, config
+    )
 
 
 class RingLoop:
@@ -102,7 +103,9 @@ class RingLoop:
 
     def __init__(
         self,
-        session: Session,
+        session: ModelFile,
+        step: Step,
+        one_off: OneOffTasks,
         engine: RingEngine,
         model: ReplicatedModel,
         space: TaskSpace,
@@ -112,6 +115,8 @@ class RingLoop:
         config: JobConfig,
     ) -> None:
         self._session = session
+        self._step = step
+        self._one_off = one_off
         self._engine = engine
         self._model = model
         self._leases = leases
@@ -137,7 +142,7 @@ class RingLoop:
             },
         )
         self._total = space.total_records
-        self._loader = Loader(leases, session.feeder)
+        self._loader = TaskPrefetcher(leases, session.feeder.prepare)
         self._writing: threading.Thread | None = None
         self._ended = False
 
@@ -173,13 +178,13 @@ class RingLoop:
         """One update, or one other thing; False at the end of the job."""
         done = self._engine.replica.position.records >= self._total
         item = self._loader.get(timeout_s=_IDLE_S) if done else self._loader.poll()
-        if isinstance(item, Ended):
+        if isinstance(item, NoMoreTasks):
             # Told to leave while others train on: at the end of a step, which all of them agree
             # on, so that nobody waits in a collective.
             self._ended = True
         if self._ended and (done or self._engine.world == 1):
             return False
-        if isinstance(item, Ended):
+        if isinstance(item, NoMoreTasks):
             return True
         if item is not None:
             self._do(item)
@@ -217,7 +222,7 @@ class RingLoop:
             damaged += len(batch.damaged)
             engine.begin((span[1] - span[0]) / part.records, last=True, lead=engine.rank == 0)
             if batch.size:
-                tried, loss = True, self._model.train(batch)
+                tried, loss = True, self._gradient(batch)
         if not part.spans:
             engine.begin(0.0, last=True, lead=False)
         # A member that has no gradient takes the others' all the same.
@@ -233,6 +238,13 @@ class RingLoop:
                 engine.replica.position.left_out += records
             self._count(loss)
         engine.reform_if_asked()
+
+    def _gradient(self, batch: Batch) -> float:
+        loss = self._step.loss(batch)
+        if loss is None:
+            return math.nan
+        self._step.backward(loss, batch)
+        return self._step.last_loss
 
     def _take(self, span: Span, start: int) -> Batch:
         """A minibatch; what is left out of it, or cannot be read, is named."""
@@ -274,44 +286,29 @@ class RingLoop:
     # ---- everything else ----
 
     def _do(self, item: Item) -> None:
-        if isinstance(item, Broken):
+        if isinstance(item, TaskFailed):
             if item.lease is None:
                 raise item.error
-            self._fail(item.lease, item.error)
-        elif isinstance(item, Bare) and item.lease.kind == pb.TASK_SNAPSHOT:
+            self._one_off.fail(item.lease, item.error)
+        elif isinstance(item, ModelTask) and item.lease.kind == pb.TASK_SNAPSHOT:
             self._snapshot(item.lease)
-        elif isinstance(item, Prepared | Bare):
-            self._progress.phase = pb.TaskKind.Name(item.lease.kind).removeprefix("TASK_").lower()
-            try:
-                result = self._session.do(item)
-            except (Exception, SystemExit) as error:
-                self._fail(item.lease, error)
-                return
-            self._leases.complete(item.lease, result)
+        elif isinstance(item, RecordTask | ModelTask):
+            self._one_off.do(item)
 
     def _snapshot(self, lease: pb.LeaseMessage) -> None:
         """Copies the model now; training goes on while it is written."""
         if self._writing is not None:
             self._writing.join()
-        write = self._model.copy()
+        write = self._model.snapshot()
 
         def run() -> None:
             try:
                 snapshot = write(lease.directory)
                 self._leases.complete(lease, TaskResult(snapshot=snapshot))
             except OSError as error:
-                self._fail(lease, error)
+                self._one_off.fail(lease, error)
             except MasterLostError as error:
                 log.warning("the snapshot is of no use: %s", error)
 
         self._writing = threading.Thread(target=run, name="snapshot", daemon=True)
         self._writing.start()
-
-    def _fail(self, lease: pb.LeaseMessage, error: BaseException) -> None:
-        log.error("task %d of %s failed: %s", lease.task_id, lease.shard, error)
-        text = str(error) if isinstance(error, EdlError) else describe_error(error)
-        if lease.kind in MODES:
-            text += f" (records {lease.start} to {lease.end - 1} of {lease.shard})"
-        traceback = user_traceback(error, self._session.contract.path)
-        fatal = isinstance(error, UsageError | NanLossError)
-        self._leases.fail(lease, text, traceback, fatal=fatal)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_edl.engine.base import describe
 from torch_edl.errors import ContractError
+from torch_edl.trainer.step import describe
 
 SINGLE_OUTPUT = "prediction"
 

@@ -11,12 +11,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from torch_edl.argument_order import labels_first
 from torch_edl.checkpoint.reader import FORMAT
-from torch_edl.config import JobConfig
-from torch_edl.contract import Contract
 from torch_edl.engine import same_model
-from torch_edl.engine.local import LocalStrategy
+from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
 from torch_edl.errors import CheckpointError
 from torch_edl.master_client.heartbeat import WorkerStatus
@@ -40,17 +37,10 @@ def test_the_difference_is_named(model: nn.Module, message: str, tmp_path: Path)
         Replica(model, []).load_model(saved)
     safetensors.torch.save_file(saved, tmp_path / "model.safetensors")
     (tmp_path / "metadata.json").write_text(json.dumps({"format": FORMAT, "tables": {}}))
-    contract = Contract(
-        path="m.py", model=lambda: model, loss=labels_first(nn.MSELoss()),
-        optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
-        callbacks=None, data_source=None, prediction_outputs_processor=None,
-    )  # fmt: skip
-    strategy = LocalStrategy(
-        contract, model, torch.optim.SGD(model.parameters()), None,
-        config=JobConfig(name="t", model_file="m.py"), progress=WorkerStatus(),
-    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters())
+    engine = LocalEngine(model, optimizer, None, status=WorkerStatus())
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path)) + expected):
-        strategy.connect(pb.Cluster(restored_from=str(tmp_path), values_only=True))
+        engine.connect(pb.Cluster(restored_from=str(tmp_path), values_only=True))
 
 
 def test_many_differences_are_some() -> None:

@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.contract import Contract
-from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.engine import replica
-from torch_edl.engine.base import Step
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError
 from torch_edl.nn.embedding import Table
@@ -26,19 +23,15 @@ class ReplicatedModel:
     """See :class:`~torch_edl.engine.base.Holder`.
 
     Args:
-        step: the user's forward and loss.
         space: the tasks of the job: positions become watermarks of tasks in checkpoints.
 
     Raises:
         ContractError: the model has embeddings whose rows belong on servers.
     """
 
-    def __init__(
-        self, contract: Contract, engine: RingEngine, step: Step, space: TaskSpace
-    ) -> None:
+    def __init__(self, contract: Contract, engine: RingEngine, space: TaskSpace) -> None:
         self.model: nn.Module = engine.replica.model
         self._engine = engine
-        self._step = step
         self._space = space
         tables = [n for n, m in self.model.named_modules() if isinstance(m, Table)]
         if tables:
@@ -47,34 +40,12 @@ class ReplicatedModel:
                 "summed over a ring; use --strategy ps, or torch.nn.Embedding"
             )
 
-    def train(self, batch: Batch) -> float:
-        """The gradient of one minibatch; its loss. NaN: it was left out.
-
-        Raises:
-            UserCodeError: the user's code raised.
-            NanLossError: the loss is not finite, and the user wants to stop then.
-        """
-        loss = self._step.loss(batch)
-        if loss is None:
-            return float("nan")
-        self._step.backward(loss, batch)
-        return self._step.last_loss
-
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Any], Any]]:
         """The model as it is."""
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield self._step.predict
-        finally:
-            self.model.train()
+        yield lambda features: features
 
-    def snapshot(self, directory: str) -> Snapshot:
-        """Writes the replica; the master makes a checkpoint of it."""
-        return self.copy()(directory)
-
-    def copy(self) -> Callable[[str], Snapshot]:
+    def snapshot(self) -> Callable[[str], Snapshot]:
         """The replica of now, in memory; what writes it to a folder, from any thread."""
         state = self._engine.replica.copy()
 

@@ -13,12 +13,11 @@ from torch import nn
 import torch_edl
 from master.runtime import checkpoints
 from master.state.actions import Contents, SaveServers
-from tests.unit.engine.servers.test_parameter_server import TOKEN, sgd, strategy, train
+from tests.unit.engine.servers.test_parameter_server import TOKEN, Trained, sgd
 from torch_edl.checkpoint.export import write_output
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.replica import read_model
-from torch_edl.engine.servers.parameter_server import ParameterServerStrategy
 from torch_edl.errors import UsageError
 from torch_edl.nn.model_tables import dense_names
 from torch_edl.tables.watermarks import Watermarks
@@ -64,7 +63,7 @@ def batches() -> list[Batch]:
     return [Batch(ids + step, ids.float().view(-1, 1), BATCH) for step in range(STEPS)]
 
 
-def save(made: ParameterServerStrategy, addresses: list[str], root: Path) -> Path:
+def save(made: Trained, addresses: list[str], root: Path) -> Path:
     """An output, as the master writes it at the end."""
     space = TaskSpace([Shard("x", STEPS * BATCH)], records_per_task=100, batch_size=BATCH)
     contents = Contents(job="t", strategy="ps", data={}, space=space)
@@ -78,15 +77,15 @@ def test_the_model_comes_back_bit_by_bit(
 ) -> None:
     addresses = start_servers(2)
     model = Model()
-    made = strategy(model, sgd, addresses, staleness=0)
-    train(made, batches())
+    made = Trained(model, sgd, addresses, staleness=0)
+    made.train(batches())
     assert model.offsets.tolist() == [0, ODD]
     output = save(made, addresses, tmp_path)
     written = load_file(output / "model.safetensors")
     wanted = {name: getattr(part, key).detach() for name, part, key, _ in dense_names(model)}
     assert written.keys() == wanted.keys()
     assert {n: v.dtype for n, v in written.items()} == {n: v.dtype for n, v in wanted.items()}
-    with made.evaluating():
+    with made.engine.evaluating():
         for name, value in wanted.items():
             torch.testing.assert_close(written[name], value, rtol=0, atol=0)
     assert (written["seen"], written["mean"].tolist()) == (STEPS * BATCH, [STEPS] * 2)
@@ -97,46 +96,46 @@ def test_the_model_comes_back_bit_by_bit(
     assert not torch.equal(model.few.weight, Model().few.weight)
 
     # One layout, whoever gathers it; and the class takes it.
-    gathered, exported = made.state_dict(), read_model(output)
+    gathered, exported = made.engine.state_dict(), read_model(output)
     assert gathered.keys() == exported.keys() == Model().state_dict().keys()
     for name, value in gathered.items():
         torch.testing.assert_close(value, exported[name], rtol=0, atol=0)
     alone = Model(value=7)
     alone.load_state_dict(gathered)
     ids = batches()[0].features
-    with made.evaluating() as predict:
-        torch.testing.assert_close(alone.eval()(ids), predict(ids))
+    with made.engine.evaluating() as prepare:
+        torch.testing.assert_close(alone.eval()(ids), model.eval()(prepare(ids)))
     with pytest.raises(UsageError, match=r"rows of table 'rows' are on parameter servers; job\."):
         model.state_dict()
     with pytest.raises(RuntimeError, match="--load DIR"):
         model.load_state_dict(gathered)
     with pytest.raises(UsageError, match=r"load_state_dict\(\) gave it rows .*--load DIR"):
-        strategy(alone, sgd, addresses)
+        Trained(alone, sgd, addresses)
 
     again = Model(value=7)
     restored = start_servers(1, f"--restore={output}")
-    strategy(again, sgd, restored)
+    Trained(again, sgd, restored)
     for name in ("offsets", "wide", "known", "seen"):
         assert torch.equal(again.get_buffer(name), model.get_buffer(name))
 
 
 def test_the_first_workers_values_hold_for_all(start_servers: Callable[..., list[str]]) -> None:
     addresses = start_servers(2)
-    strategy(Model(), sgd, addresses)
+    Trained(Model(), sgd, addresses)
     second = Model(value=7)
-    strategy(second, sgd, addresses)
+    Trained(second, sgd, addresses)
     assert second.offsets.tolist() == [0, ODD]
     third = Model()
     third.seen = third.seen.int()
     with pytest.raises(UsageError, match=r"another layout.*'seen'.*int64.*int32"):
-        strategy(third, sgd, addresses)
+        Trained(third, sgd, addresses)
 
 
 def test_types_that_lose_something_are_refused() -> None:
     double = nn.Linear(2, 2).double()
     with pytest.raises(UsageError, match=r"parameter weight: float64.*\.float\(\)"):
-        strategy(double, sgd, [])
+        Trained(double, sgd, [])
     angles = nn.Linear(2, 2)
     angles.register_buffer("angles", torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(UsageError, match=r"buffer angles: complex64 .*persistent=False"):
-        strategy(angles, sgd, [])
+        Trained(angles, sgd, [])

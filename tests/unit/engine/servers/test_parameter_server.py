@@ -14,13 +14,12 @@ import torch_edl
 from torch_edl.argument_order import labels_first
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.contract import Contract
-from torch_edl.data.batch import Batch
-from torch_edl.data.loader import Window
-from torch_edl.engine.base import NanLossError, UserCodeError
-from torch_edl.engine.servers.parameter_server import ParameterServerStrategy
-from torch_edl.errors import UsageError
+from torch_edl.data.batch import Batch, Minibatch, Update
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.errors import NanLossError, UsageError, UserCodeError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.ps_client.client import PartitionedIds, TableIds
+from torch_edl.trainer.step import ContractBody, Step
 from torch_edl.wire import master_pb2 as pb
 
 TOKEN = "strategy-test"
@@ -72,27 +71,57 @@ def contract(model: nn.Module, optimizer: Make) -> Contract:
     )
 
 
-def strategy(
-    model: nn.Module, make: Make, addresses: list[str], scheduler: object = None, **train: object
-) -> ParameterServerStrategy:
-    config = JobConfig(
-        name="t",
-        model_file="m.py",
-        data=DataConfig(batch_size=BATCH),
-        train=TrainConfig(**train),  # type: ignore[arg-type]
-    )
-    optimizer = make(model.parameters())
-    made = ParameterServerStrategy(
-        contract(model, make),
-        model,
-        optimizer,
-        scheduler(optimizer) if callable(scheduler) else None,
-        config=config,
-        token=TOKEN,
-        progress=WorkerStatus(),
-    )
-    made.connect(pb.Cluster(incarnation=1, servers=addresses))
-    return made
+class Trained:
+    """An engine, and the body of a model file that goes through updates with it."""
+
+    def __init__(
+        self, model: nn.Module, make: Make, addresses: list[str], scheduler: object = None,
+        **train: object,
+    ) -> None:  # fmt: skip
+        config = JobConfig(
+            name="t",
+            model_file="m.py",
+            data=DataConfig(batch_size=BATCH),
+            train=TrainConfig(**train),  # type: ignore[arg-type]
+        )
+        optimizer = make(model.parameters())
+        made = scheduler(optimizer) if callable(scheduler) else None
+        self.step = Step(contract(model, make), model, on_nan=config.train.on_nan, log_layers="")
+        self.engine = ServersEngine(
+            model, optimizer, made,
+            config=config, token=TOKEN, status=WorkerStatus(), forward=self.step.forward,
+        )  # fmt: skip
+        self.engine.connect(pb.Cluster(incarnation=1, servers=addresses))
+        self._body = ContractBody(self.step, self.engine, optimizer, made)
+
+    def compute(self, update: Update) -> bool:
+        for minibatch in update.minibatches:
+            update.losses.append(self._body(self.engine.begin(update, minibatch)))
+        return self.engine.commit(update)
+
+    def train(self, steps: list[Batch], each: int = 1) -> None:
+        lease = pb.LeaseMessage(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
+        updates = [
+            update(lease, steps[i : i + each], first=i * BATCH, last=(i + each) * BATCH)
+            for i in range(0, len(steps), each)
+        ]
+        done = []
+        self.engine.prefetch(updates[0])
+        for index, one in enumerate(updates):
+            if index + 1 < len(updates) and self.engine.depth:
+                self.engine.prefetch(updates[index + 1])
+            assert self.compute(one)
+            done += self.engine.acknowledged()
+        done += self.engine.acknowledged(wait=True)
+        assert done == updates
+        assert self.engine.committed(lease) == len(steps) * BATCH
+
+
+def update(
+    lease: pb.LeaseMessage, batches: list[Batch], *, first: int = 0, last: int = BATCH
+) -> Update:
+    minibatches = [Minibatch(n, first + n * BATCH, b.size, b) for n, b in enumerate(batches)]
+    return Update(first, last, minibatches, len(batches), last - first, lease, incarnation=1)
 
 
 def batches(count: int, *, every_id: bool) -> list[Batch]:
@@ -108,32 +137,15 @@ def batches(count: int, *, every_id: bool) -> list[Batch]:
     return made
 
 
-def train(made: ParameterServerStrategy, steps: list[Batch], per_window: int = 1) -> None:
-    lease = pb.LeaseMessage(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
-    windows = [
-        Window(lease, i * BATCH, (i + per_window) * BATCH, steps[i : i + per_window])
-        for i in range(0, len(steps), per_window)
-    ]
-    done = []
-    made.prefetch(windows[0])
-    for index, window in enumerate(windows):
-        if index + 1 < len(windows) and made.depth:
-            made.prefetch(windows[index + 1])
-        done += made.train(window, 0)
-    done += made.finish()
-    assert [c.window for c in done] == windows
-    assert made.committed(lease) == len(steps) * BATCH
-
-
-def rows_of(made: ParameterServerStrategy, table: str, dim: int) -> torch.Tensor:
-    client = made._servers
+def rows_of(made: Trained, table: str, dim: int) -> torch.Tensor:
+    client = made.engine._servers
     ids = PartitionedIds.of(np.arange(IDS), client.servers)
     (rows,) = client.pull([TableIds(table, dim, ids)], dense=False, read_only=True).wait().rows
     return torch.from_numpy(rows[ids.inverse])
 
 
-def compare(ours: Model, made: ParameterServerStrategy, theirs: Model) -> None:
-    with made.evaluating():
+def compare(ours: Model, made: Trained, theirs: Model) -> None:
+    with made.engine.evaluating():
         pass  # pulls what the servers have
     for name, parameter in theirs.named_parameters():
         if name not in ("wide.weight", "deep.weight"):
@@ -178,9 +190,9 @@ def test_200_steps_equal_a_plain_loop(
     make, sparse = OPTIMIZERS[name]
     torch.manual_seed(0)
     ours = Model()
-    made = strategy(ours, make, start_servers(servers), staleness=0)
+    made = Trained(ours, make, start_servers(servers), staleness=0)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.engine.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     optimizer = make(theirs.parameters())
     steps = batches(200, every_id=not sparse)
@@ -188,7 +200,7 @@ def test_200_steps_equal_a_plain_loop(
         optimizer.zero_grad()
         mse(batch.labels, theirs(batch.features)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    train(made, steps)
+    made.train(steps)
     compare(ours, made, theirs)
 
 
@@ -200,9 +212,9 @@ def test_local_steps_of_sgd_are_plain_sgd_for_dense_parameters(
 
     torch.manual_seed(0)
     ours = Model()
-    made = strategy(ours, make, start_servers(2), staleness=0, local_steps=4)
+    made = Trained(ours, make, start_servers(2), staleness=0, local_steps=4)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.engine.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     dense = make([p for n, p in theirs.named_parameters() if n.split(".")[0] not in TABLES])
     rows = make([theirs.get_parameter(f"{t}.weight") for t in TABLES])
@@ -214,7 +226,7 @@ def test_local_steps_of_sgd_are_plain_sgd_for_dense_parameters(
         if index % 4 == 3:  # rows move with the push only
             rows.step()
             rows.zero_grad()
-    train(made, steps, per_window=4)
+    made.train(steps, 4)
     compare(ours, made, theirs)
 
 
@@ -234,12 +246,12 @@ def test_overlap_applies_every_gradient_once(
             return -(self.ids(ids).sum() + self.count * len(ids))
 
     model = Sum()
-    made = strategy(model, lambda p: torch.optim.SGD(p, lr=1.0), start_servers(2),
+    made = Trained(model, lambda p: torch.optim.SGD(p, lr=1.0), start_servers(2),
                     staleness=staleness)  # fmt: skip
-    made._step._loss = lambda labels, predictions: predictions
+    made.step._loss = lambda labels, predictions: predictions
     steps = batches(60, every_id=False)
-    train(made, steps)
-    with made.evaluating():
+    made.train(steps)
+    with made.engine.evaluating():
         assert model.count.item() == 60 * BATCH
     counted = torch.bincount(torch.cat([b.features.reshape(-1) for b in steps]), minlength=IDS)
     assert rows_of(made, "ids", 1).squeeze(1).tolist() == counted.tolist()
@@ -254,9 +266,9 @@ def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[str
 
     torch.manual_seed(0)
     ours = Model()
-    made = strategy(ours, make, start_servers(1), scheduler=decay, staleness=0)
+    made = Trained(ours, make, start_servers(1), scheduler=decay, staleness=0)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.engine.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     optimizer = make(theirs.parameters())
     scheduler = decay(optimizer)
@@ -266,7 +278,7 @@ def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[str
         mse(batch.labels, theirs(batch.features)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         scheduler.step()  # type: ignore[attr-defined]
-    train(made, steps)
+    made.train(steps)
     compare(ours, made, theirs)
 
 
@@ -281,37 +293,37 @@ def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[str]]) -> N
     bad = Batch(torch.zeros(BATCH, 3, dtype=torch.int64), torch.full((BATCH, 1), torch.inf), BATCH)
     lease = pb.LeaseMessage(lease_id=1, task_id=0, end=BATCH)
     with pytest.raises(NanLossError, match="--on-nan skip"):
-        strategy(model, sgd, addresses).train(Window(lease, 0, BATCH, [bad]), 0)
+        Trained(model, sgd, addresses).compute(update(lease, [bad]))
     before = {n: p.clone() for n, p in model.named_parameters()}
-    made = strategy(model, sgd, addresses, on_nan="skip")
-    made.train(Window(lease, 0, BATCH, [bad]), 0)
-    (done,) = made.finish()
-    assert (done.steps, done.nan_steps) == (1, 1)
-    assert made.committed(lease) == BATCH
-    with made.evaluating():
+    made = Trained(model, sgd, addresses, on_nan="skip")
+    made.compute(update(lease, [bad]))
+    (done,) = made.engine.acknowledged(wait=True)
+    assert (done.count, done.not_finite) == (1, 1)
+    assert made.engine.committed(lease) == BATCH
+    with made.engine.evaluating():
         assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
 def test_errors_of_the_users_model_are_told_apart(start_servers: Callable[..., list[str]]) -> None:
-    made = strategy(Model(), sgd, start_servers(1))
+    made = Trained(Model(), sgd, start_servers(1))
     lease = pb.LeaseMessage(lease_id=1, task_id=0, end=BATCH)
     labels = torch.zeros(BATCH, 1)
     high = Batch(torch.full((BATCH, 3), IDS), labels, BATCH)
     with pytest.raises(UsageError, match=rf"deep: id {IDS} is outside \[0, {IDS}\)"):
-        made.train(Window(lease, 0, BATCH, [high]), 0)
+        made.compute(update(lease, [high]))
     wrong = Batch(torch.zeros(BATCH, 2, dtype=torch.int64), labels, BATCH)
     with pytest.raises(UserCodeError, match="the model raised RuntimeError"):
-        made.train(Window(lease, 0, BATCH, [wrong]), 0)
+        made.compute(update(lease, [wrong]))
 
 
 def test_another_model_is_refused(start_servers: Callable[..., list[str]]) -> None:
     addresses = start_servers(2)
-    strategy(Model(), sgd, addresses)
+    Trained(Model(), sgd, addresses)
     other = Model()
     other.linear = nn.Linear(12, 7)
     other.out = nn.Linear(7, 1)
     with pytest.raises(UsageError, match="linear"):
-        strategy(other, sgd, addresses)
+        Trained(other, sgd, addresses)
 
 
 def test_the_path_of_a_module_names_its_table(tmp_path: Path) -> None:
@@ -339,12 +351,12 @@ def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[st
             rows = self.a(ids).flatten() + self.b(ids.t()).flatten()
             return (rows * weight * self.scale).sum()
 
-    made = strategy(Twice(), lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
-    made._step._loss = lambda labels, predictions: predictions
+    made = Trained(Twice(), lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
+    made.step._loss = lambda labels, predictions: predictions
     ids = torch.arange(6).view(2, 3)
     lease = pb.LeaseMessage(lease_id=1, task_id=0, end=2)
-    made.train(Window(lease, 0, 2, [Batch(ids, ids, 2)]), 0)
-    made.finish()
+    made.compute(update(lease, [Batch(ids, ids, 2)], last=2))
+    made.engine.acknowledged(wait=True)
     assert rows_of(made, "a", 1)[:6].flatten().tolist() == [0, -1, -2, -3, -4, -5]
     assert rows_of(made, "b", 1)[:6].flatten().tolist() == [0, -2, -4, -1, -3, -5]
 
@@ -367,9 +379,9 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) ->
             return ((found + self.b(ids)) * self.scale).sum()
 
     model = Shifted()
-    made = strategy(model, lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
-    made._step._loss = lambda labels, predictions: -predictions
-    train(made, [Batch(torch.arange(k, k + 2), None, 2) for k in range(3)])
+    made = Trained(model, lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
+    made.step._loss = lambda labels, predictions: -predictions
+    made.train([Batch(torch.arange(k, k + 2), None, 2) for k in range(3)])
     counts = [1.0, 2.0, 2.0, 1.0]
     for table, first in (("a", 0), ("b", 10)):
         rows = rows_of(made, table, 1).flatten()
@@ -377,11 +389,11 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) ->
         assert rows.sum() == 6
 
     model.kind = 0
-    made = strategy(model, sgd, start_servers(1), staleness=0)
-    made._plan([Batch(torch.arange(2), None, 2)])
+    made = Trained(model, sgd, start_servers(1), staleness=0)
+    made.engine._planned_rows([Batch(torch.arange(2), None, 2)])
     model.kind = 1
     with pytest.raises(UsageError, match=r"did not change the first one.*clone\(\)"):
-        made._plan([Batch(torch.arange(2), None, 2)])
+        made.engine._planned_rows([Batch(torch.arange(2), None, 2)])
 
 
 def test_each_worker_may_draw_the_weights_that_are_swapped(
@@ -397,9 +409,9 @@ def test_each_worker_may_draw_the_weights_that_are_swapped(
 
     addresses = start_servers(2)
     torch.manual_seed(0)
-    first = strategy(Swapped(), sgd, addresses)
+    first = Trained(Swapped(), sgd, addresses)
     wanted = rows_of(first, "rows", 2)
-    second = strategy(Swapped(), sgd, addresses)
+    second = Trained(Swapped(), sgd, addresses)
     assert torch.equal(rows_of(second, "rows", 2), wanted)
     with pytest.raises(UsageError, match="table rows: not the first worker's; that one is dim 2"):
-        strategy(Swapped(dim=3), sgd, addresses)
+        Trained(Swapped(dim=3), sgd, addresses)

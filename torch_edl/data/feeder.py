@@ -1,28 +1,28 @@
-"""From leases to minibatches: the next task is read and fed while this one trains.
-
-A task becomes windows, a window is the minibatches of one push. Window k of a task always holds
-the same records, whoever trains it and however often, so a server can tell what it already has.
-"""
+"""From the records of a task to the updates that ``feed`` makes of them."""
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from torch_edl.config import JobConfig
-from torch_edl.data.batch import Batch, BatchError, length, slice_tensors, split
+from torch_edl.data.batch import (
+    Batch,
+    BatchError,
+    Minibatch,
+    Update,
+    length,
+    slice_tensors,
+    split,
+)
 from torch_edl.data.samples import SKIP, Damaged, SampleError, Sound, minibatches, note, read_all
 from torch_edl.data.sources import Source, open_source
 from torch_edl.data.task_records import check_unchanged, read_task, record_of
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import EdlError, describe_error
-from torch_edl.master_client.leases import LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -36,29 +36,8 @@ MODES = {
 }
 
 
-@dataclass(frozen=True)
-class Window:
-    """The minibatches of one push."""
-
-    lease: pb.LeaseMessage
-    first: int
-    """Offset in the task of its first record."""
-    last: int
-    """One after its last record."""
-    batches: list[Batch]
-    damaged: int = 0
-    """Samples that were left out of it."""
-    starts: Sequence[int] = ()
-    """Offset in the task at which each minibatch begins: one that nothing is left of is none."""
-
-    @property
-    def ends_task(self) -> bool:
-        """Whether the task is complete with it."""
-        return self.last == self.lease.end - self.lease.start
-
-
-Windows = Callable[[int], Iterator[Window]]
-"""The windows of a task from an offset on."""
+Updates = Callable[[int], Iterator[Update]]
+"""The updates of a task from an offset on."""
 
 
 class FeedError(EdlError):
@@ -75,7 +54,7 @@ class FeedError(EdlError):
 
 
 class Feeder:
-    """Reads the records of a lease and cuts what ``feed`` makes of them into windows.
+    """Reads the records of a lease and cuts what ``feed`` makes of them into updates.
 
     Args:
         feed: the user's function.
@@ -93,8 +72,8 @@ class Feeder:
         self._open = open_shard or self._open_file
         self._sources: dict[str, Source] = {}
 
-    def prepare(self, lease: pb.LeaseMessage) -> Windows:
-        """Reads a task and calls ``feed``; the windows from any border of windows on.
+    def prepare(self, lease: pb.LeaseMessage) -> Updates:
+        """Reads a task and calls ``feed``; the updates from the first record of any of them on.
 
         Raises:
             FeedError: the user's code failed; its exception is the cause.
@@ -108,10 +87,10 @@ class Feeder:
             said = describe_error(error) + _what_records_are(records, error)
             raise FeedError(f"feed raised {said}", lease) from error
 
-        def windows(offset: int) -> Iterator[Window]:
+        def updates(offset: int) -> Iterator[Update]:
             return self._group(self._batches(fed, lease, mode, offset), lease, offset)
 
-        return windows
+        return updates
 
     def batch(self, records: Any, shard: str) -> Batch:
         """What ``feed`` makes of the records of one minibatch, in training.
@@ -143,30 +122,24 @@ class Feeder:
 
     def _group(
         self, batches: Iterator[Batch], lease: pb.LeaseMessage, offset: int
-    ) -> Iterator[Window]:
-        length = lease.end - lease.start
+    ) -> Iterator[Update]:
+        length, size = lease.end - lease.start, self._config.data.batch_size
         each = self._config.train.local_steps if lease.kind == pb.TASK_TRAIN else 1
-        span = each * self._config.data.batch_size
-        ready: list[Batch] = []
-        taken = damaged = 0
-        starts: list[int] = []
+        taken: list[Batch] = []
         for batch in batches:
-            if taken == each:
-                if offset + span >= length:
+            if len(taken) == each:
+                end = offset + each * size
+                if end >= length:
                     raise FeedError(
                         f"feed made more samples than the {length} records it was given; "
                         "it may leave records out, not add any",
                         lease,
                     )
-                yield Window(lease, offset, offset + span, ready, damaged, starts)
-                offset, ready, taken, damaged, starts = offset + span, [], 0, 0, []
-            if batch.size or not batch.damaged:
-                ready.append(batch)
-                starts.append(offset + taken * self._config.data.batch_size)
-            taken += 1
-            damaged += len(batch.damaged)
-        # The last window answers for the rest of the records, also those that feed left out.
-        yield Window(lease, offset, length, ready, damaged, starts)
+                yield _update(lease, offset, end, size, taken)
+                offset, taken = end, []
+            taken.append(batch)
+        # The last update answers for the rest of the records, also those that feed left out.
+        yield _update(lease, offset, length, size, taken)
 
     def _records(self, lease: pb.LeaseMessage) -> Any:
         source = self.source(lease.shard)
@@ -245,6 +218,25 @@ def _batch(item: Any, mode: str, lease: pb.LeaseMessage, damaged: Sequence[Damag
     return Batch(features, labels, _length(features, lease), damaged)
 
 
+def _update(
+    lease: pb.LeaseMessage, first: int, last: int, size: int, batches: Sequence[Batch]
+) -> Update:
+    """Minibatches of which nothing is left are none."""
+    kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
+    return Update(
+        first=first,
+        last=last,
+        minibatches=[
+            Minibatch(number, min(first + n * size, last), batch.size, batch)
+            for number, (n, batch) in enumerate(kept)
+        ],
+        count=len(kept),
+        records=last - first,
+        lease=lease,
+        damaged=sum(len(batch.damaged) for batch in batches),
+    )
+
+
 def _task(lease: pb.LeaseMessage) -> Task:
     return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
 
@@ -286,133 +278,3 @@ def _sliced(features: Any, labels: Any, count: int, size: int, offset: int) -> I
             None if labels is None else slice_tensors(labels, start, end),
             end - start,
         )
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A task whose records are read; training, evaluation and prediction tasks."""
-
-    lease: pb.LeaseMessage
-    windows: Windows
-    incarnation: int
-    """Life of the servers in which it was leased."""
-
-
-@dataclass(frozen=True)
-class Bare:
-    """A task without records: summarize, snapshot."""
-
-    lease: pb.LeaseMessage
-
-
-@dataclass(frozen=True)
-class Changed:
-    """Other servers, or the same ones in another life."""
-
-    cluster: pb.Cluster
-
-
-@dataclass(frozen=True)
-class Ended:
-    """No more work for this worker."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """Preparing a task failed, or the master is gone."""
-
-    error: Exception
-    lease: pb.LeaseMessage | None
-
-
-Item = Prepared | Bare | Changed | Ended | Broken
-
-
-_THREAD = "loader"
-# So long a feed is waited for when its worker leaves; see `is_preparing`.
-_PREPARED_S = 2.0
-
-
-class Loader:
-    """A thread that leases one task ahead and prepares it, whatever becomes of the servers."""
-
-    def __init__(self, leases: LeaseClient, feeder: Feeder) -> None:
-        self._leases = leases
-        self._feeder = feeder
-        self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
-        self._stop = threading.Event()
-        self._preparing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-
-    def start(self) -> None:
-        """Begins to lease."""
-        self._thread.start()
-
-    def poll(self) -> Item | None:
-        """The next item if it is there already."""
-        try:
-            return self._items.get_nowait()
-        except queue.Empty:
-            return None
-
-    def get(self, timeout_s: float) -> Item | None:
-        """The next item; None if there is none within the time."""
-        try:
-            return self._items.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-    def stop(self) -> None:
-        """Ends the thread; it may still be waiting for the master, which does no harm.
-
-        An interpreter that ends while a thread of it computes in torch aborts the process
-        ("terminate called without an active exception"): what is being prepared is waited for.
-        """
-        self._stop.set()
-        if self._preparing.acquire(timeout=_PREPARED_S):
-            self._preparing.release()
-
-    @staticmethod
-    def is_preparing() -> bool:
-        """Whether a loader of this process did not end: the interpreter must not end then."""
-        return any(thread.name == _THREAD for thread in threading.enumerate())
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            for item in self._next():
-                self._put(item)
-                if isinstance(item, Ended):
-                    return
-
-    def _put(self, item: Item) -> None:
-        while not self._stop.is_set():
-            try:
-                self._items.put(item, timeout=0.2)
-                return
-            except queue.Full:
-                continue
-
-    def _next(self) -> Iterator[Item]:
-        try:
-            answer = self._leases.lease(want=1)
-        except Exception as error:
-            yield Broken(error, None)
-            return
-        if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
-            yield Ended()
-        elif answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
-            yield Changed(answer.cluster)
-        for lease in answer.leases:
-            yield self._prepare(lease)
-
-    def _prepare(self, lease: pb.LeaseMessage) -> Item:
-        if lease.kind not in MODES:
-            return Bare(lease)
-        with self._preparing:
-            if self._stop.is_set():
-                return Bare(lease)  # nobody takes it any more
-            try:
-                windows = self._feeder.prepare(lease)
-                return Prepared(lease, windows, self._leases.incarnation)
-            except Exception as error:
-                return Broken(error, lease)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_edl.data.batch import Batch
-from torch_edl.engine.not_finite import cause
+from torch_edl.trainer.step import cause
 
 X = torch.zeros(4, 3)
 BAD = X.clone()

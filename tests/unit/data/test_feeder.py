@@ -1,4 +1,4 @@
-"""Tasks to windows: the same records in the same windows, whoever asks and from wherever."""
+"""Tasks to updates: the same records in the same updates, whoever asks and from wherever."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from master.state.tasks import Pass, TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.data.loader import Feeder, FeedError, Loader, Window
+from torch_edl.data.batch import Update
+from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.sources import open_source
 from torch_edl.data.sources.indexed import IndexedSource
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
 from torch_edl.wire import master_pb2 as pb
 
@@ -83,9 +85,9 @@ def feeder(job: JobConfig, feed: Callable[..., Any]) -> Feeder:
     return Feeder(job, feed, lambda _: source)
 
 
-def values(window: Window) -> list[int]:
+def values(update: Update) -> list[int]:
     found = []
-    for batch in window.batches:
+    for batch in (minibatch.batch for minibatch in update.minibatches):
         features = batch.features["x"] if isinstance(batch.features, dict) else batch.features
         assert batch.size == len(features) == len(batch.labels)
         found += features.tolist()
@@ -95,15 +97,15 @@ def values(window: Window) -> list[int]:
 @pytest.mark.parametrize("kind", FEEDS)
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_every_record_once_in_windows_of_one_size(kind: str, local_steps: int) -> None:
-    windows = list(
+    updates = list(
         feeder(config(4, local_steps, records_per_task=50), FEEDS[kind]).prepare(lease(100, 150))(0)
     )
     span = 4 * local_steps
-    assert [(w.first, w.last) for w in windows] == [
+    assert [(u.first, u.last) for u in updates] == [
         (k, min(k + span, 50)) for k in range(0, 50, span)
     ]
-    assert sorted(v for w in windows for v in values(w)) == list(range(100, 150))
-    assert [w.ends_task for w in windows] == [False] * (len(windows) - 1) + [True]
+    assert sorted(v for u in updates for v in values(u)) == list(range(100, 150))
+    assert [u.ends_task for u in updates] == [False] * (len(updates) - 1) + [True]
 
 
 @pytest.mark.parametrize("kind", FEEDS)
@@ -111,7 +113,7 @@ def test_a_task_goes_on_where_another_worker_left_it(kind: str) -> None:
     job = config(4, 2)
     whole = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(0))
     rest = list(feeder(job, FEEDS[kind]).prepare(lease(0, 100))(whole[3].last))
-    assert [(w.first, values(w)) for w in rest] == [(w.first, values(w)) for w in whole[4:]]
+    assert [(u.first, values(u)) for u in rest] == [(u.first, values(u)) for u in whole[4:]]
 
 
 def test_a_task_cut_short_begins_as_the_whole_one() -> None:
@@ -124,8 +126,8 @@ def test_a_task_cut_short_begins_as_the_whole_one() -> None:
 
 def test_order_is_shuffled_by_seed_and_task() -> None:
     def order(task_id: int, **data: Any) -> list[int]:
-        windows = feeder(config(64, **data), tensors).prepare(lease(0, 64, task_id=task_id))(0)
-        return values(next(windows))
+        updates = feeder(config(64, **data), tensors).prepare(lease(0, 64, task_id=task_id))(0)
+        return values(next(updates))
 
     assert order(1) == order(1) != order(2)
     assert order(1, shuffle=False) == list(range(64))
@@ -133,9 +135,10 @@ def test_order_is_shuffled_by_seed_and_task() -> None:
 
 def test_evaluation_and_prediction_keep_the_order() -> None:
     for kind in (pb.TASK_EVALUATE, pb.TASK_PREDICT):
-        (window,) = feeder(config(64), tensors).prepare(lease(0, 64, kind))(0)
-        assert window.batches[0].features.tolist() == list(range(64))
-        assert (window.batches[0].labels is None) == (kind == pb.TASK_PREDICT)
+        (update,) = feeder(config(64), tensors).prepare(lease(0, 64, kind))(0)
+        (minibatch,) = update.minibatches
+        assert minibatch.batch.features.tolist() == list(range(64))
+        assert (minibatch.batch.labels is None) == (kind == pb.TASK_PREDICT)
 
 
 def table(records: Any, mode: str, metadata: Any) -> Any:
@@ -210,12 +213,12 @@ def torn(*numbers: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_record_that_cannot_be_read_is_named(workers: int, shuffle: bool) -> None:
     job = config(4, records_per_task=50, shuffle=shuffle, loader_workers=workers)
-    windows = feeder(job, torn(137)).prepare(lease(100, 150))(0)
+    updates = feeder(job, torn(137)).prepare(lease(100, 150))(0)
     with pytest.raises(
         FeedError,
         match=r"^the dataset of feed raised OSError: no image for record 137 of s; --skip-damaged",
     ) as caught:
-        list(windows)
+        list(updates)
     assert isinstance(caught.value.__cause__, OSError)
 
 
@@ -227,18 +230,18 @@ def test_records_that_cannot_be_read_are_left_out(
     job = config(4, 2, shuffle=False, skip_damaged=True, loader_workers=workers)
     made = feeder(job, torn(4, 5, 6, 7, 13))
     whole = list(made.prepare(lease(0, 20))(0))
-    assert [(w.first, w.last, w.damaged, list(w.starts)) for w in whole] == [
+    assert [(u.first, u.last, u.damaged, [m.first for m in u.minibatches]) for u in whole] == [
         (0, 8, 4, [0]), (8, 16, 1, [8, 12]), (16, 20, 0, [16]),
     ]  # fmt: skip
-    assert [values(w) for w in whole] == [
+    assert [values(u) for u in whole] == [
         [0, 1, 2, 3],
         [8, 9, 10, 11, 12, 14, 15],
         [*range(16, 20)],
     ]
     assert "left out: record 13 of s: the dataset of feed raised OSError: no image" in caplog.text
     rest = list(made.prepare(lease(0, 20))(8))
-    assert [(w.first, w.damaged, values(w)) for w in rest] == [
-        (w.first, w.damaged, values(w)) for w in whole[1:]
+    assert [(u.first, u.damaged, values(u)) for u in rest] == [
+        (u.first, u.damaged, values(u)) for u in whole[1:]
     ]
     # Predictions stay in line with the records.
     with pytest.raises(FeedError, match=r"for record 4 of s$"):
@@ -267,10 +270,10 @@ def test_a_feed_may_leave_records_out() -> None:
         kept = kept[kept % 2 == 1]
         return kept, kept.float()
 
-    windows = list(feeder(config(4), odd).prepare(lease(0, 16))(0))
-    assert sum(len(values(w)) for w in windows) == 8
-    assert windows[-1].last == 16
-    assert windows[-1].ends_task
+    updates = list(feeder(config(4), odd).prepare(lease(0, 16))(0))
+    assert sum(len(values(u)) for u in updates) == 8
+    assert updates[-1].last == 16
+    assert updates[-1].ends_task
 
 
 @pytest.mark.parametrize(
@@ -291,11 +294,11 @@ def test_what_is_wrong_with_a_feed_is_named(feed: Callable[..., Any], message: s
 
 def test_dataloader_processes() -> None:
     job = config(4, loader_workers=2, records_per_task=40)
-    windows = list(feeder(job, FEEDS["dataset"]).prepare(lease(0, 40))(0))
-    assert sorted(v for w in windows for v in values(w)) == list(range(40))
+    updates = list(feeder(job, FEEDS["dataset"]).prepare(lease(0, 40))(0))
+    assert sorted(v for u in updates for v in values(u)) == list(range(40))
 
 
-def test_a_loader_that_is_stopped_prepares_nothing_any_more() -> None:
+def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     """An interpreter that ends while a thread computes in torch aborts the process."""
     told: list[str] = []
     started, never = threading.Event(), threading.Event()
@@ -306,17 +309,16 @@ def test_a_loader_that_is_stopped_prepares_nothing_any_more() -> None:
         def lease(self, want: int) -> pb.LeaseResponse:
             return pb.LeaseResponse(leases=[pb.LeaseMessage(kind=pb.TASK_TRAIN)])
 
-    class Slow:
-        def prepare(self, lease: pb.LeaseMessage) -> None:
-            started.set()
-            never.wait(0.3)
-            told.append("prepared")
+    def prepare(lease: pb.LeaseMessage) -> None:
+        started.set()
+        never.wait(0.3)
+        told.append("prepared")
 
-    loader = Loader(Leases(), Slow())  # type: ignore[arg-type]
-    loader.start()
+    tasks = TaskPrefetcher(Leases(), prepare)  # type: ignore[arg-type]
+    tasks.start()
     assert started.wait(10)
-    loader.stop()
+    tasks.stop()
     told.append("stopped")
-    loader._thread.join(10)
+    tasks._thread.join(10)
     assert told[:2] == ["prepared", "stopped"]
     assert told[-1] == "stopped"

@@ -10,7 +10,7 @@ import pytest
 from torch_edl.config import JobConfig
 from torch_edl.contract import load_contract
 from torch_edl.errors import ContractError
-from torch_edl.trainer.session import Session
+from torch_edl.trainer.model_file import ModelFile
 
 MODEL = """
 import torch
@@ -23,15 +23,15 @@ def data_source(paths): return [IndexedSource([b"1", b"2"], name) for name in ("
 """
 
 
-def session(folder: Path, text: str) -> Session:
+def model_file(folder: Path, text: str) -> ModelFile:
     path = folder / "own.py"
     path.write_text(textwrap.dedent(text))
-    return Session(load_contract(str(path)), JobConfig(name="t", model_file=str(path)), 0)
+    return ModelFile(load_contract(str(path)), JobConfig(name="t", model_file=str(path)))
 
 
 def test_files_may_be_evaluated_beside_a_source_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("n\n1\n2\n3\n")
-    made = session(tmp_path, MODEL)
+    made = model_file(tmp_path, MODEL)
     assert [(s.name, s.records, s.size) for s in made.shards()] == [("low", 2, 0), ("high", 2, 0)]
     assert made.feeder.source("high").read(1, 2) == [b"2"]
     assert made.feeder.source(str(tmp_path / "test.csv")).count == 3
@@ -39,4 +39,4 @@ def test_files_may_be_evaluated_beside_a_source_of_ones_own(tmp_path: Path) -> N
 
 def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="two sources named 'low'; give each a name"):
-        session(tmp_path, MODEL.replace('("low", "high")', '("low", "low")'))
+        model_file(tmp_path, MODEL.replace('("low", "high")', '("low", "low")'))

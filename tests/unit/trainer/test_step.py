@@ -12,7 +12,8 @@ from torch import nn
 from torch_edl.argument_order import labels_first
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch, slice_tensors
-from torch_edl.engine.base import Step, UserCodeError
+from torch_edl.errors import UserCodeError
+from torch_edl.trainer.step import Step
 
 
 def step(model: nn.Module, loss: Any = None) -> Step:

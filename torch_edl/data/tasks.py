@@ -1,0 +1,192 @@
+"""The tasks of a worker, one after the other: leased, and their records prepared."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch_edl.data.feeder import MODES, Updates
+from torch_edl.master_client.leases import LeaseClient
+from torch_edl.wire import master_pb2 as pb
+
+
+@dataclass(frozen=True)
+class RecordTask:
+    """A task whose records are read: training, evaluation and prediction tasks."""
+
+    lease: pb.LeaseMessage
+    updates: Updates
+    incarnation: int
+    """Incarnation of the servers at which the task was leased."""
+
+
+@dataclass(frozen=True)
+class ModelTask:
+    """A task without records: summarize, snapshot."""
+
+    lease: pb.LeaseMessage
+
+
+@dataclass(frozen=True)
+class ServersChanged:
+    """Other servers, or the same ones in another incarnation."""
+
+    cluster: pb.Cluster
+
+
+@dataclass(frozen=True)
+class NoMoreTasks:
+    """The master has no more work for this worker."""
+
+    leave: bool
+    """The job goes on without this worker."""
+
+
+@dataclass(frozen=True)
+class TaskFailed:
+    """The records of a task could not be prepared; or, without a lease, the master is lost."""
+
+    error: Exception
+    lease: pb.LeaseMessage | None
+
+
+Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | TaskFailed
+Prepare = Callable[[pb.LeaseMessage], Updates]
+"""Reads the records of a task."""
+
+
+class Tasks(Protocol):
+    """Where a training loop gets its tasks from."""
+
+    def poll(self) -> Item | None:
+        """The next item, if it is there without waiting."""
+        ...
+
+    def get(self, timeout_s: float) -> Item | None:
+        """The next item; None if there is none within about that time."""
+        ...
+
+    def stop(self) -> None:
+        """Leases nothing more."""
+        ...
+
+
+class LeasedTasks:
+    """Leases a task when a task is asked for, and not before."""
+
+    def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
+        self._leases = leases
+        self._prepare = prepare
+        self._items: deque[Item] = deque()
+
+    def poll(self) -> Item | None:
+        """An item that came along with the one before."""
+        return self._items.popleft() if self._items else None
+
+    def get(self, timeout_s: float) -> Item | None:
+        """Asks the master, which answers at once or within its long poll of two seconds."""
+        if not self._items:
+            self._items.extend(_ask(self._leases, self._prepare))
+        return self.poll()
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+_THREAD = "task-prefetcher"
+# Seconds that a feed is waited for when its worker leaves; see `is_preparing`.
+_PREPARED_S = 2.0
+
+
+class TaskPrefetcher:
+    """A thread that leases one task ahead and prepares it, whatever becomes of the servers."""
+
+    def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
+        self._leases = leases
+        self._prepare = prepare
+        self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
+        self._stop = threading.Event()
+        self._preparing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+
+    def start(self) -> None:
+        """Begins to lease."""
+        self._thread.start()
+
+    def poll(self) -> Item | None:
+        """See :class:`Tasks`."""
+        try:
+            return self._items.get_nowait()
+        except queue.Empty:
+            return None
+
+    def get(self, timeout_s: float) -> Item | None:
+        """See :class:`Tasks`."""
+        try:
+            return self._items.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def stop(self) -> None:
+        """Ends the thread; it may still be waiting for the master, which does no harm.
+
+        An interpreter that ends while a thread of it computes in torch aborts the process
+        ("terminate called without an active exception"): what is being prepared is waited for.
+        """
+        self._stop.set()
+        if self._preparing.acquire(timeout=_PREPARED_S):
+            self._preparing.release()
+
+    @staticmethod
+    def is_preparing() -> bool:
+        """Whether a thread of this process did not end: the interpreter must not end then."""
+        return any(thread.name == _THREAD for thread in threading.enumerate())
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for item in _ask(self._leases, self._prepare_unless_stopped):
+                self._put(item)
+                if isinstance(item, NoMoreTasks):
+                    return
+
+    def _put(self, item: Item) -> None:
+        while not self._stop.is_set():
+            try:
+                self._items.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def _prepare_unless_stopped(self, lease: pb.LeaseMessage) -> Updates:
+        with self._preparing:
+            if self._stop.is_set():
+                raise RuntimeError("nobody takes this task any more")
+            return self._prepare(lease)
+
+
+def _ask(leases: LeaseClient, prepare: Prepare) -> Iterator[Item]:
+    """What the master answers to one call."""
+    try:
+        answer = leases.lease(want=1)
+    except Exception as error:
+        yield TaskFailed(error, None)
+        return
+    if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
+        yield NoMoreTasks(leave=answer.next == pb.LeaseResponse.DRAIN)
+    elif answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+        yield ServersChanged(answer.cluster)
+    for lease in answer.leases:
+        yield _prepared(lease, leases, prepare)
+
+
+def _prepared(lease: pb.LeaseMessage, leases: LeaseClient, prepare: Prepare) -> Item:
+    if lease.kind not in MODES:
+        return ModelTask(lease)
+    try:
+        return RecordTask(lease, prepare(lease), leases.incarnation)
+    except Exception as error:
+        return TaskFailed(error, lease)

@@ -1,0 +1,478 @@
+"""Asynchronous or synchronous SGD on parameter servers.
+
+Each update is a pull, its minibatches, and a push. Where the rows of an update can be found ahead
+of time, and with ``staleness`` 1 or more, the pull of the next update and the push of the last
+travel while this one is computed; otherwise they strictly follow each other. One push at most is
+on its way, so a server gets them in order. Between the minibatches of an update the dense
+parameters go on as the user's optimizer moves them, here.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.config import JobConfig
+from torch_edl.data.batch import Batch, Minibatch, Update
+from torch_edl.engine import same_model
+from torch_edl.engine.ring.reducer import Reducer
+from torch_edl.engine.servers.dense import ExactBuffers, FlatParameters, dense_parameters
+from torch_edl.engine.servers.row_gradient import bind_gradients
+from torch_edl.engine.servers.rows import Plan, ServerRows
+from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
+from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.nn import table_state
+from torch_edl.optim import group_of, optimizer_config
+from torch_edl.ps_client.client import (
+    Floats,
+    PendingPull,
+    PendingPush,
+    PsClient,
+    PullResult,
+    TableIds,
+)
+from torch_edl.wire import master_pb2, pserver_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Planned:
+    """An update, the rows that its minibatches need, and the pull that is on its way."""
+
+    update: Update
+    plan: Plan
+    pull: PendingPull | None = None
+    versions: list[int] | None = None
+    """Of the servers, as they were pulled; None: not yet."""
+    steps: int = 0
+    """Minibatches whose gradients were collected."""
+
+
+class ServersEngine:
+    """See :class:`~torch_edl.engine.base.LeasedEngine`.
+
+    Args:
+        optimizer: read for its kernel and hyperparameters; a step of it hands the gradients over,
+            and moves the parameters between the minibatches of an update only.
+        scheduler: of learning rates. The updates of the servers drive it, so that its ``step``
+            does nothing when the body calls it.
+        forward: runs the model on the features of a minibatch, so that the rows of an update are
+            found and pulled ahead of time. None: the script calls its model by itself, rows are
+            pulled when the model asks for them, and each update is one minibatch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        *,
+        config: JobConfig,
+        token: str,
+        status: WorkerStatus,
+        forward: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.model = model
+        self._config = config
+        self._token = token
+        self._status = status
+        self._optimizer = optimizer
+        self._scheduler = None if scheduler is None else _DrivenScheduler(scheduler)
+        self._scheduled = 0
+        self._unscheduled = copy.deepcopy(
+            ([g["lr"] for g in optimizer.param_groups], scheduler and scheduler.state_dict())
+        )
+        self._kernel = optimizer_config(optimizer)
+        self._plans_ahead = forward is not None
+        self._rows = ServerRows(model, forward or model)
+        if not self._plans_ahead:
+            bind_gradients(self._rows)
+        self._held = dense_parameters(model, optimizer)
+        self._initial = {name: each.value() for name, each in self._held.items()}
+        # Sync mode answers whether a gradient was taken before the next one may be computed.
+        self._sync = config.train.mode == "sync"
+        self.depth = config.train.staleness if self._plans_ahead and not self._sync else 0
+        self._ahead: deque[_Planned] = deque()
+        self._open: _Planned | None = None
+        self._pushed: tuple[Update, PendingPush] | None = None
+        self._done: list[Update] = []
+        self._trained = self._acked = 0
+        self._client: PsClient | None = None
+        self._incarnation = 0
+        self._flat: FlatParameters
+        self._exact: ExactBuffers
+        self._known: list[int] | None = None
+        self.live = False
+        self._lost: ServersLostError | None = None
+        self._forgiving = False
+        # A script may leave its step out, and must not add the next gradients to those of before.
+        self._left = None if self._plans_ahead else Reducer(model)
+        self._keeps_gradients = False
+        self._at_last = True
+        optimizer.register_step_pre_hook(self._before_step)
+
+    # ---- servers ----
+
+    def connect(self, cluster: master_pb2.Cluster) -> None:
+        """Meets the servers of a cluster and tells them what to hold."""
+        self.close()
+        client = PsClient(
+            cluster.servers,
+            job=self._config.name,
+            incarnation=cluster.incarnation,
+            token=self._token,
+        )
+        try:
+            client.initialize(
+                self._initial, self._table_infos(), self._kernel, seed=self._config.train.seed
+            )
+        except BaseException as error:
+            client.close()
+            # Servers say so of what they were to hold.
+            if isinstance(error, UsageError) and "restored" in str(error):
+                said = same_model.complaint(cluster.restored_from, str(error))
+                raise UsageError(said) from None
+            raise
+        self._rewind_schedule()
+        self._client, self._incarnation = client, cluster.incarnation
+        self._flat = FlatParameters(self._held, client.layout)
+        self._exact = ExactBuffers(self._held, client.exact)
+        self._rows.connect(client.servers, self._pull_rows)
+
+    def close(self) -> None:
+        """Forgets the servers and everything that was on its way."""
+        if self._client is not None:
+            self._client.close()
+        self._client = self._open = self._pushed = self._known = None
+        self._incarnation = 0
+        self._ahead.clear()
+        self._done.clear()
+        self._trained = self._acked = 0
+
+    def committed(self, lease: master_pb2.LeaseMessage) -> int:
+        """The lowest mark of all servers."""
+        return self._servers.watermarks(lease.task_id)
+
+    @property
+    def _servers(self) -> PsClient:
+        if self._client is None:
+            raise ServersLostError("not connected")
+        return self._client
+
+    def _table_infos(self) -> list[pserver_pb2.EmbeddingTableInfo]:
+        group = group_of(self._optimizer)
+        infos = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
+        return list(infos.values())
+
+    # ---- an update ----
+
+    def prefetch(self, update: Update) -> None:
+        """Plans an update, and pulls for it as soon as the staleness allows."""
+        self._ahead.append(_Planned(update, self._plan(update)))
+        self._pull_ahead()
+
+    def begin(self, update: Update, minibatch: Minibatch) -> Any:
+        """Loads the parameters before the first minibatch, and shows the model the rows of each."""
+        planned = self._opened(update)
+        self._rows.use(planned.plan, minibatch.number)
+        self._at_last = minibatch.number + 1 == update.count
+        self.live = True
+        if not self._plans_ahead:
+            return minibatch.batch
+        return replace(minibatch.batch, features=self._rows.given(minibatch.batch.features))
+
+    def forwarded(self, *, gradient: bool) -> None:
+        """Starts the pulls that acknowledgements allow now."""
+        self.live = gradient
+        self._pull_ahead()
+
+    def commit(self, update: Update) -> bool:
+        """Pushes what was collected. In sync mode, and where the script's own loop goes on from
+        here, the push is acknowledged when this returns."""
+        if self._incarnation != update.incarnation:
+            raise ServersLostError(
+                f"incarnation {update.incarnation} of the servers is over, "
+                f"{self._incarnation} began"
+            )
+        if self._open is None and update.count:
+            raise ServersLostError("the connection was closed within an update")
+        planned = self._opened(update)
+        self._forgiving = self.live = False
+        if self._lost is not None:
+            raise self._lost
+        self._note_step_left_out(planned)
+        if self._sync:
+            accepted = self._push(planned).wait().accepted
+            self._open = None
+            if not accepted:
+                log.debug(
+                    "gradient of versions %s is too old: to be computed again", planned.versions
+                )
+                planned.pull = planned.versions = None
+                planned.steps = 0
+                self._ahead.appendleft(planned)
+                return False
+            self._done.append(update)
+            return True
+        self._settle_push()
+        self._pushed, self._open = (update, self._push(planned)), None
+        self._trained += 1
+        if not self._plans_ahead:
+            self._settle_push()
+        return True
+
+    def acknowledged(self, *, wait: bool = False) -> list[Update]:
+        """See :class:`~torch_edl.engine.base.LeasedEngine`."""
+        if wait:
+            self._settle_push()
+        done, self._done = self._done, []
+        return done
+
+    def settle(self) -> bool:
+        """An update that the script left is not pushed."""
+        self._open = None
+        self._forgiving = self.live = False
+        return False
+
+    @property
+    def broken(self) -> bool:
+        """Whether rows could not be pulled since :meth:`begin`."""
+        return self._lost is not None
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the body stepped its optimizer in the update that is open."""
+        return self._open is not None and self._open.steps > 0
+
+    @property
+    def in_update(self) -> bool:
+        """Whether the body has a minibatch in hand."""
+        return self._open is not None
+
+    def _opened(self, update: Update) -> _Planned:
+        """The update that is open, which this one is from now on: the parameters are loaded."""
+        if self._open is not None:
+            assert self._open.update is update, "an update begins before the last was committed"
+            return self._open
+        if not self._ahead:
+            self.prefetch(update)
+        planned = self._ahead.popleft()
+        assert planned.update is update, "updates are begun in the order of their prefetch"
+        if planned.pull is None:
+            self._settle_push()
+            planned.pull = self._pull(planned.plan)
+        result = planned.pull.wait()
+        self._load(result)
+        planned.plan.take(result.rows)
+        planned.versions = result.versions
+        self._flat.forget(gradients=not self._keeps_gradients)
+        self._lost, self._forgiving = None, not self._plans_ahead
+        self._open = planned
+        return planned
+
+    def _before_step(self, *_: Any) -> None:
+        """The gradients of a minibatch are complete: of one backward, or of several.
+
+        Between two minibatches of an update the user's optimizer moves this process's dense
+        parameters on, with a state of its own. The next pull replaces the parameters; but the
+        gradients that are pushed were taken along the way that the model goes rather than all at
+        its beginning. Measured on DeepFM, 4 workers, updates of 8: half the loss that the delay
+        costs otherwise. After the last minibatch the optimizer finds no gradient: the servers
+        move the model.
+        """
+        planned = self._open
+        if planned is None:
+            return
+        if self._lost is None and self._client is not None:
+            self._flat.collect()
+        planned.steps += 1
+        self._rows.gradients_taken = True
+        if self._at_last:
+            self._flat.clear_gradients()
+
+    def _note_step_left_out(self, planned: _Planned) -> None:
+        self._keeps_gradients = self._left is not None and not planned.steps
+        if self._keeps_gradients:
+            assert self._left is not None
+            self._left.expect_fresh()
+
+    # ---- pulls and pushes ----
+
+    def _pull_ahead(self) -> None:
+        """Starts the pulls that the staleness allows now."""
+        acked = self._acked
+        if self._pushed is not None and self._pushed[1].done():
+            acked += 1
+        # The update that is open is neither ahead nor trained.
+        for index, planned in enumerate(self._ahead, start=self._trained + self.in_update):
+            if planned.pull is None and acked >= index - self.depth:
+                planned.pull = self._pull(planned.plan)
+
+    def _pull(self, plan: Plan) -> PendingPull:
+        return self._servers.pull(plan.tables, known=self._known)
+
+    def _pull_rows(self, tables: Sequence[TableIds]) -> Sequence[Floats]:
+        """Rows that no plan had.
+
+        Within an update of a script, servers that are lost raise nothing in the middle of its
+        model: the rows are zeros, and :meth:`commit` raises.
+        """
+        read_only = not self.model.training
+        if self._lost is None:
+            try:
+                return self._servers.pull(tables, dense=False, read_only=read_only).wait().rows
+            except ServersLostError as error:
+                if not self._forgiving:
+                    raise
+                log.warning("rows cannot be pulled: %s", error)
+                self._lost = error
+        return [np.zeros((len(t.ids.unique), t.dim), np.float32) for t in tables]
+
+    def _plan(self, update: Update) -> Plan:
+        if not self._plans_ahead:
+            return Plan([[] for _ in range(update.count)])
+        return self._planned_rows([minibatch.batch for minibatch in update.minibatches])
+
+    def _planned_rows(self, batches: Sequence[Batch]) -> Plan:
+        try:
+            return self._rows.plan(batches)
+        except EdlError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"the model raised {describe_error(error)}") from error
+
+    def _load(self, result: PullResult) -> None:
+        for server, values in enumerate(result.dense):
+            if values is not None:
+                self._flat.load(server, values)
+        self._flat.spread()
+        self._known = result.versions
+        self._status.version = result.version
+
+    def _push(self, planned: _Planned) -> PendingPush:
+        update, client = planned.update, self._servers
+        assert planned.versions is not None
+        # An update without a gradient moves the watermark and changes nothing.
+        made = planned.steps > 0
+        return client.push(
+            self._flat.take_gradients() if made else None,
+            planned.plan.gradients(client.servers) if made else [],
+            records=pserver_pb2.RecordRange(
+                task_id=update.lease.task_id if update.lease else 0,
+                first=update.first,
+                last=update.last,
+            ),
+            versions=planned.versions,
+            retired_before=update.retired_before,
+            learning_rates=self._learning_rates(max(planned.versions)),
+            exact=self._exact.changed() if made else None,
+        )
+
+    def _settle_push(self) -> None:
+        """Waits until the push under way is acknowledged."""
+        if self._pushed is not None:
+            update, push = self._pushed
+            push.wait()
+            self._pushed = None
+            self._done.append(update)
+            self._acked += 1
+
+    def _rewind_schedule(self) -> None:
+        """Servers that were restored are at an earlier version than those before them."""
+        if self._scheduler is None:
+            return
+        rates, state = copy.deepcopy(self._unscheduled)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self._scheduler.load_state_dict(state)
+        self._scheduled = 0
+
+    def _learning_rates(self, version: int) -> list[float]:
+        if self._scheduler is None:
+            return []
+        with warnings.catch_warnings():
+            # The optimizer steps on the servers; torch cannot see that.
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+            while self._scheduled < version * self._config.train.local_steps:
+                self._scheduler.step()
+                self._scheduled += 1
+        return [float(g["lr"]) for g in self._optimizer.param_groups]
+
+    # ---- outside of updates ----
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[Any], Any]]:
+        """The dense parameters of now; rows are pulled as they are asked for."""
+        self._load(self._servers.pull([]).wait())
+        self._flat.forget()
+        self._rows.use(Plan([[]]), 0)
+        self._lost, self._forgiving = None, not self._plans_ahead
+        try:
+            yield self._prepared
+        finally:
+            self._forgiving = False
+        if self._lost is not None:
+            raise self._lost
+
+    def _prepared(self, features: Any) -> Any:
+        """Pulls the rows of all tables at once."""
+        plan = self._planned_rows([Batch(features, None, 0)])
+        if plan.tables:
+            plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
+        self._rows.use(plan, 0)
+        return self._rows.given(features)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model as it is on the servers now; this process's copy stays as it is.
+
+        Raises:
+            ServersLostError: they cannot be had.
+        """
+        client = self._servers
+        state: dict[str, torch.Tensor] = {}
+        pulled = client.pull([]).wait()
+        for segments, flat in zip(client.layout, pulled.dense, strict=True):
+            for segment in segments:
+                assert flat is not None
+                each = self._held[segment.name]
+                value = flat[segment.start : segment.start + segment.size].copy()
+                tensor = torch.from_numpy(value).view(segment.shape).to(each.tensor.dtype)
+                state |= dict.fromkeys([segment.name, *each.aliases], tensor)
+        for name, each in self._held.items():
+            if each.is_exact:
+                tensor = each.tensor.detach().to("cpu", copy=True)
+                state |= dict.fromkeys([name, *each.aliases], tensor)
+        for table in {t.table: t for t in self._rows.tables}.values():
+            name, dim, paths = table.table, table.embedding_dim, table.modules_of_table
+            if table.num_embeddings is None:
+                state |= table_state.of_rows(paths, *client.rows(name, dim))
+            else:
+                weight = client.weight(name, table.num_embeddings, dim)
+                state |= table_state.of_weight(paths, weight)
+        return state
+
+    def snapshot(self) -> Callable[[str], Snapshot]:
+        """The servers hold the model; the master asks them."""
+        raise AssertionError("a snapshot of a model on servers is the servers' to write")
+
+
+class _DrivenScheduler:
+    """A scheduler whose ``step`` the body calls in vain: the updates of the servers drive it."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.step = scheduler.step
+        self.state_dict = scheduler.state_dict
+        self.load_state_dict = scheduler.load_state_dict
+        scheduler.step = lambda *_, **__: None

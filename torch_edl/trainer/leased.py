@@ -1,0 +1,353 @@
+"""Updates of leased tasks: windows of training tasks in a pipeline, everything else one at a time.
+
+The updates of this task and the next are handed to the engine as far ahead as the engine looks,
+and a task is reported once its last update is acknowledged. Whatever goes wrong ends in one of
+three ways: the servers are lost (what is not acknowledged is given back and done again), the
+user's code failed (the task is reported with the records that were at work; a script just raises),
+or the process leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch_edl.data.batch import Update
+from torch_edl.data.feeder import FeedError
+from torch_edl.data.tasks import (
+    Item,
+    ModelTask,
+    NoMoreTasks,
+    RecordTask,
+    ServersChanged,
+    TaskFailed,
+    Tasks,
+)
+from torch_edl.engine.base import LeasedEngine
+from torch_edl.errors import DismissedError, EdlError, MasterLostError, ServersLostError
+from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.master_client.leases import LeaseClient, TaskResult
+from torch_edl.trainer.one_off import OneOffTasks
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+# Seconds that a word of the master about servers that do not answer is waited for, before they are
+# tried again: a server that is dead is noticed and replaced in less.
+_RETRY_SERVERS_S = 2.0
+_ASK_AGAIN_S = 0.1
+
+
+@dataclass
+class _OpenTask:
+    """A training task whose updates are prefetched, trained or on their way."""
+
+    lease: pb.LeaseMessage
+    records: int = 0
+    steps: int = 0
+    nan_steps: int = 0
+    damaged: int = 0
+
+    def count(self, update: Update) -> None:
+        """Counts an update in that was acknowledged."""
+        self.records += update.last - update.first
+        self.steps += update.count
+        self.nan_steps += update.not_finite
+        self.damaged += update.damaged
+
+    def result(self) -> TaskResult:
+        """What was trained of the task."""
+        return TaskResult(
+            records=self.records, steps=self.steps, nan_steps=self.nan_steps, damaged=self.damaged
+        )
+
+
+class LeasedUpdates:
+    """See :class:`~torch_edl.trainer.loop.Source`.
+
+    Args:
+        cluster: the servers to begin with.
+        one_off: does the other tasks of a model file, and reports those that fail. None: a script,
+            which has no other tasks, and whose errors are raised.
+        call_back: called with the name of an event and its arguments: ``on_train_begin``,
+            ``on_batch_end`` with steps and loss, ``on_task_end`` with the task.
+    """
+
+    def __init__(
+        self,
+        engine: LeasedEngine,
+        tasks: Tasks,
+        leases: LeaseClient,
+        heartbeat: Heartbeat,
+        status: WorkerStatus,
+        cluster: pb.Cluster,
+        *,
+        one_off: OneOffTasks | None = None,
+        call_back: Callable[..., None] = lambda event, *args: None,
+    ) -> None:
+        self._engine = engine
+        self._tasks = tasks
+        self._leases = leases
+        self._heartbeat = heartbeat
+        self._status = status
+        self.cluster = cluster
+        self.last_epoch: int | None = None
+        """Tasks of later epochs wait for the next pass; None: all epochs are one pass."""
+        self._one_off = one_off
+        self._call_back = call_back
+        self._connected = self._begun = False
+        self._ended = self._pass_over = False
+        self._open: dict[int, _OpenTask] = {}
+        self._stream: Iterator[Update] | None = None  # of the task whose updates are handed out
+        self._streamed: RecordTask
+        self._upcoming: deque[Update] = deque()  # prefetched, not trained
+        self._deferred: Item | None = None  # waits until the pipeline is empty
+
+    # ---- the pipeline ----
+
+    def updates(self) -> Iterator[Update]:
+        """See :class:`~torch_edl.trainer.loop.Source`."""
+        self._pass_over = False
+        while True:
+            self._leave_if_asked()
+            try:
+                self._advance()
+            except ServersLostError as error:
+                self.lose_servers(error)
+            if self._upcoming:
+                update = self._upcoming.popleft()
+                update.retired_before = self._leases.retired_before
+                self._status.phase = "training"
+                yield update
+            elif self._ended or self._pass_over:
+                return
+
+    def _advance(self) -> None:
+        """Has an update ready, or does one other item."""
+        self.connect()
+        self._fill()
+        if self._upcoming:
+            return
+        self._count(self._engine.acknowledged(wait=True))
+        item, self._deferred = self._deferred or self._tasks.poll(), None
+        if item is None:
+            self._status.phase = "waiting"
+            item = self._tasks.get(timeout_s=0.2)
+        if item is not None and not self._open_task(item):
+            self._do(item)
+
+    def _fill(self) -> None:
+        """Prefetches updates of this task and the next, as far as the engine looks ahead."""
+        while len(self._upcoming) < 1 + self._engine.depth and self._deferred is None:
+            if self._stream is None:
+                item = self._tasks.poll()
+                if item is None:
+                    return
+                if not self._open_task(item):
+                    self._deferred = item
+                continue
+            update = None
+            try:
+                update = next(self._stream, None)
+                if update is None:
+                    self._stream = None
+                    continue
+                update.incarnation = self._streamed.incarnation
+                self._engine.prefetch(update)
+            except (Exception, SystemExit) as error:
+                self._fail(self._streamed.lease, update, error)
+                return
+            self._upcoming.append(update)
+
+    def _open_task(self, item: Item) -> bool:
+        """Takes a training task in hand; False if the item is something else."""
+        if not isinstance(item, RecordTask) or item.lease.kind != pb.TASK_TRAIN:
+            return False
+        lease = item.lease
+        if self.last_epoch is not None and lease.epoch > self.last_epoch:
+            return False
+        # A task that was prepared for an earlier incarnation of the servers is void.
+        if item.incarnation == self._leases.incarnation:
+            # Before the servers are asked: if they are lost, it is given back with the others.
+            self._open[lease.lease_id] = _OpenTask(lease)
+            offset = lease.offset
+            if lease.retried:
+                offset = max(offset, self._engine.committed(lease))
+            if offset >= lease.end - lease.start:
+                # Another worker did all of it, and was gone before it could say so.
+                self._report_done(self._open.pop(lease.lease_id))
+                return True
+            self._streamed = item
+            try:
+                self._stream = item.updates(offset)
+            except (Exception, SystemExit) as error:
+                self._fail(lease, None, error)
+        return True
+
+    def check(self) -> None:
+        """See :class:`~torch_edl.trainer.loop.Source`."""
+
+    def after(self, update: Update, *, counted: bool) -> None:
+        """Counts what is acknowledged by now."""
+        if not counted:
+            update.losses.clear()
+            self._upcoming.appendleft(update)
+        self._count(self._engine.acknowledged())
+
+    def _count(self, done: Sequence[Update]) -> None:
+        for update in done:
+            assert update.lease is not None
+            task = self._open[update.lease.lease_id]
+            task.count(update)
+            self._status.records += update.last - update.first
+            self._status.steps += update.count
+            for loss in update.losses:
+                if math.isfinite(loss):
+                    self._status.add_loss(loss)
+            self._call_back("on_batch_end", self._status.steps, update.loss)
+            if update.ends_task:
+                self._report_done(self._open.pop(update.lease.lease_id))
+                self._call_back("on_task_end", update.lease.task_id)
+
+    def _report_done(self, task: _OpenTask) -> None:
+        self._leases.complete(task.lease, task.result())
+
+    # ---- everything but training ----
+
+    def _do(self, item: Item) -> None:
+        if isinstance(item, ServersChanged):
+            self._forget()
+            self.cluster = item.cluster
+        elif isinstance(item, NoMoreTasks):
+            self._ended = True
+            if item.leave:
+                raise DismissedError("asked to leave")
+        elif isinstance(item, TaskFailed):
+            if item.lease is None or self._one_off is None:
+                raise item.error
+            self._one_off.fail(item.lease, item.error)
+        elif self._one_off is not None and (
+            isinstance(item, ModelTask) or item.lease.kind != pb.TASK_TRAIN
+        ):
+            self._one_off.do(item)
+        else:
+            self._deferred, self._pass_over = item, True  # a task of a later epoch
+
+    @property
+    def next_epoch(self) -> int | None:
+        """Of the task that waits for the next pass; None: none does."""
+        item = self._deferred
+        return item.lease.epoch if isinstance(item, RecordTask) else None
+
+    # ---- servers ----
+
+    def connect(self) -> None:
+        """Meets the servers of today, unless the engine knows them.
+
+        Raises:
+            ServersLostError: they do not answer.
+        """
+        if not self._connected:
+            self._engine.connect(self.cluster)
+            self._connected = True
+        if not self._begun:
+            self._begun = True
+            self._call_back("on_train_begin", self._engine.model)
+
+    def lose_servers(self, error: ServersLostError) -> None:
+        """Gives back what is not acknowledged, and waits a while for word of other servers."""
+        log.warning("parameter servers lost: %s", error)
+        self._status.phase = "reconnecting"
+        self._leases.release(self._forget())
+        deadline = time.monotonic() + _RETRY_SERVERS_S
+        while time.monotonic() < deadline and not self._leaving():
+            # What waited for the pipeline to be empty comes first: it may be that word.
+            item, self._deferred = self._deferred, None
+            item = item or self._tasks.get(timeout_s=_ASK_AGAIN_S)
+            if isinstance(item, ServersChanged):
+                self.cluster = item.cluster
+                return
+            if isinstance(item, NoMoreTasks):
+                self._deferred = item
+                return
+            if isinstance(item, RecordTask | ModelTask):
+                self._leases.release([item.lease])
+                time.sleep(_ASK_AGAIN_S)
+            elif item is not None:
+                self._do(item)
+
+    def disconnect(self) -> None:
+        """Lets go of the servers: the next :meth:`connect` meets others, or these again."""
+        self._engine.close()
+        self._connected = False
+
+    def _forget(self) -> list[pb.LeaseMessage]:
+        """Forgets everything that is not acknowledged; returns the tasks that were in hand."""
+        self.disconnect()
+        return self._let_go()
+
+    def _let_go(self) -> list[pb.LeaseMessage]:
+        self._upcoming.clear()
+        self._stream = None
+        held = [task.lease for task in self._open.values()]
+        self._open.clear()
+        return held
+
+    # ---- errors ----
+
+    def recover(self, update: Update, error: BaseException) -> None:
+        """See :class:`~torch_edl.trainer.loop.Source`."""
+        assert update.lease is not None
+        if isinstance(error, ServersLostError):
+            self.lose_servers(error)
+        else:
+            self._fail(update.lease, update, error)
+
+    def _fail(self, lease: pb.LeaseMessage, update: Update | None, error: BaseException) -> None:
+        """Reports a task as failed, and gives back the others that are in the pipeline."""
+        if self._one_off is None or isinstance(error, MasterLostError | ServersLostError):
+            raise error
+        try:
+            # What was trained before is not at fault: let it become part of the model.
+            self._count(self._engine.acknowledged(wait=True))
+        except EdlError as lost:
+            log.warning("the updates before the failure: %s", lost)
+        task = self._open.get(lease.lease_id, _OpenTask(lease))
+        others = [held for held in self._forget() if held.lease_id != lease.lease_id]
+        span = None
+        if update is not None and not isinstance(error, FeedError):
+            span = update.first, update.last
+        self._one_off.fail(lease, error, span=span, done=task.result())
+        self._leases.release(others)
+
+    # ---- leaving ----
+
+    def leave(self) -> bool:
+        """The tasks that are in hand are given back; other workers may do them."""
+        counted = self._engine.settle()
+        # The job may be closed, and its master gone.
+        with contextlib.suppress(MasterLostError, ValueError):
+            self._leases.release(self._let_go())
+        return counted
+
+    def _leaving(self) -> bool:
+        return self._heartbeat.draining.is_set() or self._heartbeat.lost.is_set()
+
+    def _leave_if_asked(self) -> None:
+        """What is trained becomes part of the model, the rest is given back."""
+        if not self._leaving():
+            return
+        self._status.phase = "draining"
+        try:
+            self._count(self._engine.acknowledged(wait=True))
+        except EdlError as error:
+            log.warning("the last push is lost: %s", error)
+        held = self._forget()
+        if not self._heartbeat.lost.is_set():
+            self._leases.release(held)
+        raise DismissedError("the job goes on without this worker, or is over")

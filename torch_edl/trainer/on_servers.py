@@ -1,0 +1,227 @@
+"""A training script whose model is on parameter servers.
+
+There is no ring: each process has tasks of its own, and goes on without waiting for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from torch_edl.data.batch import Minibatch, Update
+from torch_edl.data.batches import Batches, open_batches
+from torch_edl.data.feeder import Updates
+from torch_edl.data.tasks import LeasedTasks
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.session import MasterSession
+from torch_edl.nn.model_tables import swap_large
+from torch_edl.trainer.leased import LeasedUpdates
+from torch_edl.trainer.loop import Loop
+from torch_edl.trainer.metrics import Meter
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_S = 0.2
+_BATCHES_PER_TASK = 32
+
+
+class ScriptOnServers:
+    """This process's part in a job whose model is on servers.
+
+    Args:
+        scheduler: of learning rates; it follows the updates of the servers.
+    """
+
+    def __init__(
+        self,
+        session: MasterSession,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        meter: Meter,
+    ) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self._session = session
+        self._meter = meter
+        swap_parameters(model, optimizer, session.config.train.large_embedding)
+        self._engine = ServersEngine(
+            model,
+            optimizer,
+            scheduler,
+            config=session.config,
+            token=os.environ.get(ENV_TOKEN, ""),
+            status=session.progress,
+        )
+        leases = LeaseClient(session.master, session.worker_id)
+        leases.incarnation = session.cluster.incarnation
+        self._source = LeasedUpdates(
+            self._engine,
+            LeasedTasks(leases, self._prepare),
+            leases,
+            session.heartbeat,
+            session.progress,
+            session.cluster,
+            call_back=self._note,
+        )
+        self._steps = 0
+        self._dataset: Any = None
+        self._batches: Batches
+        self._passes = 0  # of the loader that this process went through
+
+    @property
+    def step(self) -> int:
+        """Batches of this process that are in the model, or about to be: it was stepped."""
+        return self._steps + self._engine.stepped
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether this process came late, and the others have done the pass that it is at."""
+        epoch = self._source.next_epoch
+        return epoch is not None and epoch > self._passes
+
+    def close(self) -> None:
+        """Lets go of the servers."""
+        self._engine.close()
+
+    def evaluate(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` makes of the model as it is now; again if servers are lost meanwhile.
+
+        Raises:
+            UsageError: in the middle of a batch, whose gradient would be lost.
+        """
+        if self._engine.in_update:
+            raise UsageError(
+                "an evaluation inside the loop over a loader: with parameter servers put it "
+                "after the loop"
+            )
+
+        def evaluated() -> T:
+            with self._engine.evaluating():
+                return compute()
+
+        return self._insist(evaluated)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole model as it is on the servers now; inside the loop, too."""
+        return self._insist(self._engine.state_dict)
+
+    def _insist(self, ask: Callable[[], T]) -> T:
+        """Asks the servers, and those that come after them if they are lost."""
+        while True:
+            try:
+                self._source.connect()
+                return ask()
+            except ServersLostError as error:
+                log.warning("parameter servers lost: %s", error)
+                self._source.disconnect()
+                time.sleep(_RETRY_S)
+                self._session.wait_until_ready()
+                self._source.cluster = self._session.cluster
+
+    def batches(
+        self, dataset: Any, data: dict[str, Any], options: dict[str, Any], *, passes: int
+    ) -> Iterator[Any]:
+        """The batches of this process's tasks, until all tasks are done.
+
+        Args:
+            passes: the loader is gone through so often, an epoch each; 0: once, all its epochs.
+
+        Raises:
+            UsageError: a second loader, or one that asks for what servers do not do.
+        """
+        self._begin(dataset, {**data, "epochs": passes or data["epochs"]}, options)
+        self._source.last_epoch = self._passes if passes else None
+        with contextlib.closing(iter(Loop(self._engine, self._source, self._meter))) as batches:
+            yield from batches
+        self._passes += 1
+        if self._source.next_epoch is None:
+            # What the script does with the model from now on it does with its last values.
+            self.evaluate(lambda: None)
+
+    def _begin(self, dataset: Any, data: dict[str, Any], options: dict[str, Any]) -> None:
+        if self._dataset is None:
+            _check(dataset, data)
+            batches = open_batches(dataset, data, 0, options)
+            assert isinstance(batches, Batches)
+            self._report(batches)
+            self._dataset, self._batches = dataset, batches
+        elif dataset is not self._dataset or self._passes >= data["epochs"]:
+            raise UsageError(
+                "a second loader: with parameter servers all epochs belong in one, "
+                "job.loader(dataset, epochs=...)"
+            )
+
+    def _report(self, batches: Batches) -> None:
+        """Tells the master what there is to go through."""
+        whole = batches.data
+        self._session.report_data(
+            pb.ScriptData(
+                records=whole.records,
+                epochs=whole.epochs,
+                batch_size=whole.batch_size,
+                records_per_task=_BATCHES_PER_TASK * whole.batch_size,
+                shuffle=whole.shuffle,
+                seed=whole.seed,
+                files=whole.files,
+            )
+        )
+
+    def _prepare(self, lease: pb.LeaseMessage) -> Updates:
+        """The updates of a task: one for each batch."""
+        first, size = (
+            lease.epoch * self._batches.data.records + lease.start,
+            lease.end - lease.start,
+        )
+        step = self._batches.data.batch_size
+
+        def updates(offset: int) -> Iterator[Update]:
+            spans = [(at, min(at + step, size)) for at in range(offset, size, step)]
+            batches = self._batches.of([(first + start, first + end) for start, end in spans])
+            for (start, end), batch in zip(spans, batches, strict=True):
+                minibatch = Minibatch(0, start, end - start, batch)
+                yield Update(start, end, [minibatch], 1, end - start, lease)
+
+        return updates
+
+    def _note(self, event: str, *args: Any) -> None:
+        if event == "on_batch_end":
+            self._steps += 1
+            self._session.progress.note(self._meter.newest)
+
+
+def _check(dataset: Any, data: dict[str, Any]) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(
+            "an IterableDataset cannot be cut into tasks, which parameter servers need; use a "
+            "dataset with __getitem__, or --strategy allreduce"
+        )
+    for name, usual in (("accumulate", 1), ("global_batch_size", 0), ("drop_last", False)):
+        if data[name] != usual:
+            raise UsageError(
+                f"{name}={data[name]}: with parameter servers each batch is an update; "
+                "leave it out, or use --strategy allreduce"
+            )
+
+
+def swap_parameters(model: nn.Module, optimizer: torch.optim.Optimizer, threshold: int) -> None:
+    """Replaces large embeddings by tables on servers, in the optimizer too."""
+    before = {path: module.weight for path, module in model.named_modules()
+              if isinstance(module, nn.Embedding | nn.EmbeddingBag)}  # fmt: skip
+    new = {id(before[path]): table.weight for path, table in swap_large(model, threshold).items()}
+    for group in optimizer.param_groups:
+        group["params"] = [new.get(id(parameter), parameter) for parameter in group["params"]]

@@ -1,0 +1,162 @@
+"""One-off tasks: what the master leases to a worker besides training, and how tasks are reported.
+
+An evaluation and a prediction are of records; a summary is of the states that evaluations left; a
+snapshot is of the model, where a worker holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_edl.contract import user_traceback
+from torch_edl.data.feeder import MODES, FeedError
+from torch_edl.data.tasks import ModelTask, RecordTask
+from torch_edl.engine.base import Engine
+from torch_edl.errors import (
+    ContractError,
+    EdlError,
+    MasterLostError,
+    NanLossError,
+    ServersLostError,
+    UsageError,
+    UserCodeError,
+    describe_error,
+)
+from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import LeaseClient, TaskResult
+from torch_edl.trainer.model_file import ModelFile
+from torch_edl.trainer.step import Step
+from torch_edl.trainer.task_metrics import TaskMetrics, summarize
+from torch_edl.trainer.task_predictions import TaskPredictions
+from torch_edl.wire import master_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class OneOffTasks:
+    """Does the tasks of a model file that are not training.
+
+    Args:
+        step: the user's forward.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        engine: Engine,
+        step: Step,
+        leases: LeaseClient,
+        status: WorkerStatus,
+    ) -> None:
+        self._file = file
+        self._engine = engine
+        self._step = step
+        self._leases = leases
+        self._status = status
+
+    def do(self, task: RecordTask | ModelTask) -> None:
+        """Does a task and reports it, as failed if the user's code raises.
+
+        Raises:
+            ServersLostError: the task was given back.
+        """
+        lease = task.lease
+        self._status.phase = pb.TaskKind.Name(lease.kind).removeprefix("TASK_").lower()
+        try:
+            result = self._done(task)
+        except MasterLostError:
+            raise
+        except ServersLostError:
+            self._leases.release([lease])
+            raise
+        except (Exception, SystemExit) as error:
+            self.fail(lease, error)
+            return
+        self._leases.complete(lease, result)
+
+    def fail(
+        self,
+        lease: pb.LeaseMessage,
+        error: BaseException,
+        *,
+        span: tuple[int, int] | None = None,
+        done: TaskResult | None = None,
+    ) -> None:
+        """Reports a task as failed.
+
+        Args:
+            span: offsets of the records that were at work; None: any of the task.
+            done: what was trained before.
+        """
+        log.error("task %d of %s failed: %s", lease.task_id, lease.shard, error)
+        first, last = span or (0, lease.end - lease.start)
+        # What the next try would meet again; an exception of the user's code may not come again.
+        fatal = isinstance(error, UsageError | NanLossError) or (
+            isinstance(error, FeedError | UserCodeError) and error.__cause__ is None
+        )
+        text = str(error) if isinstance(error, EdlError) else describe_error(error)
+        if lease.kind in MODES:
+            text += f" (records {lease.start + first} to {lease.start + last - 1} of {lease.shard})"
+        traceback = user_traceback(error, self._file.contract.path)
+        self._leases.fail(lease, text, traceback, fatal=fatal, done=done)
+
+    def do_last(self) -> None:
+        """Writes the model, if the job is to end and no other worker has it."""
+        for lease in self._leases.last_errands():
+            self.do(ModelTask(lease))
+
+    def _done(self, task: RecordTask | ModelTask) -> TaskResult:
+        if task.lease.kind == pb.TASK_SUMMARIZE:
+            metrics = self._file.contract.make_metrics()
+            return TaskResult(values=summarize(metrics, task.lease.states))
+        if task.lease.kind == pb.TASK_SNAPSHOT:
+            return TaskResult(snapshot=self._engine.snapshot()(task.lease.directory))
+        assert isinstance(task, RecordTask)
+        return self._evaluate(task) if task.lease.kind == pb.TASK_EVALUATE else self._predict(task)
+
+    def _evaluate(self, task: RecordTask) -> TaskResult:
+        metrics = TaskMetrics(self._file.contract.loss, self._file.contract.make_metrics())
+        damaged = 0
+        with self._evaluating() as prepare:
+            for update in task.updates(0):
+                damaged += update.damaged
+                for minibatch in update.minibatches:
+                    batch = minibatch.batch
+                    predictions = self._step.predict(prepare(batch.features))
+                    try:
+                        metrics.update(batch, predictions)
+                    except (Exception, SystemExit) as error:
+                        raise UserCodeError(f"a metric raised {describe_error(error)}") from error
+        records = task.lease.end - task.lease.start
+        return TaskResult(records=records, metrics=metrics.states(), damaged=damaged)
+
+    def _predict(self, task: RecordTask) -> TaskResult:
+        process = self._file.contract.prediction_outputs_processor
+        outputs = TaskPredictions(process, self._leases.worker_id)
+        with self._evaluating() as prepare:
+            for update in task.updates(0):
+                for minibatch in update.minibatches:
+                    outputs.add(self._step.predict(prepare(minibatch.batch.features)))
+        rows = outputs.write(self._file.config.checkpoint.output, task.lease.task_id)
+        records = task.lease.end - task.lease.start
+        if rows != records and process is None:
+            raise ContractError(
+                f"the model made {rows} predictions for {records} records; "
+                "feed and model must keep every record in prediction"
+            )
+        return TaskResult(records=records)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[Any]:
+        model = self._file.model
+        with self._engine.evaluating() as prepare, torch.no_grad():
+            model.eval()
+            try:
+                yield prepare
+            finally:
+                model.train()

@@ -1,0 +1,251 @@
+"""One minibatch through the functions of a model file: what it computes, and what is said of an
+error."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.contract import Contract
+from torch_edl.data.batch import Batch
+from torch_edl.engine.base import Engine
+from torch_edl.errors import EdlError, NanLossError, UserCodeError, describe_error
+
+layer_log = logging.getLogger("torch_edl.layers")
+
+LOG_LAYERS_EVERY = 50
+
+
+class Step:
+    """One minibatch through the user's model: forward, loss and backward, checked.
+
+    Args:
+        on_nan: ``stop`` raises :class:`NanLossError`, ``skip`` returns None.
+        log_layers: glob over module names whose outputs are logged now and then.
+    """
+
+    def __init__(
+        self, contract: Contract, model: nn.Module, *, on_nan: str, log_layers: str
+    ) -> None:
+        self._loss = contract.loss
+        self._path = contract.path
+        self._on_nan = on_nan
+        self._model = model
+        self.forward = caller(model)
+        self._count = 0
+        self.last_loss = math.nan
+        if log_layers:
+            self._watch(log_layers)
+
+    def predict(self, features: Any) -> Any:
+        """What the model says of a minibatch.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        try:
+            return self.forward(features)
+        except EdlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(
+                f"the model raised {describe_error(error)} (features {describe(features)})"
+                + self._dtypes(error, features=features)
+            ) from error
+
+    def backward(self, loss: torch.Tensor, batch: Batch) -> None:
+        """The gradient of what :meth:`loss` gave for a minibatch.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise UserCodeError(
+                f"backward raised {describe_error(error)}"
+                + self._dtypes(error, features=batch.features, labels=batch.labels)
+            ) from error
+
+    def loss(self, batch: Batch) -> torch.Tensor | None:
+        """The loss of a minibatch, a finite scalar; None if it is to be left out.
+
+        Raises:
+            UserCodeError: the user's code raised, or returned no scalar.
+            NanLossError: the loss is not finite.
+        """
+        self._count += 1
+        predictions = self.predict(batch.features)
+        try:
+            loss = self._loss(batch.labels, predictions)
+        except (Exception, SystemExit) as error:
+            raise UserCodeError(
+                f"loss raised {describe_error(error)} "
+                f"(labels {describe(batch.labels)}, predictions {describe(predictions)})"
+                + self._dtypes(error, labels=batch.labels)
+            ) from error
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UserCodeError(f"loss returned {describe(loss)}; expected a scalar tensor")
+        self.last_loss = loss.item()
+        if not math.isfinite(self.last_loss):
+            if self._on_nan == "stop":
+                why = cause(batch)
+                advice = "mend the data" if why else "lower the learning rate, look at the data"
+                raise NanLossError(
+                    f"the loss is {self.last_loss}{': ' * bool(why)}{why}; {advice}, or leave such "
+                    "minibatches out with --on-nan skip"
+                )
+            return None
+        return loss
+
+    def _dtypes(self, error: BaseException, **fed: Any) -> str:
+        """What to do about numbers of float64, the type of numpy and of tables, where torch raised
+        over types."""
+        said = str(error).lower()
+        known = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
+        if not ("dtype" in said or "double" in said) or torch.float64 in known:
+            return ""
+        wide = [name for name, value in fed.items() if "float64" in describe(value)]
+        if not wide:
+            return ""
+        return (
+            f"; feed returned {' and '.join(wide)} of float64, and the model computes in float32: "
+            "convert them with .float()"
+        )
+
+    def _watch(self, pattern: str) -> None:
+        found = [
+            (n, m) for n, m in self._model.named_modules() if n and fnmatch.fnmatch(n, pattern)
+        ]
+        if not found:
+            names = ", ".join(n for n, _ in self._model.named_modules() if n)
+            layer_log.warning("--log-layers %s: no module matches; there are %s", pattern, names)
+        for name, module in found:
+            module.register_forward_hook(self._log_layer(name))
+
+    def _log_layer(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not (module.training and isinstance(output, torch.Tensor)):
+                return
+            if self._count % LOG_LAYERS_EVERY == 1:
+                values = output.detach().float()
+                layer_log.info(
+                    "step %d %s %s: mean %.4g std %.4g min %.4g max %.4g",
+                    self._count,
+                    name,
+                    tuple(values.shape),
+                    values.mean(),
+                    values.std() if values.numel() > 1 else 0.0,
+                    values.min(),
+                    values.max(),
+                )
+
+        return hook
+
+
+class ContractBody:
+    """What stands between two batches of a model file: the body of its training loop.
+
+    Raises:
+        UserCodeError: the user's code raised.
+        NanLossError: the loss is not finite, and the user wants to stop then.
+    """
+
+    def __init__(
+        self, step: Step, engine: Engine, optimizer: torch.optim.Optimizer, scheduler: Any | None
+    ) -> None:
+        self._step = step
+        self._engine = engine
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+
+    def __call__(self, batch: Batch) -> float:
+        """Computes a minibatch; its loss. NaN: the minibatch gave no gradient."""
+        self._optimizer.zero_grad()
+        loss = self._step.loss(batch) if batch.size else None
+        self._engine.forwarded(gradient=loss is not None)
+        if loss is not None:
+            self._step.backward(loss, batch)
+        if self._engine.live:
+            self._optimizer.step()
+            if self._scheduler is not None:
+                self._scheduler.step()
+        return math.nan if loss is None else self._step.last_loss
+
+
+def describe(value: Any) -> str:
+    """Shape and dtype of a tensor, the type of anything else: for messages."""
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(describe(v) for v in value)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {describe(v)}' for name, v in value.items())}}}"
+    return type(value).__name__
+
+
+def caller(model: nn.Module) -> Callable[[Any], Any]:
+    """The function from the features of a minibatch to what the model makes of them: a tuple is
+    unpacked unless ``forward`` takes a single argument, a dict becomes keyword arguments where
+    the names fit."""
+    unpack = _unpacks(model)
+
+    def call(features: Any) -> Any:
+        if isinstance(features, tuple) and unpack(features):
+            return model(*features)
+        if isinstance(features, Mapping) and unpack(features):
+            return model(**features)
+        return model(features)
+
+    return call
+
+
+def _unpacks(model: nn.Module) -> Callable[[Any], bool]:
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    names = {p.name for p in parameters}
+    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+    def unpacks(features: Any) -> bool:
+        if isinstance(features, Mapping):
+            return keywords or set(features) <= names
+        return several
+
+    return unpacks
+
+
+def cause(batch: Batch) -> str:
+    """What in a minibatch is not finite, as the beginning of a sentence; empty: nothing."""
+    for name, tensor in (*_tensors("features", batch.features), *_tensors("labels", batch.labels)):
+        if not tensor.is_floating_point():
+            continue
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            place = bad[0].tolist()
+            value = float(tensor[tuple(place)])
+            at = f"[{', '.join(map(str, place))}]" if place else ""
+            samples = len(set(bad[:, 0].tolist())) if place else 1
+            return (
+                f"the input {name}{at} is {value} (samples of this minibatch with such a value: "
+                f"{samples} of {batch.size})"
+            )
+    return ""
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _tensors(f"{name}[{key!r}]", part)
+    elif isinstance(value, tuple | list):
+        for number, part in enumerate(value):
+            yield from _tensors(f"{name}[{number}]", part)
