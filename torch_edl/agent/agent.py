@@ -16,8 +16,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from torch_edl.agent.environment import Placement
 from torch_edl.agent.outputs import Outputs, Watch
+from torch_edl.agent.placement import Placement
 from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.restart_policy import RestartDecision, RestartPolicy
 from torch_edl.agent.workers import Ended, Workers, failure_text

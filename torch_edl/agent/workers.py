@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
-from torch_edl.agent.environment import Placement, worker_environment
+from torch_edl.agent.placement import Placement, worker_environment
 from torch_edl.processes import exec_child
 from torch_edl.processes.child_group import ChildGroup
 from torch_edl.processes.signals import describe_exit

@@ -1,4 +1,4 @@
-"""``torch-edl run --detach``: the client goes on without the terminal."""
+"""``torch-edl run --detach``: a client that runs without the terminal."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ _INTERRUPTED = 130
 
 
 class Detached:
-    """In the process that goes on: tells the one with the terminal that the job runs."""
+    """An observer in the detached process: tells the process of the terminal that the job runs."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        """The master has told how the job is: it listens, and took this process in."""
+        """The first status has come: the job runs."""
         if self._pipe >= 0:
-            with contextlib.suppress(BrokenPipeError):  # that process was killed meanwhile
+            with contextlib.suppress(BrokenPipeError):  # the process of the terminal is gone
                 os.write(self._pipe, b"1")
         self.close()
 
     def close(self) -> None:
-        """There is nothing to tell any more."""
+        """Closes the pipe to the process of the terminal."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
 
 
 def detach(name: str) -> int | Detached:
-    """Goes on in a process and a session of its own; must be called before a thread is started.
+    """Continues in a process and a session of its own; to be called before a thread is started.
 
     Args:
-        name: of the job that is about to start, or to be joined.
+        name: of the job that this command starts or joins.
 
     Returns:
-        An observer of the job in that process. In this one the exit code: 0 as soon as the job has
-        told its status; else that of the other process, whose words are shown.
+        In the detached process an observer of the job. In the process of the terminal the exit
+        code: 0 after the first status of the job, else that of the detached process, whose output
+        is then printed.
     """
     job = JobFolder(name)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def detach(name: str) -> int | Detached:
             return Detached(told)
     os.close(told)
     try:
-        # It ends without a word where the other process does.
+        # The pipe ends without a byte if the detached process ends.
         code = None if os.read(ready, 1) else _exit_code(child)
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
@@ -84,7 +85,7 @@ def detach(name: str) -> int | Detached:
 
 
 def _private(path: str, flags: int) -> int:
-    """As in the folder of a job, what is printed is for its user alone."""
+    """Opens a file that only this user may read, as the folder of a job."""
     return os.open(path, flags, 0o600)
 
 

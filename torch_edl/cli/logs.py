@@ -1,4 +1,4 @@
-"""``torch-edl logs``: what a job told of itself, and what its processes printed."""
+"""``torch-edl logs``: the events of a job and the output of its processes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch_edl.cli.terminal import stdout
 from torch_edl.errors import UsageError
 from torch_edl.jobs import catalog
 from torch_edl.jobs.folder import ENDED, JobFolder
+from torch_edl.jobs.log_tail import WholeLines
 from torch_edl.jobs.status import report
 
 _EVENTS = "events"
@@ -25,7 +26,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the logs of a job, and goes on as they grow with ``--follow``.
+    """Prints the logs of a job; with ``--follow`` also what is appended until the job is over.
 
     Raises:
         UsageError: no such job or log, or a number of lines below 0.
@@ -54,24 +55,13 @@ class _Log:
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.path = path
-        self._position = 0
+        self._lines = WholeLines(path)
 
     def read(self, *, tail: int | None = None, final: bool = False) -> Iterator[str]:
         """New lines: the last ``tail`` of them; with ``final`` an unfinished one, too."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self._position)
-                lines: Iterable[bytes] = file
-                if tail is not None:
-                    lines = deque(file, maxlen=tail)
-                    self._position = file.tell() - sum(map(len, lines))
-                for raw in lines:
-                    if not (final or raw.endswith(b"\n")):
-                        break
-                    self._position += len(raw)
-                    yield from self._shown(raw.rstrip(b"\r\n").decode("utf-8", "replace"))
-        except OSError:
-            return  # not there yet, or removed
+        lines: Iterable[bytes] = self._lines.read_all(final=final)
+        for line in lines if tail is None else deque(lines, maxlen=tail):
+            yield from self._shown(line.rstrip(b"\r").decode("utf-8", "replace"))
 
     def _shown(self, line: str) -> Iterable[str]:
         return (line,) if self.name != _EVENTS else _event_lines(line)
@@ -89,12 +79,12 @@ def _event_lines(line: str) -> list[str]:
 
 
 def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
-    """The logs that were asked for and exist; two of a process whose streams lie apart."""
+    """The logs that were asked for and exist; two for a process with separate streams."""
     paths = {}
     for process in found["processes"]:
         if process.get("log"):
             paths[process["role"], process["id"]] = Path(process["log"])
-    for file in job.logs.glob("*-*.log"):  # nobody was told of a status
+    for file in job.logs.glob("*-*.log"):  # the job may have no status yet
         name, _, number = file.stem.rpartition("-")
         if number.isdecimal():
             paths.setdefault((name, int(number)), file)
@@ -112,7 +102,7 @@ def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> l
 
 
 def _streams(path: Path) -> list[Path]:
-    """Where the output of a process lies; torchrun's launchers keep stdout and stderr apart."""
+    """The files of a process; torchrun's launchers write stdout and stderr to two."""
     return [path] if path.name != "stderr.log" else [path.with_name("stdout.log"), path]
 
 

@@ -10,9 +10,9 @@ from torch_edl.errors import EdlError
 from torch_edl.jobs import calls, catalog
 
 _POLL_S = 0.1
-# A last checkpoint may be written; the master gives it up earlier by itself.
+# A last checkpoint may be written; the master stops waiting for it earlier.
 _PATIENCE_S = 100.0
-# What takes longer is worth a line.
+# A message is printed after so long.
 _SAY_S = 2.0
 
 

@@ -30,7 +30,7 @@ _CALL_TIMEOUT_S = 2.0
 # After the first Ctrl-C: ask, then SIGTERM, then SIGKILL, if the master does not say that it stops.
 _TERM_AFTER_S = 4.0
 _KILL_AFTER_S = 8.0
-# It stops, and writes a last checkpoint before; it gives up earlier by itself.
+# How long the master may take to stop, with a last checkpoint; it ends earlier by itself.
 _STOP_WITHIN_S = 100.0
 # After the second Ctrl-C.
 _AT_ONCE_S = 2.0
@@ -43,7 +43,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Observer(Protocol):
-    """What else wants to see each status."""
+    """Receives each status of a job."""
 
     def update(self, status: pb.GetStatusResponse) -> None:
         """Takes a status; called several times a second."""
@@ -129,7 +129,7 @@ class _Client:
         self._stopping_since: float | None = None
         self._hurried_at: float | None = None
         self._terminated = False
-        # By whomever: then nobody need be told that its processes lose each other.
+        # Then warnings of processes that lose each other are left out.
         self._is_stopped = False
         self._stop_reason = ""
         self._held: list[pb.Event] = []
@@ -239,7 +239,7 @@ class _Client:
 
     @property
     def _patience_s(self) -> float:
-        """How long a master that was asked to stop may take."""
+        """How long a master may take that was asked to stop."""
         stops = self._status is not None and self._status.state == "stopping"
         return _STOP_WITHIN_S if stops else _TERM_AFTER_S
 
@@ -250,12 +250,12 @@ class _Client:
             self._terminated = True
             self._master.stop(grace_s=_KILL_AFTER_S)
             return
-        # Not waited for: the next status tells whether it was heard.
+        # Without waiting: the next status shows whether the master stops.
         request = pb.StopRequest(reason=self._stop_reason, at_once=at_once)
         self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: Outcome) -> None:
-        """Notes how the job ended, where its master could not."""
+        """Writes how the job ended to its folder if the master did not."""
         seen = self._job.last_status()
         if seen.get("state") in ENDED:
             return
@@ -267,7 +267,7 @@ class _Client:
             self._display.note(f"{self._job.dir}: {error.strerror}: the end is not noted there")
 
     def _let_leave(self) -> None:
-        """The master goes by itself once the job is over; it is given some time for it."""
+        """Gives the master time to leave by itself after the job is over."""
         deadline = self._clock() + _LEAVE_GRACE_S
         signals_before = self._signals.count
         while self._master.exit is None and self._clock() < deadline:
@@ -295,7 +295,7 @@ class _Client:
                 traceback=status.traceback,
                 usage_error=status.usage_error,
             )
-        # The master went without telling us how it ended; perhaps another who asked was told.
+        # The master ended before this client learned how; another client may have been told.
         code = None if ended is None else ended.code
         if code == 0:
             return replace(seen, state="finished")

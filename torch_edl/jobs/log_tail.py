@@ -1,8 +1,10 @@
-"""What the processes print, brought to the terminal: a line at a time, our own chatter left out."""
+"""Logs that grow, read line by line, and the lines of them that a terminal shows."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _OURS = re.compile(
@@ -11,13 +13,13 @@ _OURS = re.compile(
 # Of gRPC's C++ core, informative lines and the remark that precedes its first one.
 _CORE = re.compile(r"I\d{4} \d\d:\d\d:[\d.]+ |WARNING: All log messages before absl::")
 _LAYERS = "torch_edl.layers"
-# A task that failed is told by the master, with the count of its failures.
+# The master reports failed tasks, with the count of failures.
 _TOLD_BY_MASTER = ("torch_edl.trainer.one_off", "ERROR")
 _CHUNK_BYTES = 256 * 1024
 
 
 def is_chatter(line: str) -> bool:
-    """Whether gRPC's core says something that nobody asked for."""
+    """Whether the line is an informative one of gRPC's core."""
     return _CORE.match(line) is not None
 
 
@@ -48,24 +50,33 @@ class WholeLines:
         self._rest = b""
 
     def read(self, *, final: bool = False) -> list[bytes]:
-        """New lines, without their ends; with ``final`` all that is left, unfinished too. A file
-        that is not there yet, or no more, has no lines."""
+        """Some new lines, without their ends; with ``final`` all, an unfinished one too. A file
+        that does not exist has no lines."""
         lines: list[bytes] = []
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._position)
-                while chunk := file.read(_CHUNK_BYTES):
-                    self._position += len(chunk)
-                    *whole, self._rest = (self._rest + chunk).split(b"\n")
-                    lines += whole
-                    if not final:
-                        break
-        except OSError:
-            pass
+        for some in self._chunks():
+            lines += some
+            if not final:
+                break
         if final and self._rest:
             lines.append(self._rest)
             self._rest = b""
         return lines
+
+    def read_all(self, *, final: bool = False) -> Iterator[bytes]:
+        """All new lines as :meth:`read` returns them, of which only a part is in memory."""
+        for some in self._chunks():
+            yield from some
+        if final and self._rest:
+            yield self._rest
+            self._rest = b""
+
+    def _chunks(self) -> Iterator[list[bytes]]:
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._position)
+            while chunk := file.read(_CHUNK_BYTES):
+                self._position += len(chunk)
+                *whole, self._rest = (self._rest + chunk).split(b"\n")
+                yield whole
 
 
 class LogTail:

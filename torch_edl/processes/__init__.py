@@ -1,4 +1,4 @@
-"""Starting, watching and stopping processes: one interface, one file per place they can run.
+"""Starting, watching, signalling and reaping processes, for the client, the master and the agent.
 
-Nothing here decides which processes there should be; that is the master's. Never imports torch.
+No jobs here: which processes there should be is decided by the callers. Never imports torch.
 """

@@ -20,7 +20,7 @@ class ProcessSpec:
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     follows: bool = True
-    """It ends when the process that started it is gone."""
+    """The process ends when the one that started it is gone."""
 
     @property
     def name(self) -> str:
@@ -30,12 +30,12 @@ class ProcessSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """A process is gone."""
+    """How a process ended."""
 
     role: str
     id: int
     code: int | None
-    """Exit code, or None where a signal ended it (or it could not be known)."""
+    """Exit code; None where a signal ended the process."""
     signal: int | None = None
 
     def __str__(self) -> str:
@@ -43,13 +43,13 @@ class ProcessExit:
 
 
 class Launcher(Protocol):
-    """Starts processes and tells when they end. Not thread-safe: one thread owns it."""
+    """Starts processes, and reports their ends. Not thread-safe: one thread owns it."""
 
     def start(self, spec: ProcessSpec) -> int:
         """Starts a process and returns its pid (0 where there is none to know).
 
         Raises:
-            OSError: it could not be started.
+            OSError: the process could not be started.
         """
         ...
 
@@ -58,8 +58,8 @@ class Launcher(Protocol):
         ...
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
-        """Asks a process to end (SIGTERM), and ends it by force ``grace_s`` later. Returns at
-        once; :meth:`poll` tells the end, and must be called for the force to be used."""
+        """Sends SIGTERM to a process, and SIGKILL ``grace_s`` later. Returns at once; :meth:`poll`
+        sends the SIGKILL and reports the end, so it must be called."""
         ...
 
     def stop_all(self, *, grace_s: float) -> None:
@@ -67,5 +67,5 @@ class Launcher(Protocol):
         ...
 
     def log_path(self, role: str, id: int) -> str:
-        """Where the output of the process goes; empty if it cannot be known."""
+        """The file with the output of the process; empty if there is none."""
         ...

@@ -1,4 +1,4 @@
-"""What every started process does first: tie its life to its parent's, and set up its log."""
+"""What a started process does first: arrange to end with its parent, and set up its log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def follow_parent(signal: int = signals.SIGKILL) -> None:
         threading.Thread(
             target=_watch, args=(parent, signal), name="follow-parent", daemon=True
         ).start()
-    # It may have died before the kernel was told.
+    # The parent may have died before the kernel was told.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal)
 
@@ -76,8 +76,8 @@ def setup_logging(role: str, id: int) -> None:
 
 
 def outlive_terminal() -> None:
-    """From now on a print to a terminal that was closed is lost, and fails nobody: the signal that
-    comes with the end of the terminal says what is to be done."""
+    """Drops what is printed to a terminal after the terminal was closed, instead of raising: the
+    signal that comes with the end of the terminal ends the process."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream.isatty():
@@ -88,7 +88,7 @@ def outlive_terminal() -> None:
 
 
 class _Lossy(io.FileIO):
-    """A file that takes what can be written nowhere any more, and forgets it."""
+    """A file that drops what cannot be written any more."""
 
     def write(self, data: Any, /) -> int:
         try:

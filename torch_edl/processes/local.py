@@ -38,7 +38,7 @@ class LocalLauncher:
         """Starts ``python -m spec.module *spec.args`` and returns its pid.
 
         Raises:
-            OSError: it could not be started, or its log not opened.
+            OSError: the process could not be started, or its log not opened.
             RuntimeError: called from another thread than the main one.
         """
         if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""The plugin of torchrun: ``torchrun --rdzv-backend=edl``, agents of torch that meet at a master.
+"""The plugin of torchrun: with ``torchrun --rdzv-backend=edl`` torch's agents meet at a master.
 
 torch loads this module whenever it is imported itself, so nothing heavy is imported here. No
 starting or watching of workers: that is the agent's, here torch's own.

@@ -1,4 +1,4 @@
-"""What torchrun's options of the rendezvous say, for its own agent and for ours."""
+"""torchrun's options of the rendezvous, read for torch's agent and for ours."""
 
 from __future__ import annotations
 

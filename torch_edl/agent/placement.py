@@ -1,4 +1,4 @@
-"""The environment of a worker: torchrun's variables, name by name."""
+"""Where a worker is in its job, and the variables by which torchrun tells it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch_edl.wire import master_pb2 as pb
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where this agent's workers are in the job, when they are started.
+    """Where this agent's workers are in the job when they are started.
 
-    A worker of a script that uses torch_edl reads its rank of today from the job instead: the
-    variables cannot change while it runs.
+    The variables of a process cannot change while it runs. A script that uses torch_edl asks the
+    job for its present rank instead.
     """
 
     node_rank: int
@@ -28,14 +28,14 @@ class Placement:
     def told(
         cls, response: pb.AgentReportResponse, config: LaunchConfig, *, before: Placement | None
     ) -> Placement:
-        """From an answer of the master.
+        """The placement that an answer of the master gives.
 
         Args:
-            before: that of the workers so far; the number of a machine stays.
+            before: the placement of the workers so far; the rank of the machine stays.
         """
         return cls(
             node_rank=response.node_rank if before is None else before.node_rank,
-            # Of a fixed number of machines all count, also while one of them is replaced.
+            # With a fixed number of machines all count, also while one of them is replaced.
             nodes=min(max(config.min_nodes, response.nodes), config.max_nodes),
             local_world_size=config.nproc_per_node,
             master_addr=response.master_addr,

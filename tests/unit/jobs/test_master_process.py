@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.files import write_text
+from torch_edl.jobs import calls, catalog
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.master_process import MasterProcess
+from torch_edl.wire.endpoint import LOOPBACK
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
+    """A job of a script: its master lives until it is stopped."""
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
+    return catalog.create(
+        JobConfig(
+            name="j",
+            kind="script",
+            model_file="/train.py",
+            cluster=ClusterConfig(),
+            checkpoint=CheckpointConfig(),
+        )
+    )
+
+
+@pytest.fixture
+def master(job: JobFolder) -> Iterator[MasterProcess]:
+    made = MasterProcess(job, listen=f"{LOOPBACK}:0")
+    yield made
+    made.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_master_that_is_killed_is_started_again_at_its_address(
+    job: JobFolder, master: MasterProcess
+) -> None:
+    address = master.start_and_listen()
+    first = master.pid
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: master.revive() is None and master.pid != first)
+    wait_for(lambda: (found := job.master()) is not None and found.pid == master.pid)
+    found = job.master()
+    assert found is not None
+    assert (found.address, found.token) == (address, master.token)
+    assert calls.get_status(job) is not None
+
+
+def test_a_master_that_is_stopped_is_not_started_again(
+    job: JobFolder, master: MasterProcess
+) -> None:
+    master.start_and_listen()
+    assert job.is_watched()
+    assert master.exit is None
+    master.stop(grace_s=60)
+    wait_for(lambda: master.revive() is not None)
+    assert str(master.exit) == "exit code 143"
+    master.close()
+    assert not job.is_running()
+
+
+def test_a_master_that_cannot_begin_says_why(job: JobFolder, master: MasterProcess) -> None:
+    write_text(job.config_file, '{"kind": "none"}')
+    with pytest.raises(UsageError, match=r"job\.json: "):
+        master.start_and_listen()
