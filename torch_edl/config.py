@@ -67,7 +67,9 @@ class DataConfig(Checked):
     loader_workers: int = option(
         0, "--loader-workers N", "DataLoader processes, if feed returns a Dataset", minimum=0
     )
-    pin_memory: bool = option(False, "--pin-memory", "pin the batches of that DataLoader in memory")
+    pin_memory: bool = option(
+        False, "--pin-memory", "pin the memory of the batches of the DataLoader"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ class TrainConfig(Checked):
     grads_to_wait: int = option(
         1,
         "--grads-to-wait N",
-        "pushes averaged by --mode sync (default: the least --workers)",
+        "pushes averaged by --mode sync (default: MIN of --workers)",
         kinds=TRAIN,
         minimum=1,
     )

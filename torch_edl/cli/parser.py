@@ -23,7 +23,7 @@ examples:
   torch-edl predict model.py --from trained --data new.parquet --output scores.csv
   torch-edl status
 
-Each verb has its own page: torch-edl run --help
+The options of a command: torch-edl run --help
 """
 
 _RUN_EXAMPLES = """\
@@ -152,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
         "compute the metrics of a trained model on data",
         epilog="example:\n  torch-edl evaluate model.py --from trained --data test.parquet --json",
     )
-    evaluate.usage = "torch-edl evaluate MODEL.py --from DIR --data PATH... [options] [-- ARGS]"
+    evaluate.usage = "torch-edl evaluate MODEL.py --from SOURCE --data PATH... [options] [-- ARGS]"
     _add_model_file(evaluate)
     evaluate.add_argument("--json", action="store_true", help="print the metrics as JSON")
     add_options(evaluate, "evaluate")
@@ -165,7 +165,7 @@ def build_parser() -> argparse.ArgumentParser:
         "  torch-edl predict model.py --from trained --data new.parquet --output scores.csv",
     )
     predict.usage = (
-        "torch-edl predict MODEL.py --from DIR --data PATH... --output FILE [options] [-- ARGS]"
+        "torch-edl predict MODEL.py --from SOURCE --data PATH... --output FILE [options] [-- ARGS]"
     )
     _add_model_file(predict)
     add_options(predict, "predict")
@@ -222,7 +222,7 @@ def build_parser() -> argparse.ArgumentParser:
         "remove the folders of jobs that have ended: logs, events, status",
         epilog="examples:\n"
         "  torch-edl clean --days 7\n"
-        "      keep jobs that have written something in the last 7 days\n\n"
+        "      keep jobs that were active in the last 7 days\n\n"
         "  torch-edl clean --keep 20 --dry-run\n"
         "      list the folders that would be removed to keep the 20 newest jobs\n\n"
         f"{_KEPT}",
@@ -231,7 +231,7 @@ def build_parser() -> argparse.ArgumentParser:
         "job", nargs="*", metavar="JOB", help="names of jobs (default: all that have ended)"
     )
     clean.add_argument(
-        "--days", type=whole, metavar="N", help="keep jobs that have written in the last N days"
+        "--days", type=whole, metavar="N", help="keep jobs that were active in the last N days"
     )
     clean.add_argument("--keep", type=whole, metavar="N", help="keep the N newest jobs")
     clean.add_argument("--dry-run", action="store_true", help="list the folders, remove nothing")
@@ -246,7 +246,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="number of workers, or a range",
     )
 
-    stop = verb("stop", "stop a running job after a last checkpoint, if it keeps checkpoints")
+    stop = verb("stop", "stop a running job, after a last checkpoint if the job keeps any")
     stop.add_argument("job", metavar="JOB", help="name of the job")
     stop.add_argument(
         "--now", action="store_true", help="end all processes at once, without a last checkpoint"
