@@ -23,27 +23,24 @@ from typing import TypeVar
 from master.runtime import checkpoints, persistence
 from master.runtime.effects import Effects, remove_temporary
 from master.runtime.journal import Journal
+from master.runtime.loop import run
+from master.runtime.scan import scan
 from master.runtime.service import Service
 from master.runtime.store.sqlite import SqliteStore
-from master.state.actions import NotStarted, Saved, Start, Started, Stop
+from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.scripts import ScriptJob
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import Shard
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs.folder import JobFolder, MasterAddress
-from torch_edl.processes.base import Launcher
 from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
-# How soon an exit of a process is noticed.
-_POLL_S = 0.1
 _LOOPBACK = "127.0.0.1:0"
 _LINGER_S = 10.0
 _ROOM_POLL_S = 0.5
@@ -78,7 +75,7 @@ def main(
         goes_on = folder.master_file.exists()
         store, owner, fence = _with_room(lambda: _open(folder), stop, waits=goes_on)
         left = persistence.left_behind(store, token) if config.kind == "script" else None
-        undecided = left is None or not left["strategy"]
+        undecided = left is None or not left["fleet"]["strategy"]
         resumed = _prepare_checkpoints(config) if undecided else None
     except (EdlError, OSError) as error:
         log.error("%s", error)
@@ -93,21 +90,20 @@ def main(
         server_module=server_module,
         external=config.kind == "script",
     )
-    job = (ScriptJob if config.kind == "script" else Job)(
+    job = Job(
         config,
         fleet,
         folder=folder.dir,
-        cores=_cores(),
         resumed=resumed,
         wall_offset_s=time.time() - time.monotonic(),
     )
     journal = Journal(folder.events_file)
-    job.events.go_on(journal.written)
-    if left is not None and isinstance(job, ScriptJob):
-        job.go_on(left, time.monotonic())
+    job.lifecycle.log.continue_after(journal.written)
+    if left is not None:
+        job.from_state(left, time.monotonic())
     job.start(time.monotonic())
-    service = Service(job, clock=time.monotonic, log_path=launcher.log_path)
-    keeper = persistence.Persistence(
+    service = Service(job, clock=time.monotonic, log_path=launcher.log_path, cores=_cores())
+    kept = persistence.Persistence(
         service,
         store,
         owner,
@@ -116,7 +112,7 @@ def main(
         secret=token,
         status_file=folder.status_file,
     )
-    service.keep = keeper.keep
+    service.keep = kept.keep
     # Workers of a master that went before look for its successor where it was.
     earlier = folder.master() if left is not None else None
     listen = options.listen or (earlier.listen if earlier is not None else "") or _LOOPBACK
@@ -128,101 +124,28 @@ def main(
     except (UsageError, OSError) as error:
         log.error("%s", error)
         service.close()
-        keeper.close()
+        kept.close()
         return stop.exit_code or 2
     effects = Effects(service.apply, token=token)
     try:
         if config.kind != "script":
-            threading.Thread(target=_scan, args=(service,), name="scan", daemon=True).start()
-        _run(service, launcher, effects, stop, journal)
+            threading.Thread(
+                target=lambda: service.apply(scan(config)), name="scan", daemon=True
+            ).start()
+        run(service, launcher, effects, stop, journal)
         # Whoever started us may be gone; nobody else waits for the end.
-        if job.end_is_awaited and os.getppid() == parent:
+        if job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
     finally:
         launcher.stop_all(grace_s=0)
         service.close()
-        keeper.close()
+        kept.close()
         remove_temporary(folder.dir / "final")
         if config.checkpoint.dir and config.kind == "train":
             checkpoints.remove_leftovers(Path(config.checkpoint.dir))
-    assert job.outcome is not None
-    stopped = job.outcome.state == "stopped"
-    return stop.exit_code if stopped and stop.exit_code else job.outcome.exit_code
-
-
-def _run(
-    service: Service, launcher: Launcher, effects: Effects, stop: StopSignals, journal: Journal
-) -> None:
-    """Polls, decides and acts until every process has ended."""
-    job = service.job
-    while True:
-        exits = launcher.poll()
-        with service.changed:
-            now = time.monotonic()
-            if stop.name:
-                job.stop(stop.name, now, at_once=stop.count > 1)
-            for exit in exits:
-                job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
-            actions = job.tick(now)
-            moved, job.lockstep.moved = job.lockstep.moved, False
-            if exits or actions or moved or job.outcome is not None or job.work.available:
-                service.changed.notify_all()
-            over = job.over
-            events = job.events.after(journal.written)
-        journal.write(events)
-        for action in actions:
-            if isinstance(action, Start):
-                _start(service, launcher, action)
-            elif isinstance(action, Stop):
-                launcher.stop(action.role, action.id, grace_s=action.grace_s)
-            else:
-                effects.submit(action)
-        if over:
-            return
-        with service.changed:
-            service.changed.wait(_POLL_S)
-
-
-def _start(service: Service, launcher: Launcher, action: Start) -> None:
-    spec = action.spec
-    try:
-        service.apply(Started(spec.role, spec.id, launcher.start(spec)))
-    except OSError as error:
-        service.apply(NotStarted(spec.role, spec.id, str(error)))
-
-
-def _scan(service: Service) -> None:
-    """Counts the records of all data, while the first worker starts."""
-    # Imported when needed, in this thread: it may bring pyarrow.
-    from torch_edl.data.sources import expand, open_source
-
-    config = service.job.config
-    wanted = {
-        "train": {"train": config.data.train, "eval": config.data.eval},
-        "evaluate": {"eval": config.data.eval},
-        "predict": {"predict": config.data.predict},
-    }[config.kind]
-    found: dict[str, Sequence[Shard]] = {}
-    damaged, problem = 0, ""
-    try:
-        for key, paths in wanted.items():
-            if paths:
-                sources = [
-                    open_source(
-                        path, format=config.data.format, skip_damaged=config.data.skip_damaged
-                    )
-                    for path in expand(paths)
-                ]
-                found[key] = [Shard.of(source) for source in sources]
-                damaged += sum(source.damaged for source in sources)
-    except (EdlError, OSError) as error:
-        problem = str(error)
-    except Exception as error:
-        log.exception("the data cannot be scanned")
-        problem = f"the data cannot be scanned: {type(error).__name__}: {error}"
-    with service.changed:
-        service.job.scanned(found, time.monotonic(), damaged=damaged, error=problem)
-        service.changed.notify_all()
+    outcome = job.lifecycle.outcome
+    assert outcome is not None
+    return stop.exit_code if outcome.state == "stopped" and stop.exit_code else outcome.exit_code
 
 
 def _open(folder: JobFolder) -> tuple[SqliteStore, str, int]:

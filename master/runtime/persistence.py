@@ -15,7 +15,7 @@ from typing import Any
 
 from master.runtime.service import Clock, Service
 from master.runtime.store.base import Store
-from master.state.scripts import ScriptJob
+from master.state.actions import Failure, Note
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files import write_text
 from torch_edl.jobs.status import as_dict
@@ -131,9 +131,9 @@ class Persistence:
             OSError: the disk refused.
         """
         job = self._service.job
-        if not isinstance(job, ScriptJob):
+        if not job.workforce.survives_master:
             return
-        value = json.dumps({"run": self._run_of, **job.durable()}).encode()
+        value = json.dumps({"run": self._run_of, **job.to_state()}).encode()
         if value != self._written:
             try:
                 self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
@@ -160,11 +160,12 @@ class Persistence:
         self._full = error is not None
         job, now = self._service.job, self._clock()
         if error is None:
-            job.tell("info", "the state of the job is kept again", now)
+            job.apply(Note("info", "the state of the job is kept again"), now)
             return
-        waits = isinstance(job, ScriptJob)
-        then = "no worker joins or leaves until there is room" if waits else "the job goes on"
-        job.tell("warning", f"the state of the job cannot be kept: {error}; {then}", now)
+        waits = job.workforce.survives_master
+        then = "no worker joins or leaves until there is room" if waits else "the job continues"
+        text = f"the state of the job cannot be kept: {error}; {then}"
+        job.apply(Note("warning", text), now)
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -182,9 +183,7 @@ class Persistence:
                 self.keep()
                 self._told(None)
         except StoreConflictError as error:
-            with self._service.changed:
-                self._service.job.fail(f"another master took this job over: {error}", self._clock())
-                self._service.changed.notify_all()
+            self._service.apply(Failure(f"another master took this job over: {error}"))
         except OSError as error:
             with self._service.changed:
                 self._told(error)

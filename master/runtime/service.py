@@ -11,35 +11,37 @@ from typing import Any
 import grpc
 
 from master.runtime.requests import check
-from master.state.actions import JobEvent
-from master.state.job import Job
-from master.state.scripts import ScriptJob
+from master.state.calls import Calls
+from master.state.job import Job, JobEvent
 from master.state.status import LogPath, describe
-from master.state.workers import Workers
-from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.server import Handler, serve
 
 log = logging.getLogger(__name__)
 
 _LEASE_WAIT_S = 2.0
-_MODEL_WAIT_S = 5.0
+_READY_S = 5.0
 _RING_WAIT_S = 2.0
 _ANY = ("0.0.0.0", "[::]", "*")
 _ENDED = ("finished", "failed", "stopped")
 
 Clock = Callable[[], float]
+Event = Callable[[Any, float], Any]
+"""(request, now) to the answer of the job; None: there is none yet."""
 
 
 class Service:
     """Answers the RPCs of the Master service.
 
     ``changed`` is the lock of the job; whoever changes the job under it notifies.
+
+    Args:
+        cores: CPU cores to divide among the workers.
     """
 
-    def __init__(self, job: Job, *, clock: Clock, log_path: LogPath) -> None:
+    def __init__(self, job: Job, *, clock: Clock, log_path: LogPath, cores: int) -> None:
         self.job = job
-        self._workers = Workers(job)
+        self._calls = Calls(job, cores=cores)
         self.changed = threading.Condition()
         self.end_seen = threading.Event()
         """Somebody has fetched the final state."""
@@ -78,30 +80,31 @@ class Service:
 
     def handlers(self) -> dict[str, Handler]:
         """Method name to handler."""
+        calls, now, wait = self._calls, self._at_once, self._waiting
         handlers: dict[str, Handler] = {
-            "Register": self._changing(self._workers.register),
-            "RegisterServer": self._register_server,
-            "ReportModel": self._changing(self.job.report_model),
-            "ReportData": self._changing(self._of_script("report_data")),
-            "ReportFailure": self._changing(self.job.report_failure),
-            "WaitUntilReady": self._wait_until_ready,
-            "Lease": self._lease,
-            "CompleteTask": self._changing(self._workers.complete_task),
-            "ReleaseTask": self._changing(self._workers.release_task),
-            "FailTask": self._changing(self._workers.fail_task),
-            "Heartbeat": self._heartbeat,
-            "JoinRing": self._join_ring,
-            "StandBy": self._stand_by,
-            "LeaveRing": self._changing(self._workers.leave_ring),
-            "CommitCheckpoint": self._changing(self._workers.commit_checkpoint),
-            "AgentReport": self._changing(self._of_script("agent_report")),
-            "JoinRound": self._join_round,
-            "GetRound": self._changing(self._of_script("get_round")),
-            "LeaveRound": self._changing(self._of_script("leave_round")),
-            "CloseRounds": self._changing(self._of_script("close_rounds")),
+            "Register": now(calls.register, keep=True),
+            "RegisterServer": now(calls.register_server),
+            "ReportModel": now(calls.report_model, keep=True),
+            "ReportData": now(calls.report_data, keep=True),
+            "ReportFailure": now(calls.report_failure, keep=True),
+            "WaitUntilReady": wait(calls.wait_until_ready, _READY_S, pb.WaitUntilReadyResponse),
+            "Lease": wait(calls.lease, _LEASE_WAIT_S, calls.nothing_to_lease, changes=False),
+            "CompleteTask": now(calls.complete_task),
+            "ReleaseTask": now(calls.release_task),
+            "FailTask": now(calls.fail_task),
+            "Heartbeat": now(calls.heartbeat, notify=False),
+            "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
+            "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.StandByResponse),
+            "LeaveRing": now(calls.leave_ring, keep=True),
+            "CommitCheckpoint": now(calls.commit_checkpoint, keep=True),
+            "AgentReport": now(calls.agent_report, keep=True),
+            "JoinRound": wait(calls.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
+            "GetRound": now(calls.get_round, keep=True),
+            "LeaveRound": now(calls.leave_round, keep=True),
+            "CloseRounds": now(calls.close_rounds, keep=True),
             "GetStatus": self._status,
-            "Scale": self._scale,
-            "Stop": self._stop,
+            "Scale": now(calls.scale),
+            "Stop": now(calls.stop),
         }
         return {name: _checked(handler) for name, handler in handlers.items()}
 
@@ -134,98 +137,57 @@ class Service:
             log_path=self._log_path,
         )
 
-    def _of_script(self, event: str) -> Callable[[Any, float], Any]:
-        if isinstance(self.job, ScriptJob):
-            return getattr(self.job, event)  # type: ignore[no-any-return]
+    def _at_once(
+        self, event: Event, *, keep: bool = False, notify: bool = True
+    ) -> Callable[[Any, Any], Any]:
+        """A handler that answers at once.
 
-        def refuse(request: Any, now: float) -> Any:
-            raise UsageError(f"job {self.job.config.name} trains a model file, not a script")
+        Args:
+            keep: others rely on the answer, which must outlive this process.
+            notify: the event may change something for calls that wait.
+        """
 
-        return refuse
-
-    def _changing(self, event: Callable[[Any, float], Any]) -> Callable[[Any, Any], Any]:
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
             with self.changed:
                 answer = event(request, self._clock())
-                self.changed.notify_all()
-                self.keep()
+                if notify:
+                    self.changed.notify_all()
+                if keep:
+                    self.keep()
             return answer
 
         return handle
 
-    def _register_server(self, request: Any, _: grpc.ServicerContext) -> pb.RegisterServerResponse:
-        with self.changed:
-            self.job.register_server(request, self._clock())
-            self.changed.notify_all()
-        return pb.RegisterServerResponse()
-
-    def _heartbeat(self, request: Any, _: grpc.ServicerContext) -> pb.HeartbeatResponse:
-        with self.changed:
-            return self._workers.heartbeat(request, self._clock())
-
-    def _join_ring(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(
-            self._workers.join_ring, request, context, _RING_WAIT_S, notify=True, keep=True
-        )
-        return answer if answer is not None else pb.JoinRingResponse()
-
-    def _stand_by(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(
-            self._workers.stand_by, request, context, _RING_WAIT_S, notify=True, keep=True
-        )
-        return answer if answer is not None else pb.StandByResponse()
-
-    def _join_round(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(
-            self._of_script("join_round"), request, context, _RING_WAIT_S, notify=True, keep=True
-        )
-        return answer if answer is not None else pb.JoinRoundResponse()
-
-    def _wait_until_ready(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(
-            self.job.wait_until_ready, request, context, _MODEL_WAIT_S, notify=True, keep=True
-        )
-        return answer if answer is not None else pb.WaitUntilReadyResponse()
-
-    def _lease(self, request: Any, context: grpc.ServicerContext) -> Any:
-        answer = self._wait(self._workers.lease, request, context, _LEASE_WAIT_S, notify=False)
-        if answer is not None:
-            return answer
-        with self.changed:
-            return self._workers.waiting()
-
-    def _wait(
-        self,
-        event: Callable[[Any, float], Any],
-        request: Any,
-        context: grpc.ServicerContext,
-        wait_s: float,
-        *,
-        notify: bool,
-        keep: bool = False,
-    ) -> Any:
-        """Asks again on each change until there is an answer, or ``wait_s`` is over (None).
+    def _waiting(
+        self, event: Event, wait_s: float, otherwise: Callable[[], Any], *, changes: bool = True
+    ) -> Callable[[Any, Any], Any]:
+        """A handler that asks again on each change until there is an answer, or time is over.
 
         Args:
-            notify: the first time may change something for others.
-            keep: what was answered must outlive this process.
+            otherwise: makes the answer when time is over.
+            changes: the event changes something for others, who rely on the answer.
         """
-        deadline, first = self._clock() + wait_s, True
-        with self.changed:
-            while True:
+
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            deadline, first = self._clock() + wait_s, True
+            with self.changed:
                 # Nothing may be leased to a call that is not there any more.
-                if not context.is_active():
-                    return None
-                answer = event(request, self._clock())
-                if notify and (first or answer is not None):
-                    first = False
-                    self.changed.notify_all()
-                if keep and answer is not None:
-                    self.keep()
-                remaining = deadline - self._clock()
-                if answer is not None or remaining <= 0:
-                    return answer
-                self.changed.wait(remaining)
+                while context.is_active():
+                    answer = event(request, self._clock())
+                    if changes and (first or answer is not None):
+                        first = False
+                        self.changed.notify_all()
+                    if changes and answer is not None:
+                        self.keep()
+                    remaining = deadline - self._clock()
+                    if answer is not None:
+                        return answer
+                    if remaining <= 0:
+                        break
+                    self.changed.wait(remaining)
+                return otherwise()
+
+        return handle
 
     def _status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> Any:
         with self.changed:
@@ -233,19 +195,6 @@ class Service:
         if answer.state in _ENDED:
             self.end_seen.set()
         return answer
-
-    def _scale(self, request: pb.ScaleRequest, _: grpc.ServicerContext) -> pb.ScaleResponse:
-        with self.changed:
-            text = self.job.scale(request, self._clock())
-            self.changed.notify_all()
-        return pb.ScaleResponse(text=text)
-
-    def _stop(self, request: pb.StopRequest, _: grpc.ServicerContext) -> pb.StopResponse:
-        with self.changed:
-            reason = request.reason or "asked to stop"
-            self.job.stop(reason, self._clock(), at_once=request.at_once)
-            self.changed.notify_all()
-        return pb.StopResponse()
 
 
 def _checked(handler: Handler) -> Handler:

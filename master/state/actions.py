@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.base import ProcessSpec
 from torch_edl.tables.watermarks import Watermarks
 
@@ -183,6 +183,18 @@ class OutputWritten:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class DataScanned:
+    """The sources of the data are counted."""
+
+    shards: Mapping[str, Sequence[Shard]]
+    """``train``, ``eval`` and ``predict`` to their shards."""
+    damaged: int = 0
+    """Records that were left out."""
+    error: str = ""
+    """Why not all could be counted; it matters unless the model file brings its own source."""
+
+
 EffectEvent = CheckpointSaved | CheckpointFailed | FolderMade | Flushed | OutputWritten
 """What came of an :data:`Effect`."""
 
@@ -204,7 +216,3 @@ class Failure:
     error: str
     traceback: str = ""
     usage: bool = False
-
-
-JobEvent = Started | NotStarted | EffectEvent | Note | Failure
-"""What :meth:`master.state.job.Job.apply` takes."""

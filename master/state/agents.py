@@ -13,8 +13,8 @@ from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass
-class Agent:
-    """One agent as it last told of itself."""
+class AgentRecord:
+    """One agent as it last reported."""
 
     node: str
     """Its name; unique in the job."""
@@ -22,7 +22,7 @@ class Agent:
     host: str
     seen: float
     done: bool = False
-    """All its workers ended well, or it leaves."""
+    """All its workers ended well, or the agent leaves."""
     address: str = ""
     """Of its machine, for the others."""
     port: int = 0
@@ -30,13 +30,13 @@ class Agent:
     rank: int = -1
     """Its number among the machines; that of one which has not begun may change."""
     begun: bool = False
-    """It has started workers. One whose rank is beyond the machines that a job may have waits."""
+    """The agent has started workers. An agent whose rank is beyond the machines of a job waits."""
     told: bool = False
-    """It heard that the job is over."""
+    """The agent has heard that the job is over."""
     logs: dict[int, str] = field(default_factory=dict)
     """Pid of each of its workers to its log."""
     kill: set[int] = field(default_factory=set)
-    """Pids of its workers that were given up."""
+    """Pids of its workers that were declared lost."""
 
 
 class Agents:
@@ -44,20 +44,20 @@ class Agents:
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._agents: dict[str, Agent] = {}
-        self._lost: dict[str, Agent] = {}
+        self._agents: dict[str, AgentRecord] = {}
+        self._lost: dict[str, AgentRecord] = {}
 
-    def __iter__(self) -> Iterator[Agent]:
+    def __iter__(self) -> Iterator[AgentRecord]:
         return iter(self._agents.values())
 
     def __len__(self) -> int:
         return len(self._agents)
 
-    def get(self, node: str) -> Agent | None:
+    def get(self, node: str) -> AgentRecord | None:
         """The agent of that name, also one that was lost: it may come back."""
         return self._agents.get(node) or self._lost.get(node)
 
-    def rank(self, agent: Agent) -> int:
+    def rank(self, agent: AgentRecord) -> int:
         """Its number among the machines: the least that no other has, until it has begun."""
         if agent.rank < 0 or not agent.begun:
             taken = {other.rank for other in self if other is not agent and not other.done}
@@ -65,7 +65,7 @@ class Agents:
         return agent.rank
 
     @property
-    def first(self) -> Agent | None:
+    def first(self) -> AgentRecord | None:
         """The one whose workers have the ranks from 0 on."""
         return next((agent for agent in self if agent.rank == 0 and not agent.done), None)
 
@@ -84,18 +84,18 @@ class Agents:
         """Every agent heard that the job is over, or is silent."""
         return all(agent.told or now - agent.seen >= linger_s for agent in self)
 
-    def report(self, node: str, pid: int, host: str, now: float) -> tuple[Agent, bool]:
+    def report(self, node: str, pid: int, host: str, now: float) -> tuple[AgentRecord, bool]:
         """An agent lives. Returns it, and whether another one of that name came before it."""
         agent = self._agents.get(node)
         back = self._lost.pop(node, None)
         replaces = any(a is not None and a.pid != pid for a in (agent, back))
         if agent is None or replaces:
-            new = Agent(node, pid, host, now, rank=-1 if agent is None else agent.rank)
+            new = AgentRecord(node, pid, host, now, rank=-1 if agent is None else agent.rank)
             self._agents[node] = agent = back if back is not None and not replaces else new
         agent.seen = now
         return agent, replaces
 
-    def silent(self, now: float) -> Sequence[Agent]:
+    def silent(self, now: float) -> Sequence[AgentRecord]:
         """Takes out the agents whose last report is a timeout ago or more, and returns them."""
         lost = [
             agent
@@ -108,8 +108,8 @@ class Agents:
 
     # ---- a restart of the master ----
 
-    def export(self) -> list[dict[str, Any]]:
-        """What a successor must know, as JSON can say it."""
+    def to_state(self) -> list[dict[str, Any]]:
+        """What a restarted master needs, as JSON can say it."""
         return [
             {
                 "node": a.node,
@@ -125,10 +125,10 @@ class Agents:
             for a in self
         ]
 
-    def restore(self, state: Sequence[dict[str, Any]], now: float) -> None:
-        """The inverse of :meth:`export`; every agent was heard just now."""
+    def from_state(self, state: Sequence[dict[str, Any]], now: float) -> None:
+        """The inverse of :meth:`to_state`; every agent counts as heard now."""
         for saved in state:
-            agent = Agent(seen=now, **{**saved, "kill": set(saved["kill"])})
+            agent = AgentRecord(seen=now, **{**saved, "kill": set(saved["kill"])})
             self._agents[agent.node] = agent
 
 

@@ -263,6 +263,6 @@ class CheckpointManager:
         newest = str(self.newest.path) if self.newest is not None else ""
         return {"newest": newest, "ring_checkpoint": self.ring_checkpoint}
 
-    def from_state(self, state: Mapping[str, Any]) -> None:
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`; the newest checkpoint itself is found on the disk."""
         self.ring_checkpoint = state["ring_checkpoint"]

@@ -20,8 +20,19 @@ _PARTS = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "see
 _MOST_RECORDS = 1 << 53
 
 
-def check_prefix(saved: Saved) -> None:
-    """Raises UsageError unless the tasks of a checkpoint are the first ones, one after another."""
+def check_strategy(config: JobConfig, saved: Saved, strategy: str) -> None:
+    """Raises UsageError unless a job of the strategy can go on from the checkpoint.
+
+    A ring goes on from a checkpoint whose tasks are the first ones, one after another.
+    """
+    then = saved.manifest.strategy
+    if config.kind == "script" and then != strategy:
+        raise UsageError(
+            f"--resume {saved.path}: a checkpoint of the strategy {then}; go on with "
+            f"--strategy {then}, or begin with its values: --load"
+        )
+    if config.kind == "script" or strategy != "allreduce":
+        return
     progress = saved.progress
     started = {id for id in progress.offsets if id >= progress.retired_before}
     if started - {progress.retired_before}:

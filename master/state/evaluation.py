@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from master.state.tasks import Pass, TaskQueue, errand
+from master.state.tasks import TaskQueue, TaskStream, one_off_task
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 
 
 @dataclass(frozen=True)
-class Result:
-    """An evaluation that is over."""
+class EvaluationResult:
+    """An evaluation is over."""
 
     steps: int
     """Training steps when it began."""
@@ -47,9 +48,9 @@ class _Schedule:
 @dataclass
 class _Running:
     steps: int
-    tasks: Pass
+    tasks: TaskStream
     states: MetricStates
-    summary: Pass | None = None
+    summary: TaskStream | None = None
 
 
 class Evaluations:
@@ -66,7 +67,7 @@ class Evaluations:
         self, space: TaskSpace, *, every: int, lease_ids: Iterator[int], timeout_s: float
     ) -> None:
         self.space = space
-        self.results: list[Result] = []
+        self.results: list[EvaluationResult] = []
         self._schedule = _Schedule(every)
         self._lease_ids = lease_ids
         self._timeout_s = timeout_s
@@ -78,7 +79,7 @@ class Evaluations:
         """The final evaluation is over."""
         return self._schedule.final_begun and self._running is None
 
-    def passes(self) -> list[Pass]:
+    def streams(self) -> list[TaskStream]:
         """What workers can lease for the evaluation that runs."""
         running = self._running
         if running is None:
@@ -97,20 +98,20 @@ class Evaluations:
             return self._running.tasks.queue.records_done
         return self.space.total_records if self.complete else 0
 
-    def tick(self, steps: int, *, trained: bool) -> Result | None:
+    def tick(self, steps: int, *, trained: bool) -> EvaluationResult | None:
         """Begins one that is due, and returns the result of one that ended."""
         running = self._running
         if running is None:
             if self._schedule.due(steps, trained=trained):
                 self._count += 1
                 queue = TaskQueue(self.space, lease_ids=self._lease_ids, timeout_s=self._timeout_s)
-                tasks = Pass(pb.TASK_EVALUATE, queue, self._count)
+                tasks = TaskStream(pb.TASK_EVALUATE, queue, self._count)
                 self._running = _Running(steps, tasks, MetricStates())
             return None
         if not running.tasks.queue.complete:
             return None
         if running.states.has_objects and running.summary is None:
-            running.summary = errand(
+            running.summary = one_off_task(
                 pb.TASK_SUMMARIZE,
                 "summary",
                 lease_ids=self._lease_ids,
@@ -127,7 +128,7 @@ class Evaluations:
         assert self._running is not None
         self._running.states.add(task_id, states)
 
-    def summarized(self, values: Mapping[str, float]) -> Result:
+    def summarized(self, values: Mapping[str, float]) -> EvaluationResult:
         """The values of the metric objects are there: the evaluation is over."""
         assert self._running is not None
         return self._end(self._running, values)
@@ -138,8 +139,18 @@ class Evaluations:
         self.results = [r for r in self.results if r.steps <= steps]
         self._schedule.restore(steps)
 
-    def _end(self, running: _Running, values: Mapping[str, float]) -> Result:
-        result = Result(running.steps, {**running.states.means(), **values})
+    def to_state(self) -> list[Any]:
+        """What a restarted master needs, as JSON can say it; an evaluation that runs is void."""
+        return [[result.steps, dict(result.metrics)] for result in self.results]
+
+    def from_state(self, state: Iterable[Any]) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.results = [EvaluationResult(steps, metrics) for steps, metrics in state]
+        if self.results:
+            self._schedule.restore(self.results[-1].steps)
+
+    def _end(self, running: _Running, values: Mapping[str, float]) -> EvaluationResult:
+        result = EvaluationResult(running.steps, {**running.states.means(), **values})
         self.results.append(result)
         self._running = None
         return result

@@ -7,8 +7,9 @@ need. The servers follow when the strategy is known: all of one incarnation or n
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from master.state.actions import Action, Start, Stop
 from master.state.processes import (
@@ -23,6 +24,7 @@ from master.state.processes import (
     WorkerGone,
 )
 from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.wire import master_pb2 as pb
 
 # Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
 CRASH_LIMIT = 5
@@ -130,6 +132,22 @@ class Fleet:
         if not servers or not all(s.address and s.state == RUNNING for s in servers):
             return None
         return [s.address for s in servers]
+
+    def cluster(self) -> pb.Cluster | None:
+        """The servers of today; None while they start."""
+        addresses = self.addresses
+        if addresses is None:
+            return None
+        return pb.Cluster(
+            incarnation=self.incarnation,
+            servers=addresses,
+            restored_from=self.restored_from,
+            values_only=self.values_only,
+        )
+
+    def launched(self) -> list[Process]:
+        """Processes that the master started and that have not ended."""
+        return self.alive("ps" if self.external else None)
 
     # ---- what happens ----
 
@@ -300,8 +318,7 @@ class Fleet:
     def plan(self, now: float) -> list[Action]:
         """What must be started and stopped now; each is said once."""
         actions: list[Action] = []
-        # What agents started is theirs to stop.
-        ours = self.alive("ps" if self.external else None)
+        ours = self.launched()  # agents stop what they started
         if self._ending is not None:
             # Workers first: they have no use for servers that are gone.
             workers_leave = any(p.role == "worker" for p in ours) and not self._hurry
@@ -372,6 +389,32 @@ class Fleet:
                 id = str(self._next_id["worker"])
                 actions.append(self._start("worker", self._worker_module, ["--id", id], now)[1])
         return actions
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        return {
+            "strategy": self.strategy,
+            "incarnation": self.incarnation,
+            "restored_from": self.restored_from,
+            "values_only": self.values_only,
+            "workers_wanted": self.workers_wanted,
+            "workers": [[p.id, p.pid, p.log] for p in self.alive("worker")],
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`; the servers ended with the master."""
+        if state["strategy"]:
+            self.decide(
+                state["strategy"],
+                restore=state["restored_from"],
+                values_only=state["values_only"],
+                incarnation=state["incarnation"],
+            )
+        self.workers_wanted = state["workers_wanted"]
+        for id, pid, log in state["workers"]:
+            self.adopt(id, pid, log)
 
     def _start(
         self, role: str, module: str, args: Sequence[str], now: float

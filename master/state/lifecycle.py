@@ -1,37 +1,102 @@
-"""A job from its start to its end, and what the user hears of it. Pure.
-
-What there is to do, and who does it, is nothing of its business: see :mod:`master.state.job`.
-"""
+"""How a job goes from its start to its end, and what the user hears of it. Pure."""
 
 from __future__ import annotations
 
-from master.state.events import Course, Events, Rates
-from master.state.fleet import Fleet
-from master.state.outcome import Outcome
-from master.state.stopping import Stopping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from master.state.event_log import EventLog, Rates
+
+# A worker that does not come to the end of its step within this is ended, and a final checkpoint
+# that is not written within this is dropped: a job that is to stop does not wait for ever.
+LEAVE_WITHIN_S = 20.0
+STOP_WITHIN_S = 80.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ends."""
+
+    state: str
+    """``finished``, ``failed`` or ``stopped``."""
+    exit_code: int
+    error: str = ""
+    traceback: str = ""
+    usage_error: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why the job ended, for its agents; empty: the job finished."""
+        return f"the job was stopped: {self.error}" if self.state == "stopped" else self.error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """The job is to stop: all workers leave, and a final checkpoint is written."""
+
+    reason: str
+    began: float
+
+    @property
+    def leave_by(self) -> float:
+        """When the workers are to be gone."""
+        return self.began + LEAVE_WITHIN_S
+
+    def problem(self, now: float, *, workers: int, awaits_model: bool) -> str:
+        """Why there will be no final checkpoint; empty: there may be one.
+
+        Args:
+            workers: those that have not left.
+            awaits_model: a worker is to write the model that only workers have, and none does.
+        """
+        if awaits_model and not workers:
+            return "no worker is left that has the model"
+        if awaits_model and now >= self.leave_by:
+            return f"no worker came to the end of its step within {LEAVE_WITHIN_S:g} s"
+        if now - self.began >= STOP_WITHIN_S:
+            return f"it was not written within {STOP_WITHIN_S:g} s"
+        return ""
+
+
+class Part(Protocol):
+    """A part of a job that a restarted master rebuilds."""
+
+    def to_state(self) -> Any:
+        """What a restarted master needs, as JSON can say it."""
+        ...
+
+    def from_state(self, state: Any, now: float) -> None:
+        """The inverse of :meth:`to_state`; every process counts as heard now."""
+        ...
 
 
 class Lifecycle:
-    """Goes from starting over running, stopping and finishing to finished, failed or stopped, and
-    never back.
+    """Starting, running, stopping or finishing, then finished, failed or stopped; never back.
 
     Args:
-        fleet: ends with the job.
         wall_offset_s: Unix time minus the clock of the events.
     """
 
-    def __init__(self, fleet: Fleet, *, wall_offset_s: float) -> None:
-        self.fleet = fleet
-        self.events = Events()
+    def __init__(self, *, wall_offset_s: float) -> None:
+        self.log = EventLog()
         self.rates = Rates()
         self.outcome: Outcome | None = None
         self.ended_at = 0.0
         """When the outcome was known."""
+        self.leave_s = 0.0
+        """How long workers have to leave at the end."""
         self.stopping: Stopping | None = None
         self.over = False
         """Every process has ended too."""
-        self._course = Course()
+        self._began_at: float | None = None
+        self._trained_at: float | None = None
         self._wall_offset_s = wall_offset_s
+
+    @property
+    def ending(self) -> bool:
+        """The job has an outcome, or is to stop."""
+        return self.outcome is not None or self.stopping is not None
 
     @property
     def state(self) -> str:
@@ -40,43 +105,38 @@ class Lifecycle:
             return self.outcome.state if self.over else "finishing"
         if self.stopping is not None:
             return "stopping"
-        return self._course.state
-
-    @property
-    def end_is_awaited(self) -> bool:
-        """Whoever started the master asks it how the job ended."""
-        return True
+        if self._began_at is None:
+            return "starting"
+        return "finishing" if self._trained_at is not None else "running"
 
     def wall_s(self, now: float) -> float:
-        """Seconds since somebody had something to do, until the work was done."""
-        return self._course.wall_s(now)
+        """Seconds since a worker first had work, until the work was done."""
+        if self._began_at is None:
+            return 0.0
+        return (now if self._trained_at is None else self._trained_at) - self._began_at
 
-    def leased(self, now: float) -> None:
-        """Somebody has something to do: the job runs."""
-        self._course.began(now)
+    def note(self, level: str, text: str, now: float, traceback: str = "") -> None:
+        """Appends an event to the log of the job."""
+        self.log.add(level, text, now + self._wall_offset_s, traceback)
 
-    def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
-        """Somebody wants it to end; may be repeated.
+    def began(self, now: float) -> None:
+        """A worker has work: the job runs."""
+        self._began_at = now if self._began_at is None else self._began_at
 
-        Args:
-            at_once: without a last checkpoint, and no process is waited for.
-        """
-        if at_once:
-            self.fleet.hurry()
-        if self.outcome is not None:
-            return
-        first = self.stopping is None
-        if first:
-            self.tell("warning", f"stopping: {reason}", now)
-            self.stopping = Stopping(reason=reason, began=now)
-        if at_once or (first and not self._begin_to_stop(now)):
-            self._stopped(now)
+    def trained(self, now: float) -> None:
+        """The work is done."""
+        self._trained_at = now if self._trained_at is None else self._trained_at
 
-    def _begin_to_stop(self, now: float) -> bool:
-        """Has workers leave, if there is something to be kept; False: the job may end at once."""
-        return False
+    def resumed(self) -> None:
+        """There is work again."""
+        self._trained_at = None
 
-    def _stopped(self, now: float, problem: str = "") -> None:
+    def stop(self, reason: str, now: float) -> None:
+        """The job is to stop."""
+        self.note("warning", f"stopping: {reason}", now)
+        self.stopping = Stopping(reason=reason, began=now)
+
+    def stopped(self, now: float, problem: str = "") -> None:
         """The job that was to stop ends.
 
         Args:
@@ -84,22 +144,35 @@ class Lifecycle:
         """
         assert self.stopping is not None
         if problem:
-            self.tell("warning", f"no last checkpoint: {problem}", now)
-        self._end(Outcome("stopped", 143, error=self.stopping.reason), now, leave_s=0.0)
+            self.note("warning", f"no last checkpoint: {problem}", now)
+        self._end(Outcome("stopped", 143, error=self.stopping.reason), now)
+
+    def finish(self, now: float, *, leave_s: float) -> None:
+        """The job is finished."""
+        self.note("info", "finished", now)
+        self.leave_s = leave_s
+        self._end(Outcome("finished", 0), now)
 
     def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
-        """It cannot go on; the first cause counts."""
-        if self.outcome is None and self.stopping is not None:
-            self._stopped(now, error)
-        elif self.outcome is None:
-            self.tell("error", error, now, traceback)
-            outcome = Outcome("failed", 2 if usage else 1, error, traceback, usage)
-            self._end(outcome, now, leave_s=0.0)
+        """The job cannot go on; the first cause counts."""
+        if self.outcome is not None:
+            return
+        if self.stopping is not None:
+            self.stopped(now, error)
+            return
+        self.note("error", error, now, traceback)
+        self._end(Outcome("failed", 2 if usage else 1, error, traceback, usage), now)
 
-    def tell(self, level: str, text: str, now: float, traceback: str = "") -> None:
-        """Notes an event for the user."""
-        self.events.add(level, text, now + self._wall_offset_s, traceback)
-
-    def _end(self, outcome: Outcome, now: float, *, leave_s: float) -> None:
+    def _end(self, outcome: Outcome, now: float) -> None:
         self.outcome, self.ended_at = outcome, now
-        self.fleet.end(now, leave_s=leave_s)
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        return {"running": self._began_at is not None}
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`."""
+        if state["running"]:
+            self.began(now)

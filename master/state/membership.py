@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Member:
 
 
 class Membership:
-    """The workers that registered and have neither left nor been given up.
+    """The workers that registered and have neither left nor been declared lost.
 
     Ids are never used again, so a message of a worker that is gone cannot be taken for another's.
     """
@@ -74,7 +77,7 @@ class Membership:
         return self._members.get(id)
 
     def register(self, id: int, pid: int, host: str, now: float) -> Member | None:
-        """Takes a worker in, again if its first answer was lost; None if it was given up before."""
+        """Takes a worker in, again if its first answer was lost; None if the worker is gone."""
         if id in self._gone:
             return None
         member = self._members.get(id)
@@ -84,18 +87,21 @@ class Membership:
         member.last_heartbeat = now
         return member
 
-    def heartbeat(
-        self, id: int, now: float, *, phase: str, steps: int, records: int, loss: float
-    ) -> bool:
-        """The worker lives. Returns whether it made progress; False also if it is not known."""
-        member = self._members.get(id)
-        if member is None:
-            return False
-        moved = (phase, steps, records) != (member.phase, member.steps, member.records)
+    def heartbeat(self, member: Member, request: pb.HeartbeatRequest, now: float) -> bool:
+        """The worker lives. Returns whether the worker made progress."""
+        told = (request.phase, request.steps, request.records)
+        moved = told != (member.phase, member.steps, member.records)
         member.last_heartbeat = now
-        member.phase, member.steps, member.records = phase, steps, records
-        if not math.isnan(loss):
-            member.loss = loss
+        member.phase, member.steps, member.records = told
+        if not math.isnan(request.loss):
+            member.loss = request.loss
+        member.version, member.ring, member.damaged = request.version, request.ring, request.damaged
+        member.data_pass = request.pass_index
+        member.position, member.pass_records = request.position, request.pass_records
+        member.epoch, member.epochs = request.epoch, request.epochs
+        member.records_before = request.records_before
+        member.records_to_come = request.records_to_come
+        member.logged.update(request.logged)
         if moved:
             member.last_progress = now
         return moved
@@ -148,3 +154,14 @@ class Membership:
             for name, value in member.logged.items():
                 values.setdefault(name, []).append(value)
         return {**self._last_logged, **{n: sum(of) / len(of) for n, of in values.items()}}
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> list[dict[str, Any]]:
+        """What a restarted master needs, as JSON can say it; heartbeats bring the rest."""
+        return [{"id": m.id, "pid": m.pid, "host": m.host} for m in self]
+
+    def from_state(self, state: Sequence[Mapping[str, Any]], now: float) -> None:
+        """The inverse of :meth:`to_state`; every worker counts as heard now."""
+        for saved in state:
+            self.register(saved["id"], saved["pid"], saved["host"], now)

@@ -6,10 +6,11 @@ member dies, leaves or wants to come in, the living members ask into the next on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# The first ring of a life waits so long after the last one that asked, for those that start beside.
+# The first ring of an incarnation waits this long after the last worker that asked, for others.
 PATIENCE_S = 0.5
 # A member that asks or leaves ends the ring. Others that are in the same step finish it meanwhile;
 # one that hangs in a later step hears after this that nobody will answer.
@@ -17,12 +18,12 @@ GRACE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Formed:
+class FormedRing:
     """One ring."""
 
     number: int
-    life: int
-    """Which life of the model; a new one begins where nobody has the model any more."""
+    incarnation: int
+    """Of the model; a new one begins where no worker has the model any more."""
     workers: tuple[int, ...]
     """Ids in the order of ranks."""
     store: str
@@ -51,7 +52,7 @@ class Ring:
     """The newest ring and who asked into the next one."""
 
     def __init__(self) -> None:
-        self.current: Formed | None = None
+        self.current: FormedRing | None = None
         self.finished = False
         """A member's script is over: nobody joins any more."""
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left
@@ -72,9 +73,9 @@ class Ring:
         return self.current.number if self.current is not None else 0
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """Of the model; from 1."""
-        return self.current.life if self.current is not None else 1
+        return self.current.incarnation if self.current is not None else 1
 
     def living(self) -> frozenset[int]:
         """Members of the newest ring that were neither dropped nor left."""
@@ -136,7 +137,7 @@ class Ring:
 
     # ---- what happens ----
 
-    def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> Formed | None:
+    def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> FormedRing | None:
         """A worker that was in ``ring`` last asks into the next one.
 
         Returns the ring that it is in already, if it does not know that: its answer was lost, or
@@ -154,7 +155,7 @@ class Ring:
             self._ended_at = now
         return None
 
-    def form(self, *, restored_from: str = "", values_only: bool = False) -> Formed:
+    def form(self, *, restored_from: str = "", values_only: bool = False) -> FormedRing:
         """Makes the next ring of all that asked.
 
         Args:
@@ -182,9 +183,9 @@ class Ring:
         fresh = not survivors
         step = max((asked.step for asked in survivors), default=0)
         source = 0 if fresh else [(a.survivor, a.step) for a in members].index((True, step))
-        self.current = Formed(
+        self.current = FormedRing(
             number=self.number + 1,
-            life=self.life + (fresh and self.current is not None),
+            incarnation=self.incarnation + (fresh and self.current is not None),
             workers=tuple(asked.worker for asked in members),
             store=members[0].store,
             source=source,
@@ -199,7 +200,9 @@ class Ring:
         self._ended_at = None
         return self.current
 
-    def stand_by(self, worker: int, ring: int, step: int, store: str, now: float) -> Formed | None:
+    def stand_by(
+        self, worker: int, ring: int, step: int, store: str, now: float
+    ) -> FormedRing | None:
         """The script of a member is over: it goes out of the ring, but keeps its model for those
         who come when nobody else has it.
 
@@ -257,8 +260,8 @@ class Ring:
 
     # ---- a restart of the master ----
 
-    def export(self) -> dict[str, Any]:
-        """What a successor must know, as JSON can say it; who waits asks again by itself."""
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it; workers that wait ask again."""
         return {
             "current": None if self.current is None else asdict(self.current),
             "living": sorted(self._living),
@@ -270,18 +273,15 @@ class Ring:
             "shrinks": self._shrinks,
         }
 
-    @classmethod
-    def restored(cls, state: dict[str, Any]) -> Ring:
-        """The inverse of :meth:`export`."""
-        ring = cls()
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`."""
         if state["current"] is not None:
             workers = tuple(state["current"]["workers"])
-            ring.current = Formed(**{**state["current"], "workers": workers})
-        ring._living = set(state["living"])
-        ring._left = set(state["left"])
-        ring._claims = set(state["claims"])
-        ring._reserve = {each["worker"]: _Asked(**each) for each in state["reserve"]}
-        ring.finished = state["finished"]
-        ring._lost = state["lost"]
-        ring._shrinks = state["shrinks"]
-        return ring
+            self.current = FormedRing(**{**state["current"], "workers": workers})
+        self._living = set(state["living"])
+        self._left = set(state["left"])
+        self._claims = set(state["claims"])
+        self._reserve = {each["worker"]: _Asked(**each) for each in state["reserve"]}
+        self.finished = state["finished"]
+        self._lost = state["lost"]
+        self._shrinks = state["shrinks"]

@@ -6,6 +6,7 @@ behind for the next one, and a node that dies before it asks for its rank holds 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,8 +185,8 @@ class Rounds:
 
     # ---- a restart of the master ----
 
-    def export(self) -> dict[str, Any]:
-        """What a successor must know, as JSON can say it; who waits asks again by itself."""
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it; nodes that wait ask again."""
         return {
             "number": self.number,
             "members": list(self._members.items()),
@@ -194,13 +195,10 @@ class Rounds:
             "closed": self.closed,
         }
 
-    @classmethod
-    def restored(cls, state: dict[str, Any], now: float) -> Rounds:
-        """The inverse of :meth:`export`; every node was heard just now."""
-        rounds = cls()
-        rounds.number = state["number"]
-        rounds._members = dict(state["members"])
-        rounds._seen = dict.fromkeys(state["living"], now)
-        rounds._limits = (state["limits"][0], state["limits"][1])
-        rounds.closed = state["closed"]
-        return rounds
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`; every node counts as heard now."""
+        self.number = state["number"]
+        self._members = dict(state["members"])
+        self._seen = dict.fromkeys(state["living"], now)
+        self._limits = (state["limits"][0], state["limits"][1])
+        self.closed = state["closed"]

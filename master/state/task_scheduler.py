@@ -1,47 +1,72 @@
-"""Everything that workers can lease: training or prediction, the evaluation that runs, the errand
-of writing a snapshot. Pure.
+"""Everything that workers can lease: training or prediction, the evaluation that runs, the one-off
+task of writing a snapshot. Pure.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from master.state.actions import Saved
-from master.state.data_identity import check_resume, identity
-from master.state.evaluation import Evaluations
-from master.state.membership import Membership
-from master.state.tasks import Pass, TaskQueue, errand
+from master.state.actions import Failure, Saved
+from master.state.evaluation import EvaluationResult, Evaluations
+from master.state.membership import Member, Membership
+from master.state.tasks import TaskQueue, TaskStream, one_off_task
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
-_DATA = {"train": "train", "evaluate": "eval", "predict": "predict"}
+
+@dataclass(frozen=True)
+class SnapshotWritten:
+    """A worker wrote its model."""
+
+    base: Watermarks
+    """What was done before the worker began to write."""
+    directory: str
+    snapshot: pb.ModelSnapshot
 
 
-class Work:
-    """The passes of a job, made once the data has been counted and the model file looked at.
+@dataclass(frozen=True)
+class TaskFailed:
+    """The user's code raised in a task of a worker."""
 
-    Args:
-        resumed: the checkpoint to go on from.
+    worker: int
+    error: str
+    traceback: str
+    failures: int
+    """Of the task, this one included."""
+    fatal: bool
+    snapshot: bool
+    """The task was to write the model."""
+
+
+class TaskScheduler:
+    """The streams of a job, made once the data has been counted and the model file looked at.
+
+    Implements :class:`master.state.workload.Workload`.
     """
 
-    def __init__(self, config: JobConfig, *, resumed: Saved | None) -> None:
-        self.main: Pass | None = None
+    members_save = False
+
+    def __init__(self, config: JobConfig) -> None:
+        self.records_before = 0
+        self.main: TaskStream | None = None
         """Training or prediction; an evaluation job has none."""
         self.evaluations: Evaluations | None = None
         self.shards: Sequence[Shard] = ()
-        """Of the main pass."""
-        self.files = ""
-        """Digest of the data files of a script; its shard is ``dataset``."""
+        """Of the main stream."""
+        self.identity: Mapping[str, Any] = {}
+        """What fixes the meaning of a task id."""
         self.lockstep = False
-        """Nobody leases the main pass: a ring goes through it together, in the order of tasks."""
+        """The main stream is not leased: a ring goes through it together, in the order of tasks."""
         self._config = config
-        self._resumed = resumed
-        self._lease_ids = itertools.count(1)
-        self._snapshot: Pass | None = None
+        self._restored: tuple[Mapping[str, Any], float] | None = None
+        self._leases = 0
+        self._lease_ids = self._numbers()
+        self._snapshot: TaskStream | None = None
         self._snapshot_base = Watermarks()
 
     # ---- what it says ----
@@ -59,7 +84,7 @@ class Work:
     @property
     def available(self) -> bool:
         """There is something that nobody has."""
-        return any(each.queue.todo for each in self.passes())
+        return any(each.queue.todo for each in self.streams())
 
     @property
     def queue(self) -> TaskQueue | None:
@@ -86,130 +111,77 @@ class Work:
             steps += min(max(0, member.steps - member.reported_steps), open_steps)
         return records, steps
 
-    def passes(self) -> list[Pass]:
-        """All passes that are leased, the most urgent first."""
-        passes = [self._snapshot] if self._snapshot is not None else []
+    def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
+        """See :class:`master.state.workload.Workload`."""
+        queue, evaluations = self.queue, self.evaluations
+        status.epochs = self._config.data.epochs if self._config.trains else 1
+        if self.main is not None:
+            status.epochs = self.main.queue.space.epochs
+        if queue is not None:
+            status.records_total = queue.space.total_records
+            status.epoch = queue.epoch
+            status.tasks_todo, status.tasks_doing = queue.todo, queue.doing
+            status.tasks_done = queue.done
+        elif evaluations is not None:  # an evaluation job before its one evaluation, or after it
+            status.records_total = evaluations.space.total_records
+            over = evaluations.complete
+            status.epoch = int(over)
+            status.tasks_done = evaluations.space.total if over else 0
+            status.tasks_todo = 0 if over else evaluations.space.total
+
+    def streams(self) -> list[TaskStream]:
+        """All streams that are leased, the most urgent first."""
+        streams = [self._snapshot] if self._snapshot is not None else []
         if self.evaluations is not None:
-            passes += self.evaluations.passes()
+            streams += self.evaluations.streams()
         if self.main is not None and not self.lockstep:
-            passes.append(self.main)
-        return passes
+            streams.append(self.main)
+        return streams
 
     # ---- the data ----
 
     def begin(
-        self, scanned: Mapping[str, Sequence[Shard]], error: str, model: pb.ReportModelRequest
-    ) -> str:
-        """Makes the queues; returns a line about them.
+        self,
+        main: TaskSpace | None,
+        evaluation: TaskSpace | None,
+        *,
+        shards: Sequence[Shard],
+        identity: Mapping[str, Any],
+        resumed: Saved | None,
+    ) -> None:
+        """Makes the queues.
 
         Args:
-            scanned: ``train``, ``eval`` and ``predict`` to their shards.
-            error: why they could not all be counted.
-            model: what the model file holds; a source of its own replaces what was scanned.
-
-        Raises:
-            UsageError: there is no data, or not that of the checkpoint to go on from.
+            main: the tasks of training or prediction.
+            evaluation: the tasks of the evaluation data.
+            shards: those of ``main``.
+            identity: see :func:`master.state.data_identity.identity`.
+            resumed: the checkpoint to go on from.
         """
-        config = self._config
-        if model.custom_source:
-            self.shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in model.shards]
-        elif error:
-            raise UsageError(error)
-        else:
-            self.shards = scanned.get(_DATA[config.kind], ())
-        if not self.shards:
-            raise UsageError(
-                "no data: name files with --data, or give the model file a data_source"
+        self.shards, self.identity = shards, identity
+        config, timeout_s = self._config, self._config.cluster.task_timeout_s
+        if evaluation is not None:
+            every = config.train.eval_every if config.trains else 0
+            self.evaluations = Evaluations(
+                evaluation, every=every, lease_ids=self._lease_ids, timeout_s=timeout_s
             )
-        if not sum(s.records for s in self.shards):
-            names = ", ".join(s.name for s in self.shards[:3])
-            raise UsageError(f"{names}: no records in there; name data that has some")
-        if self._resumed is not None:
-            then = self._resumed.manifest.data
-            check_resume(self._resumed.path, then, identity(config, self.shards))
-        space = self._space(self.shards, trains=config.kind == "train")
-        if config.kind == "evaluate":
-            self._evaluate(space)
-        elif config.kind == "predict":
-            self.main = Pass(pb.TASK_PREDICT, self._queue(space))
-        else:
-            if scanned.get("eval"):
-                self._evaluate(self._space(scanned["eval"], trains=False))
-            self.main = Pass(pb.TASK_TRAIN, self._queue(space))
-            if self._resumed is not None:
-                self.restore(self._resumed)
-        return f"{_in_tasks(space)}, {_counted(len(self.shards), 'file')}"
-
-    def begin_script(self, config: JobConfig, data: pb.ScriptData) -> str:
-        """Makes the queue of a script whose model is on servers; returns a line about it.
-
-        Tasks are cut from positions in each epoch, in order: the worker knows which record is at
-        a position, and shuffles by itself.
-
-        Args:
-            config: of the job, with the data of the script's loader.
-            data: what the loader goes through.
-
-        Raises:
-            UsageError: it is not the data of the checkpoint to go on from.
-        """
-        self._config = config
-        self.shards = [Shard("dataset", data.records)]
-        self.files = data.files
-        if self._resumed is not None:
-            then = self._resumed.manifest.data
-            check_resume(self._resumed.path, then, identity(config, self.shards, data.files))
-        space = TaskSpace(
-            self.shards,
-            config.records_per_task,
-            epochs=config.data.epochs,
-            batch_size=config.data.batch_size,
-        )
-        self.main = Pass(pb.TASK_TRAIN, self._queue(space))
-        if self._resumed is not None:
-            self.restore(self._resumed)
-        return _in_tasks(space)
-
-    def _space(self, shards: Sequence[Shard], *, trains: bool) -> TaskSpace:
-        config = self._config
-        if not trains:
-            return TaskSpace(shards, config.records_per_task, batch_size=config.data.batch_size)
-        return TaskSpace(
-            shards,
-            config.records_per_task,
-            epochs=config.data.epochs,
-            seed=config.train.seed,
-            shuffle=config.data.shuffle,
-            batch_size=config.data.batch_size,
-            max_steps=config.train.max_steps,
-        )
-
-    def _queue(self, space: TaskSpace) -> TaskQueue:
-        timeout_s = self._config.cluster.task_timeout_s
-        return TaskQueue(space, lease_ids=self._lease_ids, timeout_s=timeout_s)
-
-    def _evaluate(self, space: TaskSpace) -> None:
-        if not space.total:
-            raise UsageError("--eval-data: no records in there; name data that has some")
-        self.evaluations = Evaluations(
-            space,
-            every=self._config.train.eval_every if self._config.kind == "train" else 0,
-            lease_ids=self._lease_ids,
-            timeout_s=self._config.cluster.task_timeout_s,
-        )
+        if main is not None:
+            kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
+            queue = TaskQueue(main, lease_ids=self._lease_ids, timeout_s=timeout_s)
+            self.main = TaskStream(kind, queue)
+        if resumed is not None and config.trains:
+            self.restore(resumed)
+        if self._restored is not None:
+            self._rebuild(*self._restored)
 
     # ---- leases ----
 
     def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
-        """The errand of writing a snapshot, if it is due, for a worker that leaves."""
+        """The one-off task of writing a snapshot, if it is due, for a worker that leaves."""
         if self._snapshot is None:
             return []
-        lease = self._snapshot.queue.lease(worker, now)
-        if lease is None:
-            return []
-        if self.main is not None and not self.lockstep:
-            self._snapshot_base = self.main.queue.progress()
-        return [self._snapshot.message(lease)]
+        lease = self._lease(self._snapshot, worker, now)
+        return [] if lease is None else [lease]
 
     def lease(
         self,
@@ -227,46 +199,113 @@ class Work:
             draining: it gets nothing any more.
             snapshots: it has a model that can be written.
         """
-        passes = self.passes()
+        streams = self.streams()
         held = set(held)
-        for each in passes:
+        for each in streams:
             each.queue.keep_only(worker, held)
         leases: list[pb.LeaseMessage] = []
-        for each in passes if not draining else ():
+        for each in streams if not draining else ():
             while len(leases) < max(1, want) and (snapshots or each is not self._snapshot):
-                lease = each.queue.lease(worker, now)
+                lease = self._lease(each, worker, now)
                 if lease is None:
                     break
-                if each is self._snapshot and self.main is not None and not self.lockstep:
-                    # What is done now is in the model of the worker when it writes it.
-                    self._snapshot_base = self.main.queue.progress()
-                leases.append(each.message(lease))
+                leases.append(lease)
         return leases
 
+    def _lease(self, stream: TaskStream, worker: int, now: float) -> pb.LeaseMessage | None:
+        lease = stream.queue.lease(worker, now)
+        if lease is None:
+            return None
+        if stream is self._snapshot and self.main is not None and not self.lockstep:
+            # What is done now is in the model of the worker when the worker writes it.
+            self._snapshot_base = self.main.queue.progress()
+        return stream.message(lease)
+
+    def heard_last(self, request: pb.HeartbeatRequest) -> None:
+        """See :class:`master.state.workload.Workload`; the queue knows what counts."""
+
+    def heard(self, member: Member, *, newest: bool) -> bool:
+        """A member of a ring reported its position; whether that is the position of the ring.
+
+        Args:
+            newest: the member reported of the newest ring; what it reports of an earlier one may
+                be of a model that is lost.
+        """
+        if self.main is None or not self.lockstep or not newest or member.data_pass != 0:
+            return False
+        self.main.queue.advance(member.position)
+        return True
+
     def touch(self, worker: int, now: float) -> None:
-        """The worker made progress: its leases live on."""
-        for each in self.passes():
+        """The worker made progress: its leases are extended."""
+        for each in self.streams():
             each.queue.touch(worker, now)
 
     def drop_worker(self, worker: int) -> None:
         """Takes back all that a worker has."""
-        for each in self.passes():
+        for each in self.streams():
             each.queue.drop_worker(worker)
 
     def expire(self, now: float) -> list[int]:
-        """Takes back what is held without progress, and returns by whom."""
-        return [worker for each in self.passes() for worker in each.queue.expire(now)]
+        """Takes back what is held without progress, and returns by which workers."""
+        return [worker for each in self.streams() for worker in each.queue.expire(now)]
 
-    def void(self) -> None:
-        """Takes back every lease, and no late report of them counts."""
-        for each in self.passes():
-            each.queue.void()
+    # ---- reports ----
+
+    def complete(
+        self, request: pb.CompleteTaskRequest, now: float
+    ) -> tuple[TaskStream, TaskEvent | None] | None:
+        """A task is done: its stream, and what follows; None: the lease is not known."""
+        for each in self.streams():
+            lease = each.queue.complete_lease(request.lease_id, now)
+            if lease is not None:
+                return each, self._completed(each, lease.task.id, request)
+        return None
+
+    def _completed(
+        self, stream: TaskStream, task_id: int, request: pb.CompleteTaskRequest
+    ) -> TaskEvent | None:
+        if stream.kind == pb.TASK_SNAPSHOT:
+            self._snapshot = None
+            return SnapshotWritten(self._snapshot_base, stream.directory, request.snapshot)
+        if stream.kind == pb.TASK_EVALUATE and self.evaluations is not None:
+            try:
+                self.evaluations.evaluated(task_id, request.metrics.states)
+            except UsageError as error:
+                return Failure(str(error), usage=True)
+        if stream.kind == pb.TASK_SUMMARIZE and self.evaluations is not None:
+            return self.evaluations.summarized(request.values.values)
+        return None
+
+    def release(self, request: pb.ReleaseTaskRequest, now: float) -> bool:
+        """A worker returns a task that is not finished; False: the lease is not known."""
+        queues = (each.queue for each in self.streams())
+        return any(queue.release(request.lease_id, now) is not None for queue in queues)
+
+    def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskStream, TaskFailed] | None:
+        """The user's code raised: the task comes back; None: the lease is not known."""
+        for each in self.streams():
+            failed = each.queue.fail(request.lease_id, now, committed=request.counts.records)
+            if failed is None:
+                continue
+            snapshot = each is self._snapshot
+            if snapshot and not request.fatal:
+                self._snapshot = None
+            return each, TaskFailed(
+                request.worker_id,
+                request.error,
+                request.traceback,
+                failures=failed[1],
+                fatal=request.fatal,
+                snapshot=snapshot,
+            )
+        return None
 
     # ---- snapshots ----
 
     def ask_for_snapshot(self, directory: str) -> None:
         """A worker that has the whole model is to write it there."""
-        self._snapshot = errand(
+        self._snapshot = one_off_task(
             pb.TASK_SNAPSHOT,
             "snapshot",
             lease_ids=self._lease_ids,
@@ -279,10 +318,10 @@ class Work:
         """There is a snapshot to be written that nobody writes."""
         return self._snapshot is not None and not self._snapshot.queue.doing
 
-    def end_snapshot(self) -> Watermarks:
-        """The snapshot is written or not wanted any more; what was done before it began."""
-        self._snapshot = None
-        return self._snapshot_base
+    def void(self) -> None:
+        """Takes back every lease; late reports of them are ignored."""
+        for each in self.streams():
+            each.queue.void()
 
     def restore(self, saved: Saved | None) -> None:
         """Training goes back to a checkpoint, or to the beginning; every lease is void."""
@@ -292,10 +331,34 @@ class Work:
         if self.evaluations is not None:
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0)
 
+    # ---- a restart of the master ----
 
-def _in_tasks(space: TaskSpace) -> str:
-    return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
+    def to_state(self) -> dict[str, Any]:
+        """See :class:`master.state.workload.Workload`."""
+        if not self.ready:
+            return {}
+        return {
+            "leases": self._leases,
+            "main": self.main.queue.to_state() if self.main is not None else None,
+            "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """See :class:`master.state.workload.Workload`; takes effect once the data is known."""
+        self._restored = (state, now) if state else None
+
+    def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
+        self._leases = state["leases"]
+        if self.main is not None:
+            self.main.queue.from_state(state["main"], now)
+        if self.evaluations is not None:
+            self.evaluations.from_state(state["evaluations"])
+
+    def _numbers(self) -> Iterator[int]:
+        while True:
+            self._leases += 1
+            yield self._leases
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+TaskEvent = SnapshotWritten | EvaluationResult | Failure
+"""What follows from a task that is done."""

@@ -5,8 +5,9 @@ task that is neither in flight nor left over.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
@@ -27,7 +28,7 @@ class Lease:
 
 
 class TaskQueue:
-    """Todo, doing and done of one pass.
+    """Todo, doing and done of one stream of tasks.
 
     Tasks are leased in the order of their ids, those that came back first. Holds only what is
     leased, what came back, and what is done beyond the first task that is not.
@@ -163,16 +164,19 @@ class TaskQueue:
             self._offsets.get(id, 0),
             id in self._retried,
         )
-        self._doing[lease.id] = lease
-        self._by_worker.setdefault(worker, {})[lease.id] = lease
-        self._deadlines.setdefault(worker, now + self.timeout_s)
+        self._hold(lease, now)
         return lease
+
+    def _hold(self, lease: Lease, now: float) -> None:
+        self._doing[lease.id] = lease
+        self._by_worker.setdefault(lease.worker, {})[lease.id] = lease
+        self._deadlines.setdefault(lease.worker, now + self.timeout_s)
 
     def advance(self, records: int) -> bool:
         """The first ``records`` records in the order of tasks are done; never goes back.
 
-        For a pass that is trained on in lockstep: nothing of it is leased. Returns whether more
-        is done than before.
+        For a stream that a ring goes through in lockstep: nothing of it is leased. Returns whether
+        more is done than before.
         """
         if records <= self.records_done:
             return False
@@ -270,6 +274,33 @@ class TaskQueue:
         """Goes to what a checkpoint holds; every lease is void."""
         self._clear(progress)
 
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        progress = self.progress()
+        return {
+            "retired_before": progress.retired_before,
+            "watermarks": list(progress.offsets.items()),
+            "next": self._next,
+            "leases": [
+                [each.id, each.task.id, each.worker, each.offset, each.retried]
+                for each in self._doing.values()
+            ],
+            "failures": list(self._failures.items()),
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`; every worker made progress now."""
+        self._clear(Watermarks(state["retired_before"], dict(map(tuple, state["watermarks"]))))
+        for id in range(self._next, state["next"]):
+            self._return(id, 0)
+        self._next = max(self._next, state["next"])
+        for lease_id, task, worker, offset, retried in state["leases"]:
+            del self._waiting[task]
+            if not retried:
+                self._retried.discard(task)
+            self._hold(Lease(lease_id, self.space.task(task), worker, offset, retried), now)
+        self._failures = dict(map(tuple, state["failures"]))
+
     def _forget(self, lease: Lease) -> None:
         del self._doing[lease.id]
         mine = self._by_worker[lease.worker]
@@ -303,7 +334,7 @@ class TaskQueue:
 
 
 @dataclass
-class Pass:
+class TaskStream:
     """A queue and what its leases are for."""
 
     kind: pb.TaskKind
@@ -338,7 +369,7 @@ class Pass:
         )
 
 
-def errand(
+def one_off_task(
     kind: pb.TaskKind,
     name: str,
     *,
@@ -347,7 +378,7 @@ def errand(
     evaluation: int = 0,
     states: Sequence[pb.MetricState] = (),
     directory: str = "",
-) -> Pass:
-    """A pass of one task without data: something that any one worker is to do once."""
+) -> TaskStream:
+    """A stream of one task without data: something that any one worker is to do once."""
     queue = TaskQueue(TaskSpace([Shard(name, 1)], 1), lease_ids=lease_ids, timeout_s=timeout_s)
-    return Pass(kind, queue, evaluation, states, directory)
+    return TaskStream(kind, queue, evaluation, states, directory)

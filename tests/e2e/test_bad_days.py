@@ -151,7 +151,7 @@ def test_a_ring_whose_losses_are_all_nan_has_failed(place: Any) -> None:
 def test_a_model_file_that_takes_its_time(place: Any) -> None:
     """Silence while it is imported is no reason to give a worker up."""
     done = place(f"{RUN} --heartbeat-timeout 2 --summary s.json --", "slow import")
-    assert "given up" not in done.text
+    assert "declared lost" not in done.text
     assert place.json("s.json")["records"] == RECORDS
 
 

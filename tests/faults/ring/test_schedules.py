@@ -52,7 +52,7 @@ def carry_out(tmp_path: Path) -> Callable[[Plan], RingJob]:
 
 
 def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> None:
-    """One dies while gradients travel; rank 0 stops, and is given up by the master."""
+    """One dies while gradients travel; rank 0 stops, and the master declares it lost."""
     plan = Plan(
         deaths=(Inside(Phase.BACKWARD, 10, rank=1),),
         events=(At(30, Signal((0,), SIGSTOP)),),

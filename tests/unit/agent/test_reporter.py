@@ -6,7 +6,7 @@ from pathlib import Path
 
 from master.runtime.service import Service
 from master.state.fleet import Fleet
-from master.state.scripts import ScriptJob
+from master.state.job import Job
 from torch_edl.agent.reporter import Reporter
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.environment import this_experiment
@@ -25,10 +25,10 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
         checkpoint=CheckpointConfig(),
     )
     fleet = Fleet("j", workers=1, servers=0, external=True)
-    job = ScriptJob(config, fleet, folder=Path("/job"), cores=1)
+    job = Job(config, fleet, folder=Path("/job"))
     job.start(0.0)
-    job.tell("info", "an event", 0.0)
-    service = Service(job, clock=time.monotonic, log_path=lambda role, id: "")
+    job.lifecycle.note("info", "an event", 0.0)
+    service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
     address = service.listen(TOKEN, "127.0.0.1:0")
     answered = threading.Event()
     reporter = Reporter(

@@ -35,8 +35,10 @@ class Thing:
             checkpoint=CheckpointConfig(dir=str(root), every=2, keep=1),
         )
         fleet = Fleet("j", workers=1, servers=0)
-        self.job = Job(config, fleet, folder=root.parent / "job", cores=1)
-        self.service = Service(self.job, clock=time.monotonic, log_path=lambda role, id: "")
+        self.job = Job(config, fleet, folder=root.parent / "job")
+        self.service = Service(
+            self.job, clock=time.monotonic, log_path=lambda role, id: "", cores=1
+        )
         self.effects = Effects(self.service.apply, token="t")
         self.root = root
         self.contents = Contents(
@@ -75,7 +77,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(
     (stuck / layout.MANIFEST).mkdir(parents=True)  # to unlink a folder is an OSError
     for steps in (2, 4, 6):
         thing.save(steps)
-    assert thing.job.outcome is None
+    assert thing.job.lifecycle.outcome is None
     manifest = layout.read(layout.step_dir(thing.root, 6))
     assert (manifest.job, manifest.strategy, manifest.steps) == ("j", "local", 6)
     assert manifest.data["shards"] == [["a", 40]]

@@ -80,7 +80,7 @@ def evaluations(every: int = 0, records: int = 4) -> Evaluations:
 
 def finish(e: Evaluations, value: float) -> None:
     """Does all tasks of the evaluation that runs."""
-    (tasks,) = e.passes()
+    (tasks,) = e.streams()
     while lease := tasks.queue.lease(1, 0.0):
         tasks.queue.complete_lease(lease.id, 0.0)
         e.evaluated(lease.task.id, [mean("loss", value, lease.task.records)])
@@ -91,9 +91,9 @@ class TestEvaluations:
         e = evaluations()
         for steps in range(0, 1000, 100):
             e.tick(steps, trained=False)
-            assert e.passes() == []
+            assert e.streams() == []
         e.tick(1000, trained=True)
-        assert len(e.passes()) == 1
+        assert len(e.streams()) == 1
         assert not e.complete
         finish(e, 0.5)
         result = e.tick(1000, trained=True)
@@ -107,7 +107,7 @@ class TestEvaluations:
         began = []
         for steps in (0, 9, 11, 12, 45, 46, 50):
             e.tick(steps, trained=False)
-            if e.passes():
+            if e.streams():
                 began.append(steps)
                 finish(e, steps)
                 e.tick(steps, trained=False)
@@ -116,10 +116,10 @@ class TestEvaluations:
     def test_one_at_a_time_and_the_last_after_training(self):
         e = evaluations(every=10)
         e.tick(10, trained=False)
-        (first,) = e.passes()
+        (first,) = e.streams()
         e.tick(30, trained=False)
         e.tick(40, trained=True)
-        assert e.passes() == [first]
+        assert e.streams() == [first]
         finish(e, 1.0)
         assert e.tick(40, trained=True).steps == 10
         e.tick(40, trained=True)
@@ -130,12 +130,12 @@ class TestEvaluations:
     def test_objects_are_summarized_by_a_worker(self):
         e = evaluations(records=2)
         e.tick(7, trained=True)
-        (tasks,) = e.passes()
+        (tasks,) = e.streams()
         lease = tasks.queue.lease(1, 0.0)
         tasks.queue.complete_lease(lease.id, 0.0)
         e.evaluated(0, [tensors(2, s=("sum", [3.0])), mean("loss", 0.5, 2)])
         assert e.tick(7, trained=True) is None
-        (summary,) = e.passes()
+        (summary,) = e.streams()
         message = summary.message(summary.queue.lease(1, 0.0))
         assert message.kind == pb.TASK_SUMMARIZE
         assert [s.name for s in message.states] == ["m"]
@@ -153,8 +153,8 @@ class TestEvaluations:
         assert not e.complete
         e.restore(15)
         assert [r.steps for r in e.results] == [10]
-        assert e.passes() == []
+        assert e.streams() == []
         e.tick(16, trained=False)
-        assert e.passes() == []
+        assert e.streams() == []
         e.tick(20, trained=False)
-        assert len(e.passes()) == 1
+        assert len(e.streams()) == 1

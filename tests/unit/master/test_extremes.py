@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from master.runtime.service import Service
+from master.state.actions import DataScanned
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.scripts import ScriptJob
 from tests.unit.wire.extremes import variants
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source
@@ -50,16 +50,16 @@ class World:
         )
         script = kind == "script"
         fleet = Fleet("j", workers=2, servers=1, external=script)
-        self.job = (ScriptJob if script else Job)(config, fleet, folder=Path("/job"), cores=4)
+        self.job = Job(config, fleet, folder=Path("/job"))
         ticks = itertools.count(1)
         self.service = Service(
-            self.job, clock=lambda: next(ticks) * 3.0, log_path=lambda role, id: ""
+            self.job, clock=lambda: next(ticks) * 3.0, log_path=lambda role, id: "", cores=4
         )
         self.handlers = self.service.handlers()
         self.job.start(0.0)
         self.tick()
         if not script:
-            self.job.scanned({"train": [Shard("a", 40)], "eval": [Shard("e", 4)]}, 0.0)
+            self.job.apply(DataScanned({"train": [Shard("a", 40)], "eval": [Shard("e", 4)]}), 0.0)
         self.script = script
         self.worker = self.say("Register", self.requests()["Register"]).worker_id
         self.say("ReportModel", pb.ReportModelRequest())
@@ -176,8 +176,7 @@ class World:
         lease = pb.LeaseRequest(worker_id=worker, want=1, incarnation=self.job.fleet.incarnation)
         answer = self.say("Lease", lease)
         answer.SerializeToString()
-        if isinstance(self.job, ScriptJob):
-            self.job.durable()
+        self.job.to_state()
         self.tick()
         assert self.say("GetStatus", pb.GetStatusRequest()).SerializeToString()
 

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,
     CommitLocal,
+    DataScanned,
     Flush,
     Flushed,
     FolderMade,
@@ -27,10 +29,10 @@ from master.state.actions import (
     Stop,
     WriteOutput,
 )
+from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
-from master.state.workers import Workers
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import (
@@ -83,14 +85,18 @@ class World:
         )
         self.now = 0.0
         fleet = Fleet("j", workers=workers, servers=servers)
-        self.job = Job(self.config, fleet, folder=Path("/job"), cores=8, resumed=resumed)
-        self.workers = Workers(self.job)
+        self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
+        self.calls = Calls(self.job, cores=8)
         self.eval_records = eval_records
         self.actions: list[object] = []
         self.counted: Counter[tuple[int, str, int]] = Counter()
         self.alive: set[int] = set()
         self.job.start(self.now)
         self.tick()
+
+    @property
+    def outcome(self) -> Any:
+        return self.job.lifecycle.outcome
 
     def tick(self, seconds: float = 0.0) -> list[object]:
         """Lets time pass; processes that are started or stopped do so at once."""
@@ -123,7 +129,7 @@ class World:
         fleet = self.job.fleet
         for process in fleet.alive("ps"):
             if process.state == "starting":
-                self.job.register_server(
+                self.calls.register_server(
                     pb.RegisterServerRequest(
                         shard=process.shard,
                         incarnation=process.incarnation,
@@ -133,15 +139,15 @@ class World:
                 )
         for process in fleet.alive("worker"):
             if process.state == "starting":
-                self.workers.register(pb.RegisterRequest(worker_id=process.id), self.now)
+                self.calls.register(pb.RegisterRequest(worker_id=process.id), self.now)
                 self.alive.add(process.id)
                 self.report_model(process.id)
-        if not self.job.work.ready:
+        if not self.job.tasks.ready:
             key = {"train": "train", "evaluate": "eval", "predict": "predict"}[self.config.kind]
             found = {key: SHARDS}
             if self.eval_records:
                 found["eval"] = [Shard("test", self.eval_records)]
-            self.job.scanned(found, self.now)
+            self.job.apply(DataScanned(found), self.now)
         self.tick()
 
     def all_up(self) -> None:
@@ -150,13 +156,13 @@ class World:
             self.up()
 
     def report_model(self, id: int, **fields):
-        self.job.report_model(pb.ReportModelRequest(**fields), self.now)
+        self.calls.report_model(pb.ReportModelRequest(**fields), self.now)
         ask = pb.WaitUntilReadyRequest(worker_id=id)
-        answer = self.job.wait_until_ready(ask, self.now)
+        answer = self.calls.wait_until_ready(ask, self.now)
         return answer.start if answer is not None and answer.HasField("start") else None
 
     def lease(self, id: int = 0, want: int = 1, held=()):
-        return self.workers.lease(
+        return self.calls.lease(
             pb.LeaseRequest(
                 worker_id=id, want=want, held=held, incarnation=self.job.fleet.incarnation
             ),
@@ -168,15 +174,15 @@ class World:
         request = pb.CompleteTaskRequest(
             worker_id=id, lease_id=lease.lease_id, counts=counts, **(result or {})
         )
-        return self.workers.complete_task(request, self.now).known
+        return self.calls.complete_task(request, self.now).known
 
     def release(self, id: int, lease: pb.LeaseMessage) -> None:
         request = pb.ReleaseTaskRequest(worker_id=id, lease_id=lease.lease_id)
-        self.workers.release_task(request, self.now)
+        self.calls.release_task(request, self.now)
 
     def fail(self, id: int, lease: pb.LeaseMessage, error: str, **fields) -> None:
         request = pb.FailTaskRequest(worker_id=id, lease_id=lease.lease_id, error=error, **fields)
-        self.workers.fail_task(request, self.now)
+        self.calls.fail_task(request, self.now)
 
     def do(self, id: int, lease: pb.LeaseMessage) -> None:
         """Does a task as a good worker would."""
@@ -222,7 +228,7 @@ class World:
         return self.saved(effect.progress, effect.incarnation)
 
     def saved(self, progress, incarnation: int) -> Saved:
-        steps = steps_of(self.job.work.main.queue.space, progress)
+        steps = steps_of(self.job.tasks.main.queue.space, progress)
         manifest = Manifest(
             job="j",
             strategy=self.job.fleet.strategy,
@@ -244,7 +250,7 @@ class World:
             self.tick(0.1)
 
     def texts(self, level: str | None = None) -> list[str]:
-        return [e.text for e in self.job.events.after(0) if level in (None, e.level)]
+        return [e.text for e in self.job.lifecycle.log.after(0) if level in (None, e.level)]
 
 
 def every_record(epochs: int = 1) -> Counter[tuple[int, str, int]]:
@@ -259,19 +265,23 @@ class TestTheGoodWay:
         w.work()
         assert w.counted == every_record(2)
         assert w.job.state == "finishing"
-        assert [r.metrics for r in w.job.work.evaluations.results] == [{"loss": 1 / 4}]
+        assert [r.metrics for r in w.job.tasks.evaluations.results] == [{"loss": 1 / 4}]
         saved = w.save()
         assert saved.manifest.steps == 32
         w.tick()
         assert w.settle(WriteOutput).checkpoint == saved.path
         w.tick()
-        assert w.job.outcome is None
+        assert w.outcome is None
         w.job.apply(OutputWritten(), w.now)
         w.tick()
-        assert w.job.outcome.state == "finished"
-        assert not w.job.over
+        assert w.outcome.state == "finished"
+        assert not w.job.lifecycle.over
         w.leave()
-        assert (w.job.state, w.job.over, w.job.outcome.exit_code) == ("finished", True, 0)
+        assert (w.job.state, w.job.lifecycle.over, w.outcome.exit_code) == (
+            "finished",
+            True,
+            0,
+        )
         assert [t for t in w.texts() if t.startswith("epoch")] == [
             "epoch 1 of 2 is done",
             "epoch 2 of 2 is done",
@@ -281,7 +291,7 @@ class TestTheGoodWay:
         w = World()
         w.all_up()
         w.work()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
         assert w.actions == []
 
     @pytest.mark.parametrize(("epochs", "first", "told"), [(10, 1, 10), (25, 3, 9), (100, 10, 10)])
@@ -301,26 +311,26 @@ class TestTheGoodWay:
         w.work()
         assert w.job.done() == (22, 11)
         assert sum(w.counted.values()) == 22
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
 
     def test_evaluations_while_training_and_at_the_end(self):
         w = World(eval_records=6, eval_every=5)
         w.all_up()
         w.work()
-        assert [r.steps for r in w.job.work.evaluations.results] == [6, 10, 16]
+        assert [r.steps for r in w.job.tasks.evaluations.results] == [6, 10, 16]
 
     @pytest.mark.parametrize("kind", ["evaluate", "predict"])
     def test_other_kinds(self, kind):
         w = World(kind=kind, load="/model")
         w.all_up()
-        assert w.job.cluster().restored_from == "/model"
+        assert w.job.fleet.cluster().restored_from == "/model"
         w.work()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
         assert w.job.done()[0] == 32
         if kind == "predict":
             assert w.counted == every_record()
         else:
-            assert w.job.work.evaluations.results[0].metrics == {"loss": 8 / 32}
+            assert w.job.tasks.evaluations.results[0].metrics == {"loss": 8 / 32}
 
     def test_sync_mode_flushes_before_the_last_evaluation_and_checkpoint(self):
         w = World(mode="sync", eval_records=4, dir="/ck")
@@ -328,7 +338,7 @@ class TestTheGoodWay:
         w.work()
         flush = w.settle(Flush)
         assert w.actions == []
-        assert w.job.work.evaluations.passes() == []
+        assert w.job.tasks.evaluations.streams() == []
         w.job.apply(Flushed(flush.incarnation, success=False), w.now)
         w.tick()
         w.job.apply(Flushed(w.settle(Flush).incarnation, success=True), w.now)
@@ -336,7 +346,7 @@ class TestTheGoodWay:
         w.work()
         w.save()
         w.tick()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
 
     def test_local_snapshots_through_the_worker(self):
         w = World(strategy="local", dir="/ck", every=5)
@@ -366,7 +376,7 @@ class TestDecisions:
         w = World(strategy="auto", workers=3)
         assert len(w.job.fleet.alive("worker")) == 3
         assert w.job.fleet.alive("ps") == []
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
         rows = pb.EmbeddingReport(name="e", dim=4, dynamic=True)
         assert w.report_model(0, embeddings=[rows]) is None
         w.tick()
@@ -389,16 +399,16 @@ class TestDecisions:
     def test_local_with_several_workers_is_refused_before_anything_starts(self):
         w = World(strategy="local", workers=2)
         assert w.job.fleet.alive() == []
-        assert w.job.outcome.exit_code == 2
-        assert "--workers 2: the strategy local runs one worker" in w.job.outcome.error
-        assert w.job.over
+        assert w.outcome.exit_code == 2
+        assert "--workers 2: the strategy local runs one worker" in w.outcome.error
+        assert w.job.lifecycle.over
 
     def test_an_error_of_the_model_file_fails_the_job(self):
         w = World(strategy="auto")
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
         failure = pb.ReportFailureRequest(error="model.py: no loss", traceback="Traceback ...")
-        w.job.report_failure(failure, w.now)
-        outcome = w.job.outcome
+        w.calls.report_failure(failure, w.now)
+        outcome = w.outcome
         assert (outcome.state, outcome.error, outcome.usage_error) == (
             "failed",
             "model.py: no loss",
@@ -409,34 +419,37 @@ class TestDecisions:
 
     def test_an_optimizer_that_servers_lack_fails_ps_but_not_evaluation(self):
         w = World()
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
         w.report_model(0, optimizer_error="LBFGS: use sgd, adam")
-        assert w.job.outcome.error == "LBFGS: use sgd, adam, or train with --strategy local"
+        assert w.outcome.error == "LBFGS: use sgd, adam, or train with --strategy local"
         w = World(kind="evaluate", load="/m")
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
         w.report_model(0, optimizer_error="LBFGS: use sgd, adam")
-        assert w.job.outcome is None
+        assert w.outcome is None
 
     def test_bad_data_is_a_usage_error_unless_the_model_brings_its_own(self):
         w = World(strategy="auto")
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
-        w.job.scanned({}, 0.0, error="x.csv: damaged")
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.job.apply(DataScanned({}, error="x.csv: damaged"), 0.0)
         w.report_model(0)
-        assert (w.job.outcome.error, w.job.outcome.exit_code) == ("x.csv: damaged", 2)
+        assert (w.outcome.error, w.outcome.exit_code) == (
+            "x.csv: damaged",
+            2,
+        )
         w = World(strategy="auto")
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
-        w.job.scanned({}, 0.0, error="x.csv: damaged")
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.job.apply(DataScanned({}, error="x.csv: damaged"), 0.0)
         w.report_model(0, custom_source=True, shards=[{"name": "own", "records": 3}])
-        assert w.job.outcome is None
-        assert w.job.work.main.queue.space.total_records == 3
+        assert w.outcome is None
+        assert w.job.tasks.main.queue.space.total_records == 3
 
     @pytest.mark.parametrize("found", [{}, {"train": [Shard("x.csv", 0)]}])
     def test_no_records_is_a_usage_error(self, found):
         w = World(strategy="auto")
-        w.workers.register(pb.RegisterRequest(worker_id=0), 0.0)
+        w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)
         w.report_model(0)
-        w.job.scanned(found, 0.0)
-        assert w.job.outcome.exit_code == 2
+        w.job.apply(DataScanned(found), 0.0)
+        assert w.outcome.exit_code == 2
 
 
 class TestWorkers:
@@ -450,7 +463,7 @@ class TestWorkers:
         assert all(x.retried for x in again)
         assert not w.complete(0, first[0])
 
-    def test_a_silent_worker_is_given_up_and_replaced(self):
+    def test_a_silent_worker_is_declared_lost_and_replaced(self):
         w = World()
         w.all_up()
         w.lease(0)
@@ -460,22 +473,22 @@ class TestWorkers:
         assert 0 not in w.alive
         w.all_up()
         assert w.alive == {1}
-        answer = w.workers.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
+        answer = w.calls.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
         assert (answer.known, answer.drain) == (False, True)
         with pytest.raises(UsageError):
-            w.workers.register(pb.RegisterRequest(worker_id=0), w.now)
+            w.calls.register(pb.RegisterRequest(worker_id=0), w.now)
 
-    def test_a_worker_that_only_beats_is_given_up_too(self):
+    def test_a_worker_that_makes_no_step_is_declared_lost_too(self):
         w = World()
         w.all_up()
         w.lease(0)
         for _ in range(59):
             w.tick(1.0)
-            w.workers.heartbeat(pb.HeartbeatRequest(worker_id=0, phase="training"), w.now)
+            w.calls.heartbeat(pb.HeartbeatRequest(worker_id=0, phase="training"), w.now)
             assert 0 in w.alive
         w.tick(2.0)
         assert 0 not in w.alive
-        assert any("without a step for 60 s" in t for t in w.texts())
+        assert any("declared lost: no step for 60 s" in t for t in w.texts())
 
     def test_failures_of_the_users_code_are_limited(self):
         w = World(workers=2)
@@ -484,15 +497,15 @@ class TestWorkers:
             (lease,) = w.lease(count % 2).leases
             assert lease.task_id == 0
             w.fail(count % 2, lease, "boom", traceback="tb")
-            assert (w.job.outcome is None) == (count < 3)
-        assert (w.job.outcome.error, w.job.outcome.traceback) == ("boom", "tb")
-        assert w.job.outcome.exit_code == 1
+            assert (w.outcome is None) == (count < 3)
+        assert (w.outcome.error, w.outcome.traceback) == ("boom", "tb")
+        assert w.outcome.exit_code == 1
 
     def test_a_fatal_failure_is_not_tried_again(self):
         w = World()
         w.all_up()
         w.fail(0, w.lease(0).leases[0], "NaN", fatal=True)
-        assert w.job.outcome.error == "NaN"
+        assert w.outcome.error == "NaN"
         w.tick()
         w.tick()
         assert w.job.state == "failed"
@@ -503,7 +516,7 @@ class TestWorkers:
         for _ in range(50):
             w.release(0, w.lease(0).leases[0])
         w.work()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
 
     def test_scaling_down_drains_and_up_starts(self):
         w = World(workers=2)
@@ -511,7 +524,7 @@ class TestWorkers:
         (lease,) = w.lease(1).leases
         w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
         w.tick()
-        assert w.workers.heartbeat(pb.HeartbeatRequest(worker_id=1), w.now).drain
+        assert w.calls.heartbeat(pb.HeartbeatRequest(worker_id=1), w.now).drain
         assert w.lease(1, held=[lease.lease_id]).next == pb.LeaseResponse.DRAIN
         w.release(1, lease)
         w.exit("worker", 1, code=0)
@@ -527,7 +540,7 @@ class TestWorkers:
         (lease,) = w.lease(0).leases
 
         def beat(steps: int) -> tuple[int, int]:
-            w.workers.heartbeat(
+            w.calls.heartbeat(
                 pb.HeartbeatRequest(worker_id=0, steps=steps, records=2 * steps), w.now
             )
             return w.job.done()
@@ -547,7 +560,7 @@ class TestWorkers:
     def test_a_worker_of_old_servers_is_told_of_the_new(self):
         w = World()
         w.all_up()
-        answer = w.workers.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=0), w.now)
+        answer = w.calls.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=0), w.now)
         assert answer.next == pb.LeaseResponse.CLUSTER_CHANGED
         assert list(answer.cluster.servers) == ["s0", "s1"]
 
@@ -569,7 +582,7 @@ class TestGoingBack:
         assert w.lease(0) is None
         assert not w.complete(0, lost)
         w.all_up()
-        answer = w.workers.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=1), w.now)
+        answer = w.calls.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=1), w.now)
         assert answer.next == pb.LeaseResponse.CLUSTER_CHANGED
         assert answer.cluster.incarnation == 2
         assert answer.cluster.restored_from == str(saved.path)
@@ -587,14 +600,14 @@ class TestGoingBack:
         w.all_up()
         w.work()
         assert w.counted == every_record()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
 
     def test_what_was_loaded_is_loaded_again(self):
         w = World(load="/pretrained")
         w.all_up()
         w.exit("ps", 0, signal=9)
         w.all_up()
-        assert w.job.cluster().restored_from == "/pretrained"
+        assert w.job.fleet.cluster().restored_from == "/pretrained"
         assert w.job.done() == (0, 0)
 
     def test_a_server_that_dies_in_the_last_evaluation(self):
@@ -611,7 +624,7 @@ class TestGoingBack:
         assert w.counted == every_record()
         w.save()
         w.tick()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
 
     def test_the_death_of_the_local_worker(self):
         w = World(strategy="local", dir="/ck", every=4)
@@ -652,7 +665,7 @@ class TestGoingBack:
         rest = World(dir="/ck", resume=True, resumed=saved)
         rest.all_up()
         assert rest.job.done() == (8, 4)
-        assert rest.job.cluster().restored_from == str(saved.path)
+        assert rest.job.fleet.cluster().restored_from == str(saved.path)
         rest.work()
         assert sum(rest.counted.values()) == 24
         manifest = dataclasses.replace(
@@ -660,8 +673,8 @@ class TestGoingBack:
         )
         other = World(dir="/ck", resume=True, resumed=Saved(saved.path, manifest))
         other.all_up()
-        assert other.job.outcome.exit_code == 2
-        assert "--batch-size 7, now it is 2" in other.job.outcome.error
+        assert other.outcome.exit_code == 2
+        assert "--batch-size 7, now it is 2" in other.outcome.error
 
     def test_a_resumed_job_that_was_complete_only_writes(self):
         w = World(dir="/ck")
@@ -694,13 +707,13 @@ class TestLeftOut:
 
     def test_a_job_that_trained_on_nothing_has_failed(self):
         w = self.trained(nan=100)
-        assert (w.job.outcome.state, w.job.outcome.exit_code) == ("failed", 1)
-        assert "nothing was trained: none of the 16 minibatches" in w.job.outcome.error
+        assert (w.outcome.state, w.outcome.exit_code) == ("failed", 1)
+        assert "nothing was trained: none of the 16 minibatches" in w.outcome.error
 
     @pytest.mark.parametrize(("nan", "said"), [(1, 0), (2, 1), (11, 1)])
     def test_many_are_worth_a_word_at_the_end(self, nan, said):
         w = self.trained(nan)
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
         texts = [text for text in w.texts("warning") if "on-nan" in text]
         assert (
             texts
@@ -721,7 +734,7 @@ class TestLeftOut:
                     steps = -(-(again.end - again.start) // 2)
                     w.complete(1, again, steps=steps, nan_steps=steps)
         w.tick()
-        assert w.job.outcome.state == "finished"
+        assert w.outcome.state == "finished"
 
 
 class TestTheEnd:
@@ -730,15 +743,15 @@ class TestTheEnd:
         w.all_up()
         w.work()
         for count in (1, 2, 3):
-            assert w.job.outcome is None
+            assert w.outcome is None
             effect = w.settle(SaveServers)
             w.job.apply(CheckpointFailed("No space left on device", effect.incarnation), w.now)
             if count < 3:
                 w.tick()
                 assert w.actions == []
                 w.tick(5.0)
-                w.workers.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
-        assert "No space left" in w.job.outcome.error
+                w.calls.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
+        assert "No space left" in w.outcome.error
 
     def test_a_periodic_one_that_fails_is_tried_again_soon(self):
         w = World(dir="/ck", every=4)
@@ -748,7 +761,7 @@ class TestTheEnd:
         w.job.apply(CheckpointFailed("disk", w.settle(SaveServers).incarnation), w.now)
         w.tick(5.0)
         w.settle(SaveServers)
-        assert w.job.outcome is None
+        assert w.outcome is None
 
     def test_output_that_cannot_be_written_fails_the_job(self):
         w = World(output="/out")
@@ -758,7 +771,7 @@ class TestTheEnd:
         w.tick()
         w.settle(WriteOutput)
         w.job.apply(OutputWritten("read-only"), w.now)
-        assert "--output /out" in w.job.outcome.error
+        assert "--output /out" in w.outcome.error
 
     def test_stop_ends_everything_at_once(self):
         w = World(workers=2, dir="/ck")
@@ -788,7 +801,7 @@ class TestTheEnd:
         saved = w.save()
         for _ in range(3):
             w.tick()
-        assert (w.job.state, w.job.outcome.error) == ("stopped", "SIGINT")
+        assert (w.job.state, w.outcome.error) == ("stopped", "SIGINT")
         assert w.job.done() == (12, saved.manifest.steps) == (12, 6)
         assert (w.actions, w.texts("warning")) == ([], ["stopping: SIGINT"])
 
@@ -800,18 +813,18 @@ class TestTheEnd:
             w.work(tasks=2)
         else:
             join = pb.JoinRingRequest(worker_id=0, store="s", step=-1)
-            w.workers.join_ring(join, w.now)
+            w.calls.join_ring(join, w.now)
             w.tick(1)
             beat = pb.HeartbeatRequest(worker_id=0, ring=1, position=8, steps=4)
-            w.workers.heartbeat(beat, w.now)
+            w.calls.heartbeat(beat, w.now)
         w.job.stop("SIGINT", w.now)
         w.tick()
         folder = w.settle(MakeFolder)
         ask = pb.LeaseRequest(worker_id=0, leaving=True)
-        assert w.workers.lease(ask, w.now) is None, "it waits for the folder"
+        assert w.calls.lease(ask, w.now) is None, "it waits for the folder"
         w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         assert w.lease(0).next == pb.LeaseResponse.DRAIN, "it does not train on"
-        (lease,) = w.workers.lease(ask, w.now).leases
+        (lease,) = w.calls.lease(ask, w.now).leases
         assert w.complete(0, lease, result=SNAPSHOT)
         w.exit("worker", 0, code=0)
         w.tick()
@@ -840,7 +853,7 @@ class TestTheEnd:
             assert [a.grace_s for a in w.tick()] == [0.0]
         else:
             for _ in range(20):
-                w.workers.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
+                w.calls.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now)
                 w.tick(1)
         for _ in range(3):
             w.tick()
@@ -855,10 +868,10 @@ class TestTheEnd:
     def test_the_first_cause_counts(self):
         w = World()
         w.all_up()
-        w.job.fail("first", w.now)
-        w.job.fail("second", w.now)
+        w.job.lifecycle.fail("first", w.now)
+        w.job.lifecycle.fail("second", w.now)
         w.job.stop("later", w.now)
-        assert w.job.outcome.error == "first"
+        assert w.outcome.error == "first"
 
     def test_a_crash_loop_fails_the_job(self):
         w = World()
@@ -866,8 +879,8 @@ class TestTheEnd:
             w.tick(60.0)
             process = w.job.fleet.alive("worker")[0]
             w.exit("worker", process.id, code=1)
-        assert "exit code 1" in w.job.outcome.error
-        assert f"/worker-{process.id}.log" in w.job.outcome.error
+        assert "exit code 1" in w.outcome.error
+        assert f"/worker-{process.id}.log" in w.outcome.error
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -881,7 +894,7 @@ def test_storm(seed):
     taken: list[tuple[int, pb.LeaseMessage]] = []
     counted = Counter()
     for _ in range(5000):
-        if w.job.outcome is not None:
+        if w.outcome is not None:
             break
         action = rng.random()
         if w.alive and action < 0.6:
@@ -890,7 +903,7 @@ def test_storm(seed):
             answer = w.lease(id, want=2, held=held)
             if answer is not None:
                 taken += [(id, x) for x in answer.leases]
-            w.workers.heartbeat(pb.HeartbeatRequest(worker_id=id), w.now)
+            w.calls.heartbeat(pb.HeartbeatRequest(worker_id=id), w.now)
         elif taken and action < 0.9:
             id, lease = taken.pop(rng.randrange(len(taken)))
             if id in w.alive:
@@ -911,11 +924,11 @@ def test_storm(seed):
         for effect in [a for a in w.actions if isinstance(a, SaveServers)]:
             # The cut of the servers is what is done now.
             w.actions.remove(effect)
-            w.saved(w.job.work.main.queue.progress(), effect.incarnation)
+            w.saved(w.job.tasks.main.queue.progress(), effect.incarnation)
             counted = w.counted.copy()
         w.tick(rng.random())
         w.all_up()
-    assert w.job.outcome is not None, "it never ended"
-    assert w.job.outcome.state == "finished", w.job.outcome
+    assert w.outcome is not None, "it never ended"
+    assert w.outcome.state == "finished", w.outcome
     assert w.counted == every_record(2)
-    assert w.job.work.evaluations.results[-1].metrics == {"loss": 2 / 6}
+    assert w.job.tasks.evaluations.results[-1].metrics == {"loss": 2 / 6}

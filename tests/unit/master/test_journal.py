@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from master.runtime.journal import Journal
-from master.state.events import Events
+from master.state.event_log import EventLog
 
 
 def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    events, journal = Events(), Journal(path)
+    events, journal = EventLog(), Journal(path)
     events.add("info", "ring 1", 1.0)
     events.add("error", "no", 2.0, "Traceback")
     journal.write(events.after(journal.written))
     journal.write(events.after(journal.written))
-    events, journal = Events(), Journal(path)
-    events.go_on(journal.written)
+    events, journal = EventLog(), Journal(path)
+    events.continue_after(journal.written)
     assert events.after(journal.written) == []
     events.add("info", "the master is back", 3.0)
     assert [event.sequence for event in events.after(2)] == [3]
@@ -29,7 +29,7 @@ def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    events, journal = Events(), Journal(tmp_path / "gone" / "events.jsonl")
+    events, journal = EventLog(), Journal(tmp_path / "gone" / "events.jsonl")
     for number in (1, 2):
         events.add("info", "x", 1.0)
         journal.write(events.after(journal.written))
@@ -39,15 +39,15 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_a_line_that_a_full_disk_cut_costs_that_line_only(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    events, journal = Events(), Journal(path)
+    events, journal = EventLog(), Journal(path)
     for text in ("one", "two"):
         events.add("info", text, 1.0)
     journal.write(events.after(0))
     path.write_bytes(path.read_bytes()[:-20])
     journal = Journal(path)
     assert journal.written == 1
-    events = Events()
-    events.go_on(journal.written)
+    events = EventLog()
+    events.continue_after(journal.written)
     events.add("info", "the master is back", 3.0)
     journal.write(events.after(journal.written))
     first, _, last = path.read_text().splitlines()

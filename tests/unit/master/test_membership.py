@@ -7,6 +7,7 @@ import math
 import pytest
 
 from master.state.membership import Membership
+from torch_edl.wire import master_pb2 as pb
 
 
 @pytest.fixture
@@ -15,8 +16,11 @@ def members() -> Membership:
 
 
 def beat(members: Membership, id: int, now: float, **changes) -> bool:
+    member = members.get(id)
     told = {"phase": "training", "steps": 0, "records": 0, "loss": math.nan} | changes
-    return members.heartbeat(id, now, **told)
+    if member is None:
+        return False
+    return members.heartbeat(member, pb.HeartbeatRequest(worker_id=id, **told), now)
 
 
 def test_a_worker_is_silent_after_the_timeout(members):

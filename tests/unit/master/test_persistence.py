@@ -5,12 +5,13 @@ import threading
 import time
 from pathlib import Path
 
+from master.state.scripts import ScriptJob
+
 from master.runtime import persistence
 from master.runtime.persistence import Persistence
 from master.runtime.service import Service
 from master.runtime.store.memory import MemoryStore
 from master.state.fleet import Fleet
-from master.state.scripts import ScriptJob
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 
 

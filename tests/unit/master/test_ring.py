@@ -7,14 +7,21 @@ import random
 
 import pytest
 
-from master.state.ring import GRACE_S, PATIENCE_S, Formed, Ring
+from master.state.ring import GRACE_S, PATIENCE_S, FormedRing, Ring
+
+
+def restarted(ring: Ring) -> Ring:
+    """The ring as a restarted master knows it."""
+    again = Ring()
+    again.from_state(json.loads(json.dumps(ring.to_state())), 0.0)
+    return again
 
 
 def ask(ring: Ring, worker: int, step: int = 0, *, now: float = 0.0, was: int | None = None):
     return ring.ask(worker, ring.number if was is None else was, step, f"s{worker}", now)
 
 
-def form(ring: Ring, *asks: tuple[int, int], **kwargs) -> Formed:
+def form(ring: Ring, *asks: tuple[int, int], **kwargs) -> FormedRing:
     """The ring of these (worker, step), all members of the newest one among them."""
     for worker, step in asks:
         assert ask(ring, worker, step) is None
@@ -34,7 +41,7 @@ def test_the_first_ring_waits_for_the_minimum_and_then_with_patience() -> None:
     assert ring.due(61.5, min_workers=2, max_workers=3), "everybody is there"
     formed = ring.form(restored_from="/c", values_only=True)
     assert formed.workers == (0, 1, 2)
-    assert (formed.number, formed.life, formed.source, formed.store) == (1, 1, 0, "s0")
+    assert (formed.number, formed.incarnation, formed.source, formed.store) == (1, 1, 0, "s0")
     assert formed.fresh
     assert formed.heal
     assert (formed.restored_from, formed.values_only) == ("/c", True)
@@ -92,7 +99,7 @@ def test_a_member_of_a_ring_that_nobody_trained_in_has_no_model() -> None:
     assert ring.model_lost
     assert not ring.due(5.0, min_workers=1, max_workers=2), "a new life is as patient as the first"
     formed = ring.form(restored_from="/c")
-    assert (formed.fresh, formed.life, formed.restored_from) == (True, 2, "/c")
+    assert (formed.fresh, formed.incarnation, formed.restored_from) == (True, 2, "/c")
 
 
 def test_who_waits_makes_the_ring_stale() -> None:
@@ -136,11 +143,11 @@ def test_the_last_member_hands_its_model_on_before_it_leaves() -> None:
     assert ring.due(0.0, min_workers=2, max_workers=2)
     formed = ring.form()
     assert (formed.number, formed.workers, formed.source) == (2, (0, 1), 0)
-    assert (formed.heal, formed.fresh, formed.life) == (True, False, 1)
+    assert (formed.heal, formed.fresh, formed.incarnation) == (True, False, 1)
     ring.leave(0, 1.0)
     assert ring.stale() == 2
     formed = form(ring, (1, 7))
-    assert (formed.number, formed.workers, formed.life) == (3, (1,), 1)
+    assert (formed.number, formed.workers, formed.incarnation) == (3, (1,), 1)
     assert not formed.fresh
 
 
@@ -159,7 +166,7 @@ def test_after_the_end_members_go_on_and_nobody_joins() -> None:
     assert form(ring, (1, 4)).workers == (1,), "the last step again, alone"
 
 
-def stand_by(ring: Ring, worker: int, step: int, *, was: int | None = None) -> Formed | None:
+def stand_by(ring: Ring, worker: int, step: int, *, was: int | None = None) -> FormedRing | None:
     return ring.stand_by(worker, ring.number if was is None else was, step, f"s{worker}", 1.0)
 
 
@@ -171,14 +178,14 @@ def test_who_is_at_the_end_gives_its_model_to_who_takes_the_place_of_rank_0() ->
     ask(ring, 7, -1)
     assert not ring.due(100.0, min_workers=1, max_workers=9), "rank 0 is at work"
     ring.drop(0)
-    ring = Ring.restored(json.loads(json.dumps(ring.export())))
+    ring = restarted(ring)
     assert not ring.due(100.0, min_workers=1, max_workers=9)
     ask(ring, 7, -1)
     assert ring.due(0.0, min_workers=2, max_workers=9), "it waits for nobody else"
     assert not ring.model_lost
     formed = ring.form()
     assert (formed.workers, formed.source, formed.store) == ((7, 2), 1, "s7")
-    assert (formed.heal, formed.fresh, formed.life) == (True, False, 1)
+    assert (formed.heal, formed.fresh, formed.incarnation) == (True, False, 1)
     assert stand_by(ring, 2, 10, was=1) is formed
     assert stand_by(ring, 2, 10) is None
     assert stand_by(ring, 1, 9, was=1) is None
@@ -215,9 +222,9 @@ class Storm:
         self.asking: set[int] = set()  # those that are in no ring now
         self.known: set[int] = set()  # to the master
         self.late: list[tuple[int, int, int]] = []
-        self.formed: list[Formed] = []
+        self.formed: list[FormedRing] = []
 
-    def send(self, worker: int, was: int, step: int) -> Formed | None:
+    def send(self, worker: int, was: int, step: int) -> FormedRing | None:
         if worker not in self.known or not self.ring.wanted(worker):
             return None  # the master tells it to leave
         answer = self.ring.ask(worker, was, step, f"s{worker}", self.now)
@@ -245,7 +252,7 @@ class Storm:
         if have:
             assert not formed.fresh
         assert lost == (formed.fresh and before is not None)
-        assert formed.life == (before.life if before else 1) + (lost is True)
+        assert formed.incarnation == (before.incarnation if before else 1) + (lost is True)
         source = formed.workers[formed.source]
         if not formed.fresh and source in self.step:
             assert self.step[source] >= max(self.step[w] for w in have)
@@ -283,7 +290,7 @@ class Storm:
         elif what == 6:
             self.train()
         elif what == 7:
-            self.ring = Ring.restored(json.loads(json.dumps(self.ring.export())))
+            self.ring = restarted(self.ring)
         elif worker in self.asking:
             request = (worker, self.within[worker], self.step[worker])
             self.late.append(request)

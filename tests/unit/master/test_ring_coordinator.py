@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from master.runtime.checkpoints import steps_of
 from master.state.actions import (
     CheckpointSaved,
     CommitLocal,
+    DataScanned,
     FolderMade,
     MakeFolder,
     Prune,
@@ -19,11 +21,11 @@ from master.state.actions import (
     Started,
     Stop,
 )
+from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.tasks import TaskQueue
-from master.state.workers import Workers
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
@@ -59,13 +61,17 @@ class World:
         )
         self.now = 0.0
         fleet = Fleet("j", workers=workers, servers=1)
-        self.job = Job(self.config, fleet, folder=Path("/job"), cores=4, resumed=resumed)
-        self.workers = Workers(self.job)
+        self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
+        self.calls = Calls(self.job, cores=8)
         self.eval_records = eval_records
         self.effects: list[object] = []
         self.ring: dict[int, int] = {}  # worker -> the ring that it is in
         self.job.start(0.0)
         self.tick()
+
+    @property
+    def outcome(self) -> Any:
+        return self.job.lifecycle.outcome
 
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
@@ -88,21 +94,21 @@ class World:
         self.tick()
         for process in self.job.fleet.alive("worker"):
             if process.state == "starting":
-                self.workers.register(pb.RegisterRequest(worker_id=process.id), self.now)
+                self.calls.register(pb.RegisterRequest(worker_id=process.id), self.now)
                 self.ring[process.id] = 0
-        if not self.job.work.ready:
-            self.job.report_model(pb.ReportModelRequest(), self.now)
+        if not self.job.tasks.ready:
+            self.calls.report_model(pb.ReportModelRequest(), self.now)
             found = {"train": SHARDS}
             if self.eval_records:
                 found["eval"] = [Shard("test", self.eval_records)]
-            self.job.scanned(found, self.now)
+            self.job.apply(DataScanned(found), self.now)
         ask = pb.WaitUntilReadyRequest(worker_id=min(self.ring))
-        answer = self.job.wait_until_ready(ask, self.now)
+        answer = self.calls.wait_until_ready(ask, self.now)
         return answer.start if answer is not None and answer.HasField("start") else None
 
     def meet(self, step: int = -1) -> pb.JoinRingResponse:
         """All that live ask, those without a ring having no model."""
-        ring = self.job.lockstep.ring
+        ring = self.job.ring.ring
         for _ in range(5):
             for id, was in sorted(self.ring.items()):
                 if was < ring.number or was == 0 or ring.stale() or ring.broken(self.now):
@@ -114,7 +120,7 @@ class World:
 
     def join(self, id: int, ring: int, step: int) -> pb.JoinRingResponse | None:
         request = pb.JoinRingRequest(worker_id=id, ring=ring, step=step, store=f"s{id}")
-        return self.workers.join_ring(request, self.now)
+        return self.calls.join_ring(request, self.now)
 
     def at(self, position: int, *ids: int, ring: int | None = None) -> pb.HeartbeatResponse:
         """These members (all) have so many records in their model."""
@@ -126,7 +132,7 @@ class World:
                 position=position,
                 ring=self.ring[id] if ring is None else ring,
             )
-            answer = self.workers.heartbeat(request, self.now)
+            answer = self.calls.heartbeat(request, self.now)
         self.tick(0.1)
         return answer
 
@@ -135,20 +141,20 @@ class World:
         request = pb.HeartbeatRequest(
             worker_id=0, position=position, left_out=records, ring=self.ring[0]
         )
-        self.workers.heartbeat(request, self.now)
+        self.calls.heartbeat(request, self.now)
 
     def lease(self, id: int) -> pb.LeaseResponse | None:
         request = pb.LeaseRequest(
             worker_id=id, want=1, incarnation=self.job.fleet.incarnation, held=()
         )
-        return self.workers.lease(request, self.now)
+        return self.calls.lease(request, self.now)
 
     def done(self, id: int, lease: pb.LeaseMessage, **fields) -> bool:
         counts = pb.TaskCounts(records=lease.end - lease.start)
         request = pb.CompleteTaskRequest(
             worker_id=id, lease_id=lease.lease_id, counts=counts, **fields
         )
-        return self.workers.complete_task(request, self.now).known
+        return self.calls.complete_task(request, self.now).known
 
     def effect(self, type: type):
         found = [e for e in self.effects if isinstance(e, type)]
@@ -214,10 +220,10 @@ def test_the_progress_is_what_members_of_the_newest_ring_tell() -> None:
     w.at(50, 1, ring=7)
     assert w.job.done() == (9, 5), "another ring's"
     w.at(31)
-    assert (w.job.work.queue.epoch, w.job.work.queue.progress()) == (1, Watermarks(8, {}))
+    assert (w.job.tasks.queue.epoch, w.job.tasks.queue.progress()) == (1, Watermarks(8, {}))
     w.at(62)
-    assert w.job.work.trained
-    assert w.job.outcome.state == "finished"
+    assert w.job.tasks.trained
+    assert w.outcome.state == "finished"
 
 
 def test_a_death_costs_nothing_while_somebody_has_the_model() -> None:
@@ -299,8 +305,8 @@ def test_a_ring_tells_what_it_left_out(left_out: int, text: str) -> None:
     w.left_out(8, 8)
     w.left_out(left_out, 31)
     w.tick()
-    assert w.job.outcome.state == ("failed" if left_out == 31 else "finished")
-    assert text in w.job.events.after(0)[-2 if left_out < 31 else -1].text
+    assert w.outcome.state == ("failed" if left_out == 31 else "finished")
+    assert text in w.job.lifecycle.log.after(0)[-2 if left_out < 31 else -1].text
 
 
 def test_samples_that_members_left_out_are_added_up() -> None:
@@ -308,7 +314,7 @@ def test_samples_that_members_left_out_are_added_up() -> None:
     w.up()
     w.meet()
     for id, damaged in ((0, 1), (1, 2), (0, 3), (0, 3)):
-        w.workers.heartbeat(pb.HeartbeatRequest(worker_id=id, damaged=damaged), w.now)
+        w.calls.heartbeat(pb.HeartbeatRequest(worker_id=id, damaged=damaged), w.now)
     assert w.job.damaged == 5
     w.exit(0)
     assert w.job.damaged == 5
@@ -327,8 +333,8 @@ def test_tasks_in_many_hands_cannot_be_resumed() -> None:
     config = World(dir="/ck").config
     w = World(dir="/ck", resume=True, resumed=made_from(config, Watermarks(1, {1: 2, 2: 4})))
     w.up()
-    assert "use --strategy ps, or --load it" in w.job.outcome.error
-    assert w.job.outcome.usage_error
+    assert "use --strategy ps, or --load it" in w.outcome.error
+    assert w.outcome.usage_error
 
 
 def test_who_drains_leaves_once_another_has_the_model() -> None:
@@ -348,7 +354,7 @@ def test_who_drains_leaves_once_another_has_the_model() -> None:
 def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     w = World(workers=2)
     w.tick()
-    w.workers.register(pb.RegisterRequest(worker_id=1), w.now)
+    w.calls.register(pb.RegisterRequest(worker_id=1), w.now)
     w.ring[1] = 0
     w.up()
     del w.ring[0]  # it imports for long
@@ -359,7 +365,7 @@ def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     w.ring[0] = 0
     w.meet(step=1)
     assert w.at(2, 1).drain
-    w.workers.leave_ring(pb.LeaveRingRequest(worker_id=1), w.now)
+    w.calls.leave_ring(pb.LeaveRingRequest(worker_id=1), w.now)
     assert w.at(2, 0).stale_ring == 2
 
 
@@ -378,7 +384,7 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     assert (answer.ring.heal, answer.ring.fresh) == (True, False)
     assert w.join(2, 2, 2).leave
     assert list(w.join(0, 2, 2).ring.workers) == [0]
-    assert w.job.lockstep.ring.life == 1
+    assert w.job.ring.ring.incarnation == 1
 
 
 def test_commits_are_fenced_for_model_files_too() -> None:
@@ -386,16 +392,16 @@ def test_commits_are_fenced_for_model_files_too() -> None:
     w.up()
     w.meet()
     ask = pb.CommitCheckpointRequest(worker_id=1, ring=1, directory="/ck/1")
-    assert w.workers.commit_checkpoint(ask, w.now).accepted
+    assert w.calls.commit_checkpoint(ask, w.now).accepted
     w.exit(0)
     w.meet(step=1)
-    assert not w.workers.commit_checkpoint(ask, w.now).accepted
+    assert not w.calls.commit_checkpoint(ask, w.now).accepted
 
 
 def test_a_job_that_starts_its_workers_takes_no_others() -> None:
     w = World()
-    with pytest.raises(UsageError, match="not one that this job waits for"):
-        w.workers.register(pb.RegisterRequest(worker_id=-1), 0.0)
+    with pytest.raises(UsageError, match="not a worker that this job waits for"):
+        w.calls.register(pb.RegisterRequest(worker_id=-1), 0.0)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -131,7 +131,9 @@ def test_storms(seed: int) -> None:
             alive.add(node := random_.choice(sorted(set("abcde") - alive)))
             wish[node] += 1
         if random_.random() < 0.05:
-            rounds = Rounds.restored(json.loads(json.dumps(rounds.export())), now)
+            state = json.loads(json.dumps(rounds.to_state()))
+            rounds = Rounds()
+            rounds.from_state(state, now)
         taken: dict[int, str] = {}
         for node in sorted(alive):
             if node in inside:

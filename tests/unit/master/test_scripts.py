@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from master.state.actions import Saved
+from master.state.calls import Calls
 from master.state.fleet import Fleet
-from master.state.scripts import ScriptJob
+from master.state.job import Job
 from master.state.status import describe
-from master.state.workers import Workers
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
@@ -33,6 +33,7 @@ class World:
         resumed: str = "",
         left: dict | None = None,
         now: float = 0.0,
+        experiment: Experiment | None = None,
     ) -> None:
         self.config = JobConfig(
             name="j",
@@ -43,25 +44,29 @@ class World:
                 min_workers=least, max_workers=most, heartbeat_timeout_s=TIMEOUT_S
             ),
             checkpoint=CheckpointConfig(dir="/c") if resumed else CheckpointConfig(),
+            experiment=experiment,
         )
         self.now = now
         manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
-        self.job = ScriptJob(
+        self.job = Job(
             self.config,
             Fleet("j", workers=most, servers=1, external=True),
             folder=Path("/job"),
-            cores=4,
             resumed=Saved(Path(resumed), manifest) if resumed else None,
         )
-        self.workers = Workers(self.job)
+        self.calls = Calls(self.job, cores=8)
         if left is not None:
-            self.job.go_on(left, now)
+            self.job.from_state(left, now)
         self.job.start(now)
 
     def again(self) -> World:
         """The master that is started after this one was killed."""
-        left = json.loads(json.dumps(self.job.durable()))
+        left = json.loads(json.dumps(self.job.to_state()))
         return World(most=self.config.cluster.max_workers, left=left, now=self.now)
+
+    @property
+    def outcome(self) -> Any:
+        return self.job.lifecycle.outcome
 
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
@@ -71,20 +76,20 @@ class World:
         request = pb.RegisterRequest(
             worker_id=-1, pid=pid, host="h", node=node, local_rank=local_rank
         )
-        return self.workers.register(request, self.now).worker_id
+        return self.calls.register(request, self.now).worker_id
 
     def join(self, worker: int, *, ring: int = 0, step: int = -1) -> pb.JoinRingResponse:
         request = pb.JoinRingRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
-        answer = self.workers.join_ring(request, self.now)
+        answer = self.calls.join_ring(request, self.now)
         return answer if answer is not None else pb.JoinRingResponse()
 
     def stand_by(self, worker: int, *, ring: int, step: int) -> pb.StandByResponse:
         request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
-        answer = self.workers.stand_by(request, self.now)
+        answer = self.calls.stand_by(request, self.now)
         return answer if answer is not None else pb.StandByResponse()
 
     def leave(self, worker: int, *, finished: bool = False) -> None:
-        self.workers.leave_ring(pb.LeaveRingRequest(worker_id=worker, finished=finished), self.now)
+        self.calls.leave_ring(pb.LeaveRingRequest(worker_id=worker, finished=finished), self.now)
 
     def ring(self, *workers: int, ring: int = 0, step: int = -1) -> pb.JoinRingResponse:
         """They all ask, and the first one's answer."""
@@ -94,19 +99,19 @@ class World:
         return self.join(workers[0], ring=ring, step=step)
 
     def beat(self, worker: int, **fields) -> pb.HeartbeatResponse:
-        return self.workers.heartbeat(
+        return self.calls.heartbeat(
             pb.HeartbeatRequest(worker_id=worker, loss=0.5, **fields), self.now
         )
 
     def agent(self, node: str = "n", *workers: pb.AgentWorker, pid: int = 1, **fields):
         request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
-        return self.job.agent_report(request, self.now)
+        return self.calls.agent_report(request, self.now)
 
     def commit(self, worker: int, ring: int, *, written: bool = False, to: str = "/c/1") -> bool:
         request = pb.CommitCheckpointRequest(
             worker_id=worker, ring=ring, directory=to, written=written
         )
-        return self.workers.commit_checkpoint(request, self.now).accepted
+        return self.calls.commit_checkpoint(request, self.now).accepted
 
     def status(self) -> pb.GetStatusResponse:
         return describe(
@@ -118,7 +123,7 @@ class World:
         )
 
     def texts(self) -> str:
-        return "\n".join(e.text for e in self.job.events.after(0))
+        return "\n".join(e.text for e in self.job.lifecycle.log.after(0))
 
 
 def test_workers_get_numbers_and_a_ring() -> None:
@@ -178,12 +183,12 @@ def test_a_worker_that_ends_breaks_the_ring_once() -> None:
     w.agent("n", dead)
     w.agent("n", dead)
     assert w.beat(0).broken_ring == 1
-    assert w.texts().count("worker-1 is gone: ended with signal 9") == 1
+    assert w.texts().count("worker-1 lost: ended with signal 9") == 1
     assert w.status().processes[2].exit == "ended with signal 9"
     assert w.status().processes[2].log == "/l"
 
 
-def test_a_silent_worker_is_given_up_and_its_agent_kills_it() -> None:
+def test_a_silent_worker_is_declared_lost_and_its_agent_kills_it() -> None:
     w = World()
     w.agent()
     w.register(11)
@@ -199,7 +204,7 @@ def test_a_silent_worker_is_given_up_and_its_agent_kills_it() -> None:
     assert list(w.agent("n", gone).kill) == []
 
 
-def test_the_workers_of_a_silent_agent_are_given_up() -> None:
+def test_the_workers_of_a_silent_agent_are_declared_lost() -> None:
     w = World(most=4)
     w.agent("a")
     w.agent("b", pid=2)
@@ -222,9 +227,9 @@ def test_without_any_agent_left_the_job_fails() -> None:
     w = World()
     w.agent()
     w.tick(TIMEOUT_S)
-    assert "nobody is left" in w.job.outcome.error
+    assert "nobody is left" in w.outcome.error
     w.tick()
-    assert w.job.over
+    assert w.job.lifecycle.over
 
 
 def test_an_agent_that_starts_again_has_lost_its_workers() -> None:
@@ -240,18 +245,18 @@ def test_workers_and_nodes_of_torchrun_hear_that_the_job_is_stopped() -> None:
     w.register(11)
     w.ring(0)
     ask = pb.JoinRoundRequest(node="t", min_nodes=1, max_nodes=1, store="s")
-    w.job.join_round(ask, w.now)
+    w.calls.join_round(ask, w.now)
     w.job.stop("torch-edl stop", w.now)
     w.tick(1.0)
-    assert not w.job.over
+    assert not w.job.lifecycle.over
     assert w.beat(0).drain
     w.leave(0)
     w.tick(1.0)
-    assert w.job.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
-    assert not w.job.over
-    w.job.leave_round(pb.LeaveRoundRequest(node="t"), w.now)
+    assert w.calls.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
+    assert not w.job.lifecycle.over
+    w.calls.leave_round(pb.LeaveRoundRequest(node="t"), w.now)
     w.tick()
-    assert w.job.over
+    assert w.job.lifecycle.over
 
 
 def test_nobody_is_waited_for_who_does_not_hear_that_the_job_is_stopped() -> None:
@@ -259,7 +264,7 @@ def test_nobody_is_waited_for_who_does_not_hear_that_the_job_is_stopped() -> Non
     w.register(11)
     w.job.stop("torch-edl stop", w.now)
     w.tick(5.0)
-    assert w.job.over
+    assert w.job.lifecycle.over
 
 
 def test_scale_reaches_agents_and_nothing_else_does() -> None:
@@ -283,11 +288,11 @@ def test_it_is_finished_when_every_agent_is_done() -> None:
     assert not w.agent("a", done=True).over
     assert w.agent("b", pid=2, done=True).over
     w.tick()
-    assert w.job.outcome.exit_code == 0
-    assert not w.job.over, "the other one has not heard"
+    assert w.outcome.exit_code == 0
+    assert not w.job.lifecycle.over, "the other one has not heard"
     assert w.agent("a", done=True).over
     w.tick()
-    assert (w.job.over, w.job.state) == (True, "finished")
+    assert (w.job.lifecycle.over, w.job.state) == (True, "finished")
 
 
 def test_an_agent_that_runs_something_else_is_refused_by_name() -> None:
@@ -296,9 +301,7 @@ def test_an_agent_that_runs_something_else_is_refused_by_name() -> None:
             script="/train.py", args=args, folder="/", machine="m", rdzv_id="none", digest="d"
         )
 
-    w = World()
-    w.job.config = dataclasses.replace(
-        w.config,
+    w = World(
         experiment=Experiment(
             script="/train.py",
             args=("0.005",),
@@ -330,10 +333,10 @@ def test_a_first_ring_that_does_not_come_about_fails_the_job() -> None:
     wait(1000)  # before its loader a script may take what time it needs
     worker = w.register(11)
     wait(599, worker)
-    assert w.job.outcome is None
+    assert w.outcome is None
     wait(3, worker)
-    assert w.job.outcome is not None
-    assert w.job.outcome.error.startswith(
+    assert w.outcome is not None
+    assert w.outcome.error.startswith(
         "nothing began within 600 s (--rdzv-conf join_timeout): 1 of at least 2 workers came"
     )
 
@@ -377,7 +380,7 @@ def test_who_waits_for_a_place_does_not_hold_up_the_end_nor_make_it() -> None:
     assert w.agent("b", pid=2).over
     w.tick()
     assert w.job.state == "finishing"
-    assert w.job.outcome.state == "finished"
+    assert w.outcome.state == "finished"
 
 
 def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
@@ -387,7 +390,7 @@ def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
     w.ring(0, 1)
     w.leave(0, finished=True)
     w.tick()
-    assert w.job.outcome is None
+    assert w.outcome is None
     assert w.beat(0).known, "its script may go on after its training"
     w.leave(1, finished=True)
     w.tick()
@@ -406,14 +409,14 @@ def test_who_waits_at_the_end_for_a_rank_0_that_is_lost_does_not_wait_for_ever()
         w.tick(1.0)
         w.agent()
         w.stand_by(1, ring=1, step=9)
-    assert w.job.outcome is None, "rank 0 may save as long as it likes"
+    assert w.outcome is None, "rank 0 may save as long as it likes"
     w.agent("n", gone)
     for _ in range(62):
         w.tick(1.0)
         w.agent()
         w.stand_by(1, ring=1, step=9)
-    assert w.job.outcome is not None
-    assert "what it saves may be missing" in w.job.outcome.error
+    assert w.outcome is not None
+    assert "what rank 0 saves may be missing" in w.outcome.error
 
 
 def test_who_takes_the_place_of_rank_0_ends_the_job() -> None:
@@ -441,36 +444,38 @@ def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
     w.leave(0)
     w.tick()
     w.tick(50)
-    assert w.job.outcome is None
+    assert w.outcome is None
     w.register(12)
     w.tick()
     w.tick(TIMEOUT_S)
     w.tick(50)
-    assert w.job.outcome is None
+    assert w.outcome is None
     w.tick(11)
-    assert w.job.outcome.exit_code == 1
-    assert "nobody is left" in w.job.outcome.error
+    assert w.outcome.exit_code == 1
+    assert "nobody is left" in w.outcome.error
 
 
 def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
     w = World()
-    w.job.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
-    w.job.close_rounds(pb.CloseRoundsRequest(), w.now)
+    w.calls.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
+    w.calls.close_rounds(pb.CloseRoundsRequest(), w.now)
     w.tick()
-    assert (w.job.outcome, w.job.state) == (None, "finishing")
-    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    assert (w.outcome, w.job.state) == (None, "finishing")
+    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert w.job.state == "finished"
-    assert not w.job.end_is_awaited, "torchrun does not ask: the port is free for the next job"
+    assert not w.job.workforce.awaits_outcome, (
+        "torchrun does not ask: the port is free for the next job"
+    )
 
 
 def test_it_failed_when_an_agent_of_torchrun_closed_it_with_an_error() -> None:
     w = World()
-    w.job.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
-    w.job.close_rounds(pb.CloseRoundsRequest(error="rank 1 ended"), w.now)
-    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.calls.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
+    w.calls.close_rounds(pb.CloseRoundsRequest(error="rank 1 ended"), w.now)
+    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
-    assert (w.job.state, w.job.outcome.error) == ("failed", "rank 1 ended")
+    assert (w.job.state, w.outcome.error) == ("failed", "rank 1 ended")
 
 
 def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
@@ -479,26 +484,26 @@ def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
     w.tick()
     for node in "ab":
-        w.job.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
     w.register(11, node="a")
-    w.job.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
+    w.calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
     w.tick()
-    assert w.job.outcome is None
-    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    assert w.outcome is None
+    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
-    assert (w.job.over, w.job.state) == (True, "stopped")
+    assert (w.job.lifecycle.over, w.job.state) == (True, "stopped")
 
 
 def test_the_workers_of_a_node_that_is_in_no_round_any_more_are_dropped() -> None:
     w = World()
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
     for node in "ab":
-        w.job.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
     w.register(11, node="a")
     w.register(21, node="b")
     w.ring(0, 1)
-    w.job.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
-    w.job.join_round(pb.JoinRoundRequest(node="a", store="a:2", **ask), w.now)
+    w.calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
+    w.calls.join_round(pb.JoinRoundRequest(node="a", store="a:2", **ask), w.now)
     assert not w.beat(1).known
     assert w.beat(0).broken_ring == 1
 
@@ -509,7 +514,7 @@ def test_the_error_of_one_agent_ends_all() -> None:
     w.agent("b", pid=2, error="train.py: boom", traceback="T")
     answer = w.agent("a")
     assert (answer.over, answer.error) == (True, "train.py: boom")
-    assert (w.job.outcome.state, w.job.outcome.traceback) == ("failed", "T")
+    assert (w.outcome.state, w.outcome.traceback) == ("failed", "T")
 
 
 def test_stop_ends_agents_and_workers() -> None:
@@ -548,12 +553,12 @@ def test_the_last_member_of_a_ring_that_stops_keeps_its_model() -> None:
     assert w.commit(0, 2)
     assert w.commit(0, 2, written=True)
     w.tick()
-    assert w.job.outcome is None
+    assert w.outcome is None
     w.leave(0)
     w.tick()
     answer = w.agent(done=True)
     assert (answer.over, answer.error) == (True, "the job was stopped: SIGTERM")
-    assert w.job.outcome.state == "stopped"
+    assert w.outcome.state == "stopped"
     assert w.status().checkpoint == "/c/1"
 
 
@@ -567,13 +572,13 @@ def test_a_ring_that_hangs_stops_all_the_same() -> None:
         w.beat(0, ring=1)
         w.agent()
         w.tick(1)
-    assert w.job.outcome is None
+    assert w.outcome is None
     w.beat(0, ring=1)
     w.agent()
     w.tick(1)
     assert w.agent().over
     last = "no last checkpoint: no worker came to the end of its step within 20 s"
-    assert w.job.events.after(0)[-1].text == last
+    assert w.job.lifecycle.log.after(0)[-1].text == last
 
 
 def test_records_of_all_passes_count_once() -> None:
@@ -648,23 +653,23 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     w.tick(TIMEOUT_S - 1)
     w.agent()
     w.tick(1)
-    assert "worker-0 is gone: silent" in w.texts()
+    assert "worker-0 declared lost: no heartbeat for 10 s" in w.texts()
 
 
 def test_rounds_answer_through_the_job() -> None:
     w = World()
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 1.0}
     first = pb.JoinRoundRequest(node="a", store="a:1", **ask)
-    assert w.job.join_round(first, w.now) is None
-    answer = w.job.join_round(pb.JoinRoundRequest(node="b", store="b:1", **ask), w.now)
+    assert w.calls.join_round(first, w.now) is None
+    answer = w.calls.join_round(pb.JoinRoundRequest(node="b", store="b:1", **ask), w.now)
     assert answer.place == pb.Place(round=1, rank=1, nodes=2, store="a:1")
-    look = w.job.get_round(pb.GetRoundRequest(node="a", round=1), w.now)
+    look = w.calls.get_round(pb.GetRoundRequest(node="a", round=1), w.now)
     assert (look.over, look.waiting) == (False, 0)
-    w.job.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w = w.again()
-    assert w.job.join_round(first, w.now).place.round == 1
-    w.job.close_rounds(pb.CloseRoundsRequest(), w.now)
-    assert w.job.join_round(pb.JoinRoundRequest(node="c", store="c:1", **ask), w.now).closed
+    assert w.calls.join_round(first, w.now).place.round == 1
+    w.calls.close_rounds(pb.CloseRoundsRequest(), w.now)
+    assert w.calls.join_round(pb.JoinRoundRequest(node="c", store="c:1", **ask), w.now).closed
 
 
 def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from master.state.actions import CheckpointSaved, Flush, Saved, SaveServers, Start, Stop
+from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
-from master.state.scripts import ScriptJob
+from master.state.job import Job
 from master.state.status import describe
-from master.state.workers import Workers
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
@@ -48,21 +49,24 @@ class World:
             checkpoint=CheckpointConfig(dir="/c") if checkpoints else CheckpointConfig(),
         )
         self.now = 0.0
-        self.job = ScriptJob(
+        self.job = Job(
             self.config,
             Fleet("j", workers=most, servers=servers, external=True),
             folder=Path("/job"),
-            cores=4,
             resumed=resumed,
         )
-        self.workers = Workers(self.job)
+        self.calls = Calls(self.job, cores=8)
         self.started: list[Start] = []
         self.stopped: list[Stop] = []
         self.effects: list = []
         if left is not None:
-            self.job.go_on(left, self.now)
+            self.job.from_state(left, self.now)
         self.job.start(self.now)
         self.tick()
+
+    @property
+    def outcome(self) -> Any:
+        return self.job.lifecycle.outcome
 
     def tick(self, seconds: float = 0.1) -> None:
         self.now += seconds
@@ -83,33 +87,33 @@ class World:
                 request = pb.RegisterServerRequest(
                     shard=process.shard, incarnation=life, address=f"s{process.id}:1"
                 )
-                self.job.register_server(request, self.now)
+                self.calls.register_server(request, self.now)
 
     def register(self, pid: int, local_rank: int = 0) -> int:
         request = pb.RegisterRequest(
             worker_id=-1, pid=pid, host="h", node="n", local_rank=local_rank
         )
-        return self.workers.register(request, self.now).worker_id
+        return self.calls.register(request, self.now).worker_id
 
     def report(self, worker: int, *embeddings: pb.EmbeddingReport, **fields):
         request = pb.ReportModelRequest(embeddings=embeddings, **fields)
-        self.job.report_model(request, self.now)
+        self.calls.report_model(request, self.now)
         return self.start(worker)
 
     def tell(self, worker: int, **changes):
         request = pb.ReportDataRequest(data=pb.ScriptData(**{**DATA, **changes}))
-        self.job.report_data(request, self.now)
+        self.calls.report_data(request, self.now)
         return self.start(worker)
 
     def start(self, worker: int) -> pb.Start | None:
         ask = pb.WaitUntilReadyRequest(worker_id=worker)
-        answer = self.job.wait_until_ready(ask, self.now)
+        answer = self.calls.wait_until_ready(ask, self.now)
         return answer.start if answer is not None and answer.HasField("start") else None
 
     def lease(self, worker: int, *held: int, life: int | None = None) -> pb.LeaseResponse | None:
         life = self.job.fleet.incarnation if life is None else life
         request = pb.LeaseRequest(worker_id=worker, want=1, incarnation=life, held=held)
-        return self.workers.lease(request, self.now)
+        return self.calls.lease(request, self.now)
 
     def task(self, worker: int) -> pb.LeaseMessage:
         answer = self.lease(worker)
@@ -120,24 +124,24 @@ class World:
     def done(self, worker: int, lease: pb.LeaseMessage) -> bool:
         counts = pb.TaskCounts(records=lease.end - lease.start)
         request = pb.CompleteTaskRequest(worker_id=worker, lease_id=lease.lease_id, counts=counts)
-        return self.workers.complete_task(request, self.now).known
+        return self.calls.complete_task(request, self.now).known
 
     def train_all(self, worker: int) -> None:
-        while not self.job.work.trained:
+        while not self.job.tasks.trained:
             self.done(worker, self.task(worker))
 
     def save(self) -> Saved:
         """The checkpoint that is being asked for."""
         effect = next(e for e in self.effects if isinstance(e, SaveServers))
         self.effects.remove(effect)
-        space = self.job.work.main.queue.space
+        space = self.job.tasks.main.queue.space
         manifest = Manifest(
             job="j",
             strategy="ps",
             steps=space.steps_before(effect.progress.retired_before),
             shards=2,
             watermarks=effect.progress,
-            data=identity(self.job.config, self.job.work.shards),
+            data=identity(self.job.config, self.job.tasks.shards),
         )
         saved = Saved(Path(f"/c/step-{manifest.steps}"), manifest)
         self.job.apply(CheckpointSaved(saved, effect.incarnation), self.now)
@@ -154,7 +158,7 @@ class World:
     def agent(self, **fields) -> pb.AgentReportResponse:
         fields.setdefault("workers", [pb.AgentWorker(pid=1)])
         request = pb.AgentReportRequest(node="n", pid=1, host="h", **fields)
-        return self.job.agent_report(request, self.now)
+        return self.calls.agent_report(request, self.now)
 
     def status(self) -> pb.GetStatusResponse:
         return describe(
@@ -166,7 +170,7 @@ class World:
         )
 
     def texts(self) -> str:
-        return "\n".join(e.text for e in self.job.events.after(0))
+        return "\n".join(e.text for e in self.job.lifecycle.log.after(0))
 
 
 def begun(**options) -> World:
@@ -232,8 +236,8 @@ def test_servers_that_were_asked_for_start_before_any_worker_is_there() -> None:
 def test_an_optimizer_that_servers_cannot_run_fails_the_job() -> None:
     w = World()
     w.report(w.register(1), UNBOUND, optimizer_error="servers cannot run LBFGS")
-    assert w.job.outcome.exit_code == 2
-    assert "LBFGS" in w.job.outcome.error
+    assert w.outcome.exit_code == 2
+    assert "LBFGS" in w.outcome.error
 
 
 def test_a_checkpoint_of_another_strategy_is_refused() -> None:
@@ -241,9 +245,9 @@ def test_a_checkpoint_of_another_strategy_is_refused() -> None:
     saved = Saved(Path("/c/5"), manifest)
     for strategy in ("ps", "auto"):
         w = World(strategy=strategy, checkpoints=True, resumed=saved)
-        w.report(w.register(1) if w.job.outcome is None else 0, UNBOUND)
-        assert w.job.outcome.usage_error
-        assert "a checkpoint of the strategy allreduce" in w.job.outcome.error
+        w.report(w.register(1) if w.outcome is None else 0, UNBOUND)
+        assert w.outcome.usage_error
+        assert "a checkpoint of the strategy allreduce" in w.outcome.error
         assert not w.started
 
 
@@ -262,7 +266,7 @@ def test_the_first_loader_defines_the_tasks() -> None:
     assert list(changed.cluster.servers) == ["s0:1", "s1:1"]
     tasks = [w.task(worker) for _ in range(4)]
     assert [(t.shard, t.epoch, t.start, t.end) for t in tasks[:1]] == [("dataset", 0, 0, 50)]
-    w.job.work.drop_worker(worker)
+    w.job.tasks.drop_worker(worker)
     tasks = []
     for _ in range(4):
         tasks.append(w.task(worker))
@@ -302,7 +306,7 @@ def test_other_data_are_the_error_of_the_worker_that_has_them(
     assert w.tell(other)
     with pytest.raises(UsageError, match=text):
         w.tell(other, **change)
-    assert w.job.outcome is None
+    assert w.outcome is None
     assert w.task(0).start == 0
 
 
@@ -327,14 +331,14 @@ def test_the_tasks_of_a_dead_worker_go_to_others() -> None:
     lease = w.task(0)
     assert (lease.task_id, lease.retried) == (lost.task_id, True)
     assert w.lease(other).next == DRAIN
-    assert "worker-1 is gone: ended with signal 9" in w.texts()
+    assert "worker-1 lost: ended with signal 9" in w.texts()
 
 
 def test_a_worker_that_leaves_gives_its_tasks_back() -> None:
     w = begun()
     lost = w.task(0)
     other = w.register(2, local_rank=1)
-    w.workers.leave_ring(pb.LeaveRingRequest(worker_id=0), w.now)
+    w.calls.leave_ring(pb.LeaveRingRequest(worker_id=0), w.now)
     assert w.task(other).task_id == lost.task_id
     assert "gone" not in w.texts()
 
@@ -386,17 +390,17 @@ def test_scripts_hear_of_the_end_once_the_model_is_saved() -> None:
     saved = w.save()
     w.tick()
     assert w.lease(0).next == FINISHED
-    assert w.job.outcome is None
+    assert w.outcome is None
     w.agent(done=True)
-    assert w.job.outcome.state == "finished"
+    assert w.outcome.state == "finished"
     w.tick()
     assert {(s.role, s.grace_s > 0) for s in w.stopped} == {("ps", True)}
-    assert not w.job.over, "the servers still run"
+    assert not w.job.lifecycle.over, "the servers still run"
     for process in w.job.fleet.alive("ps"):
         w.job.exited(ProcessExit(role="ps", id=process.id, code=0), w.now, log="l")
     w.agent(done=True)
     w.tick()
-    assert w.job.over
+    assert w.job.lifecycle.over
     assert w.status().checkpoint == str(saved.path)
 
 
@@ -415,11 +419,11 @@ def test_a_script_that_leaves_its_loop_early_ends_the_job_with_what_it_has() -> 
     w.done(0, w.task(0))
     w.tick()
     w.agent(done=True)
-    assert w.job.outcome is None, "the last checkpoint is not written"
+    assert w.outcome is None, "the last checkpoint is not written"
     w.tick()
     assert w.save().manifest.watermarks.retired_before == 1
     w.tick()
-    assert w.job.outcome.state == "finished"
+    assert w.outcome.state == "finished"
     assert "the script left its loop with 3 tasks to do" in w.texts()
 
 
@@ -428,7 +432,7 @@ def test_a_script_that_never_begins_its_loader_ends_the_job() -> None:
     w.agent()
     w.register(1)
     w.agent(done=True)
-    assert w.job.outcome.state == "finished"
+    assert w.outcome.state == "finished"
 
 
 def test_a_server_lost_after_the_training_fails_a_job_without_checkpoints() -> None:
@@ -437,8 +441,8 @@ def test_a_server_lost_after_the_training_fails_a_job_without_checkpoints() -> N
     w.tick()
     assert w.lease(0).next == FINISHED
     w.kill_server()
-    assert w.job.outcome.state == "failed"
-    assert "--checkpoint-dir" in w.job.outcome.error
+    assert w.outcome.state == "failed"
+    assert "--checkpoint-dir" in w.outcome.error
 
 
 def test_a_server_lost_after_the_training_comes_back_with_the_last_checkpoint() -> None:
@@ -453,12 +457,12 @@ def test_a_server_lost_after_the_training_comes_back_with_the_last_checkpoint() 
     assert w.lease(0).next == FINISHED
     assert not [e for e in w.effects if isinstance(e, SaveServers | Flush)]
     w.agent(done=True)
-    assert w.job.outcome.state == "finished"
+    assert w.outcome.state == "finished"
 
 
 def test_a_failed_job_lets_no_script_go_on_as_if_it_were_finished() -> None:
     w = begun()
-    w.job.fail("disk on fire", w.now)
+    w.job.lifecycle.fail("disk on fire", w.now)
     assert w.lease(0).next == DRAIN
 
 
@@ -479,28 +483,28 @@ def test_going_on_from_a_checkpoint_needs_the_same_data() -> None:
     worker = third.register(1)
     third.report(worker, UNBOUND)
     third.tell(worker, shuffle=True)
-    assert third.job.outcome.usage_error
-    assert "made with shuffle=False, now it is shuffle=True" in third.job.outcome.error
+    assert third.outcome.usage_error
+    assert "made with shuffle=False, now it is shuffle=True" in third.outcome.error
     other = World(strategy="ps", checkpoints=True, resumed=saved)
     other.servers_up()
     other.report(other.register(1), UNBOUND)
     other.tell(0, files="another")
-    assert "made with no data files, now it is data files another" in other.job.outcome.error
+    assert "made with no data files, now it is data files another" in other.outcome.error
 
 
 def test_a_master_that_was_killed_took_the_servers_with_it() -> None:
     w = begun()
     w.task(0)
-    again = World(strategy="ps", left=json.loads(json.dumps(w.job.durable())))
-    assert again.job.outcome.state == "failed"
-    assert "the master was killed, and the parameter servers with it" in again.job.outcome.error
+    again = World(strategy="ps", left=json.loads(json.dumps(w.job.to_state())))
+    assert again.outcome.state == "failed"
+    assert "the master was killed, and the parameter servers with it" in again.outcome.error
     assert not again.started
-    assert again.agent().error == again.job.outcome.error
+    assert again.agent().error == again.outcome.error
 
 
 def test_a_master_that_was_killed_before_the_strategy_was_known_decides_it() -> None:
     w = World()
     w.register(1)
-    again = World(left=json.loads(json.dumps(w.job.durable())))
+    again = World(left=json.loads(json.dumps(w.job.to_state())))
     answer = again.report(0, SMALL)
     assert answer.strategy == "allreduce"

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from master.state.ring import Formed, Ring
+from master.state.ring import FormedRing, Ring
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
@@ -61,7 +61,7 @@ class Office:
     def __init__(self, first: int) -> None:
         self.first = first
         self.ring = Ring()
-        self.seats: list[Formed] = []
+        self.seats: list[FormedRing] = []
         self.accept = True
         """Whether checkpoints may be committed."""
         self.restored_from = ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.events import Events, Rates
+from master.state.event_log import EventLog, Rates
 
 
 def test_events_are_numbered_and_told_once():
-    events = Events()
+    events = EventLog()
     for text in "abc":
         events.add("info", text, 1.0)
     assert [(e.sequence, e.text) for e in events.after(0)] == [(1, "a"), (2, "b"), (3, "c")]
@@ -18,7 +18,7 @@ def test_events_are_numbered_and_told_once():
 
 
 def test_old_events_go():
-    events = Events()
+    events = EventLog()
     for i in range(1500):
         events.add("info", str(i), 1.0)
     kept = events.after(0)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from master.state.membership import Member, Membership
-from master.state.passes import Passes
+from master.state.workload import ScriptProgress
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -18,39 +18,39 @@ def told(position: int, of: int = 100, before: int = 0, to_come: int = 0, **epoc
     )  # fmt: skip
 
 
-def seen(passes: Passes, *, finished: bool = False) -> tuple[int, int, int, int, int]:
+def seen(progress: ScriptProgress, *, finished: bool = False) -> tuple[int, int, int, int, int]:
     status = pb.GetStatusResponse()
-    passes.describe(status, finished=finished)
+    progress.describe(status, finished=finished)
     done, total = status.records_done, status.records_total
     return status.epoch, status.epochs, done, total, status.records_begun
 
 
 def test_a_loop_of_the_scripts_own_shows_the_pass_at_hand() -> None:
-    passes = Passes()
-    passes.moved(0, told(40))
-    assert seen(passes) == (0, 0, 40, 100, 0)
-    passes.moved(0, told(30))  # another member lags behind
-    # Pass 1 was an evaluation; passes may begin and end between two heartbeats.
-    passes.moved(2, told(20, epoch=1, before=100))
-    assert seen(passes) == (1, 0, 120, 200, 100)
-    passes.moved(2, told(100, epoch=2, before=100))
-    assert seen(passes, finished=True) == (2, 2, 200, 200, 100)
+    progress = ScriptProgress()
+    progress.moved(0, told(40))
+    assert seen(progress) == (0, 0, 40, 100, 0)
+    progress.moved(0, told(30))  # another member lags behind
+    # Pass 1 was an evaluation; progress may begin and end between two heartbeats.
+    progress.moved(2, told(20, epoch=1, before=100))
+    assert seen(progress) == (1, 0, 120, 200, 100)
+    progress.moved(2, told(100, epoch=2, before=100))
+    assert seen(progress, finished=True) == (2, 2, 200, 200, 100)
 
 
 def test_epochs_that_the_script_told_of_count_from_the_beginning() -> None:
-    passes = Passes()
-    passes.moved(0, told(40, epochs=3, to_come=200))
-    assert seen(passes) == (0, 3, 40, 300, 0)
-    passes.moved(2, told(100, epoch=2, epochs=3, before=100, to_come=100))
-    assert seen(passes) == (2, 3, 200, 300, 0)
+    progress = ScriptProgress()
+    progress.moved(0, told(40, epochs=3, to_come=200))
+    assert seen(progress) == (0, 3, 40, 300, 0)
+    progress.moved(2, told(100, epoch=2, epochs=3, before=100, to_come=100))
+    assert seen(progress) == (2, 3, 200, 300, 0)
 
 
 def test_a_stream_has_no_total() -> None:
-    passes = Passes()
-    passes.moved(0, told(40, of=0))
-    assert seen(passes) == (0, 0, 40, 0, 0)
-    passes.moved(1, told(10, of=0, epoch=1, before=40))
-    assert seen(passes) == (1, 0, 50, 0, 40)
+    progress = ScriptProgress()
+    progress.moved(0, told(40, of=0))
+    assert seen(progress) == (0, 0, 40, 0, 0)
+    progress.moved(1, told(10, of=0, epoch=1, before=40))
+    assert seen(progress) == (1, 0, 50, 0, 40)
 
 
 def test_what_was_logged_stays_when_the_last_worker_leaves() -> None:

@@ -1,4 +1,4 @@
-"""What happened, and how fast it goes. Pure."""
+"""The log of what happened in a job, and how fast the job goes. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _WINDOW_S = 10.0
 _SAMPLE_S = 0.5
 
 
-class Events:
-    """The last events, numbered from 1; a master that goes on numbers on."""
+class EventLog:
+    """The last events, numbered from 1; a restarted master continues the numbers."""
 
     def __init__(self) -> None:
         self._kept: deque[pb.Event] = deque(maxlen=_EVENTS)
         self._count = 0
 
-    def go_on(self, sequence: int) -> None:
-        """An earlier master of the job told events up to that number."""
-        assert not self._count, "events were told before"
+    def continue_after(self, sequence: int) -> None:
+        """An earlier master of the job wrote the events up to that number."""
+        assert not self._count, "events were added before"
         self._count = sequence
 
     def add(self, level: str, text: str, wall_time: float, traceback: str = "") -> None:
@@ -33,38 +33,9 @@ class Events:
         )
 
     def after(self, sequence: int) -> list[pb.Event]:
-        """Those with a higher number that are still kept, in order."""
+        """The events with a higher number that are still kept, in order."""
         new = min(self._count - sequence, len(self._kept))
         return [self._kept[i] for i in range(len(self._kept) - new, len(self._kept))]
-
-
-class Course:
-    """When the work of a job began and ended."""
-
-    def __init__(self) -> None:
-        self.began_at: float | None = None
-        self.trained_at: float | None = None
-
-    def began(self, now: float) -> None:
-        """Somebody has something to do."""
-        self.began_at = now if self.began_at is None else self.began_at
-
-    def trained(self, now: float) -> None:
-        """The work is done."""
-        self.trained_at = now if self.trained_at is None else self.trained_at
-
-    @property
-    def state(self) -> str:
-        """starting, running or finishing."""
-        if self.began_at is None:
-            return "starting"
-        return "finishing" if self.trained_at is not None else "running"
-
-    def wall_s(self, now: float) -> float:
-        """Seconds from the beginning to the end, or to now."""
-        if self.began_at is None:
-            return 0.0
-        return (now if self.trained_at is None else self.trained_at) - self.began_at
 
 
 class Rates:

@@ -1,0 +1,56 @@
+"""The loop of the master: events in, decisions, actions out."""
+
+from __future__ import annotations
+
+import time
+
+from master.runtime.effects import Effects
+from master.runtime.journal import Journal
+from master.runtime.service import Service
+from master.state.actions import Action, NotStarted, Start, Started, Stop
+from torch_edl.processes.base import Launcher
+from torch_edl.processes.signals import StopSignals
+
+# How soon an exit of a process is noticed.
+_POLL_S = 0.1
+
+
+def run(
+    service: Service, launcher: Launcher, effects: Effects, stop: StopSignals, journal: Journal
+) -> None:
+    """Runs the job until every process has ended."""
+    job = service.job
+    while True:
+        exits = launcher.poll()
+        with service.changed:
+            now = time.monotonic()
+            if stop.name:
+                job.stop(stop.name, now, at_once=stop.count > 1)
+            for exit in exits:
+                job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
+            actions = job.tick(now)
+            news, job.changed = job.changed or bool(exits or actions), False
+            if news or job.lifecycle.outcome is not None or job.tasks.available:
+                service.changed.notify_all()
+            over = job.lifecycle.over
+            events = job.lifecycle.log.after(journal.written)
+        journal.write(events)
+        for action in actions:
+            _act(action, service, launcher, effects)
+        if over:
+            return
+        with service.changed:
+            service.changed.wait(_POLL_S)
+
+
+def _act(action: Action, service: Service, launcher: Launcher, effects: Effects) -> None:
+    match action:
+        case Start(spec):
+            try:
+                service.apply(Started(spec.role, spec.id, launcher.start(spec)))
+            except OSError as error:
+                service.apply(NotStarted(spec.role, spec.id, str(error)))
+        case Stop():
+            launcher.stop(action.role, action.id, grace_s=action.grace_s)
+        case _:
+            effects.submit(action)

@@ -1,0 +1,387 @@
+"""The calls of workers and agents: each is an event of the job, and its answer. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from master.state.job import Job
+from master.state.membership import Member
+from master.state.ring import FormedRing
+from master.state.script_workforce import ScriptWorkforce
+from master.state.tasks import TaskStream
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+class Calls:
+    """Answers calls about one job.
+
+    Args:
+        cores: CPU cores to divide among the workers.
+    """
+
+    def __init__(self, job: Job, *, cores: int) -> None:
+        self._job = job
+        self._cores = cores
+
+    # ---- workers ----
+
+    def register(self, request: pb.RegisterRequest, now: float) -> pb.RegisterResponse:
+        """A worker joins the job.
+
+        Raises:
+            UsageError: the worker does not belong to the job, or was declared lost.
+        """
+        job = self._job
+        worker, events = job.workforce.register(request, ending=job.lifecycle.ending)
+        job.apply_all(events, now)
+        known = job.fleet.registered(worker, now)
+        if not known or not job.members.register(worker, request.pid, request.host, now):
+            raise UsageError(f"worker {worker}: not a worker that this job waits for")
+        return pb.RegisterResponse(
+            config_json=job.config.to_json(), worker_id=worker, ring=job.ring.ring.number
+        )
+
+    def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
+        """A worker reports what it trains; the first report decides the strategy."""
+        self._job.model_reported(request, now)
+        return pb.ReportModelResponse()
+
+    def report_data(self, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
+        """A worker reports what its loader goes through; the first report makes the tasks.
+
+        Raises:
+            UsageError: the job trains a model file, or another worker reported other data.
+        """
+        self._agents()
+        self._job.data_reported(request.data, now)
+        return pb.ReportDataResponse()
+
+    def report_failure(
+        self, request: pb.ReportFailureRequest, now: float
+    ) -> pb.ReportFailureResponse:
+        """A worker failed in a way in which every worker would fail."""
+        self._job.lifecycle.fail(
+            request.error, now, traceback=request.traceback, usage=not request.running
+        )
+        return pb.ReportFailureResponse()
+
+    def wait_until_ready(
+        self, request: pb.WaitUntilReadyRequest, now: float
+    ) -> pb.WaitUntilReadyResponse | None:
+        """What a worker begins with; None while the servers start or the data is scanned."""
+        job = self._job
+        if job.lifecycle.outcome is not None:
+            return pb.WaitUntilReadyResponse(leave=True)
+        cluster = job.fleet.cluster()
+        if cluster is None or not job.preparation.complete:
+            return None
+        job.fleet.ready(request.worker_id)
+        shards = job.tasks.shards if job.tasks.lockstep else ()
+        cores = self._cores // max(1, job.fleet.workers_wanted)
+        start = pb.Start(
+            strategy=job.fleet.strategy,
+            reason=job.reason,
+            cluster=cluster,
+            torch_threads=job.config.cluster.worker_threads or max(1, cores),
+            shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
+        )
+        return pb.WaitUntilReadyResponse(start=start)
+
+    def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
+        """A worker lives."""
+        job, worker = self._job, request.worker_id
+        ring, member = job.ring.ring, job.members.get(worker)
+        if member is None:
+            # A worker that has left may go on with its script: it is neither lost nor unknown.
+            left = worker in ring.left
+            if left and ring.current is not None and worker in ring.current.workers:
+                job.workload.heard_last(request)
+                job.members.last_words(loss=request.loss, logged=request.logged)
+            return pb.HeartbeatResponse(known=left, drain=not left)
+        job.damaged += request.damaged - member.damaged
+        steps_before = member.steps
+        moved = job.members.heartbeat(member, request, now)
+        newest = member.ring == ring.number
+        if job.ring.has(worker) and job.workload.heard(member, newest=newest):
+            size = job.config.data.batch_size
+            job.milestones.left_out.told(request.left_out, member.position, size)
+        if moved:
+            job.tasks.touch(worker, now)
+            if request.steps > steps_before:
+                job.fleet.trained(worker)
+        return pb.HeartbeatResponse(
+            known=True,
+            drain=member.draining or job.lifecycle.outcome is not None,
+            stopping=job.lifecycle.stopping is not None,
+            incarnation=job.fleet.incarnation,
+            broken_ring=ring.broken(now),
+            stale_ring=ring.stale(),
+        )
+
+    # ---- tasks ----
+
+    def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
+        """Tasks for a worker; None if there are none now but may be later."""
+        job, member = self._job, self._job.members.get(request.worker_id)
+        if member is None:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if job.milestones.settled:
+            return self._answer(pb.LeaseResponse.FINISHED)
+        if job.lifecycle.ending or request.leaving:
+            return self._lease_to_leave(member, request, now)
+        cluster = job.fleet.cluster()
+        if cluster is None or not job.tasks.ready:
+            return None
+        if request.incarnation != cluster.incarnation:
+            answer = self._answer(pb.LeaseResponse.CLUSTER_CHANGED)
+            answer.cluster.CopyFrom(cluster)
+            return answer
+        if not job.ring.may_lease(member):
+            return None
+        leases = job.tasks.lease(
+            request.worker_id,
+            request.want,
+            request.held,
+            now,
+            draining=member.draining,
+            snapshots=job.ring.may_snapshot(member),
+        )
+        if member.draining:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        if not leases:
+            return None
+        job.lifecycle.began(now)
+        return self._answer(pb.LeaseResponse.LEASED, leases)
+
+    def _lease_to_leave(
+        self, member: Member, request: pb.LeaseRequest, now: float
+    ) -> pb.LeaseResponse | None:
+        """A worker that leaves writes the final checkpoint, if nobody else has the model."""
+        job, stopping = self._job, self._job.lifecycle.stopping is not None
+        holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
+        over = job.lifecycle.outcome is not None or not stopping
+        if over or not request.leaving or not holds or not job.ring.may_lease(member):
+            return self._answer(pb.LeaseResponse.DRAIN)
+        # The worker has returned what it held.
+        job.tasks.drop_worker(member.id)
+        leases = job.tasks.lease_snapshot(member.id, now)
+        if not leases:
+            return None
+        job.checkpoints.promote()
+        return self._answer(pb.LeaseResponse.LEASED, leases)
+
+    def nothing_to_lease(self) -> pb.LeaseResponse:
+        """The answer when there was nothing to lease for a while."""
+        return self._answer(pb.LeaseResponse.WAIT)
+
+    def _answer(
+        self, next: pb.LeaseResponse.Next, leases: list[pb.LeaseMessage] | None = None
+    ) -> pb.LeaseResponse:
+        retired = self._job.tasks.retired_before
+        return pb.LeaseResponse(next=next, retired_before=retired, leases=leases or ())
+
+    def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
+        """A worker has done a task."""
+        job, over = self._job, self._job.lifecycle.outcome is not None
+        found = None if over else job.tasks.complete(request, now)
+        if found is None:
+            return pb.CompleteTaskResponse(known=False)
+        stream, event = found
+        if event is not None:
+            job.apply(event, now)
+        self._count(stream, request.worker_id, request.counts, now)
+        job.fleet.trained(request.worker_id)
+        return pb.CompleteTaskResponse(known=True)
+
+    def release_task(self, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
+        """A worker returns a task that it has not finished."""
+        job, over = self._job, self._job.lifecycle.outcome is not None
+        if not over and job.tasks.release(request, now):
+            job.members.reported(request.worker_id, now, steps=0, records=0)
+        return pb.ReleaseTaskResponse()
+
+    def fail_task(self, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
+        """The user's code raised."""
+        job, over = self._job, self._job.lifecycle.outcome is not None
+        found = None if over else job.tasks.fail(request, now)
+        if found is not None:
+            job.apply(found[1], now)
+            self._count(found[0], request.worker_id, request.counts, now)
+        return pb.FailTaskResponse()
+
+    def _count(self, stream: TaskStream, worker: int, counts: pb.TaskCounts, now: float) -> None:
+        job = self._job
+        job.damaged += counts.damaged
+        main = stream is job.tasks.main
+        steps, records = (counts.steps, counts.records) if main else (0, 0)
+        if main:
+            job.milestones.left_out.reported(
+                records=records, steps=steps, nan_steps=counts.nan_steps
+            )
+        job.members.reported(worker, now, steps=steps, records=records)
+
+    # ---- the ring ----
+
+    def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+        """A worker asks to join the next ring; None while the ring is not formed."""
+        job, ring = self._job, self._job.ring.ring
+        member = self._for_next_ring(request.worker_id, now, over=False)
+        if member is None:
+            return pb.JoinRingResponse(leave=True)
+        member.last_heartbeat = now
+        formed = ring.ask(member.id, request.ring, request.step, request.store, now)
+        if formed is None and job.form_ring(now):
+            formed = ring.current
+        return None if formed is None else pb.JoinRingResponse(ring=_message(formed))
+
+    def stand_by(self, request: pb.StandByRequest, now: float) -> pb.StandByResponse | None:
+        """A worker whose script is over keeps its model; None while nobody needs the model."""
+        job, ring = self._job, self._job.ring.ring
+        member = self._for_next_ring(request.worker_id, now, over=ring.finished)
+        if member is None:
+            return pb.StandByResponse(leave=True)
+        member.last_heartbeat = now
+        formed = ring.stand_by(member.id, request.ring, request.step, request.store, now)
+        if formed is None and job.form_ring(now):
+            current = ring.current
+            formed = current if current is not None and member.id in current.workers else None
+        return None if formed is None else pb.StandByResponse(ring=_message(formed))
+
+    def _for_next_ring(self, worker: int, now: float, *, over: bool) -> Member | None:
+        """The worker, if a ring may still need the worker; else the worker has left with this.
+
+        Args:
+            over: the scripts of all workers are over, this one's too.
+        """
+        job, member = self._job, self._job.members.get(worker)
+        # Others may have died since the worker was asked to leave: a worker that alone has the
+        # model gives the model to those that wait, before it leaves.
+        if member is not None and member.draining and job.ring.may_drain(worker):
+            self._leave(member, now, finished=False)
+            return None
+        if member is None or job.lifecycle.outcome is not None:
+            return None
+        if over or not job.ring.ring.wanted(worker):
+            # The worker ends now, and its silence is no loss.
+            self._leave(member, now, finished=over)
+            return None
+        return member
+
+    def leave_ring(self, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
+        """A worker will join no other ring."""
+        member = self._job.members.get(request.worker_id)
+        if member is not None:
+            ends = not member.draining
+            self._leave(member, now, finished=ends and request.finished, ends=ends)
+        return pb.LeaveRingResponse()
+
+    def _leave(self, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
+        job = self._job
+        if job.workforce.leave_ring(job.ring.ring, member.id, now, finished=finished, ends=ends):
+            job.members.remove(member.id)
+            job.tasks.drop_worker(member.id)
+            if not finished:
+                job.lifecycle.note("info", f"worker-{member.id} left", now)
+
+    def commit_checkpoint(
+        self, request: pb.CommitCheckpointRequest, now: float
+    ) -> pb.CommitCheckpointResponse:
+        """A member asks whether a checkpoint of its ring counts, or says that it is written."""
+        job, ring = self._job, self._job.ring.ring
+        newest = request.ring == ring.number and request.worker_id in ring.living()
+        accepted = newest and job.lifecycle.outcome is None
+        if accepted and request.written and job.workload.members_save:
+            job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
+        return pb.CommitCheckpointResponse(accepted=accepted)
+
+    # ---- servers ----
+
+    def register_server(
+        self, request: pb.RegisterServerRequest, now: float
+    ) -> pb.RegisterServerResponse:
+        """A server listens.
+
+        Raises:
+            UsageError: the server does not belong to the job, or is of an earlier incarnation.
+        """
+        fleet = self._job.fleet
+        if not fleet.server_registered(
+            request.shard, request.incarnation, request.address, request.pid
+        ):
+            raise UsageError(
+                f"server of shard {request.shard}, incarnation {request.incarnation}: not a "
+                "server that this job waits for"
+            )
+        if fleet.addresses is not None:
+            count = len(fleet.addresses)
+            text = "the parameter server is" if count == 1 else f"{count} parameter servers are"
+            self._job.lifecycle.note("info", f"{text} ready", now)
+        return pb.RegisterServerResponse()
+
+    # ---- the user ----
+
+    def scale(self, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
+        """Keep another number of workers from now on.
+
+        Raises:
+            UsageError: the number is not possible.
+        """
+        return pb.ScaleResponse(text=self._job.scale(request, now))
+
+    def stop(self, request: pb.StopRequest, now: float) -> pb.StopResponse:
+        """The job is to end."""
+        self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
+        return pb.StopResponse()
+
+    # ---- agents ----
+
+    def agent_report(self, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
+        """An agent reports what its workers do.
+
+        Raises:
+            UsageError: the agent was asked to run something else than this job.
+        """
+        agents = self._agents()
+        self._job.apply_all(agents.agent_report(request, now), now)
+        self._job.conclude(now)
+        return agents.agent_answer(request.node, self._job.lifecycle)
+
+    def join_round(self, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
+        """An agent of torchrun asks for a place in the next round; None while it is not formed."""
+        ending = self._job.lifecycle.outcome is not None
+        answer, events = self._agents().join_round(request, ending=ending, now=now)
+        self._job.apply_all(events, now)
+        return answer
+
+    def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
+        """An agent of torchrun asks how its round stands."""
+        return self._agents().get_round(request, now)
+
+    def leave_round(self, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
+        """An agent of torchrun leaves, after it has ended its workers."""
+        self._job.apply_all(self._agents().leave_round(request), now)
+        return pb.LeaveRoundResponse()
+
+    def close_rounds(self, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
+        """An agent of torchrun says that the job is over."""
+        self._agents().close_rounds(request)
+        return pb.CloseRoundsResponse()
+
+    def _agents(self) -> ScriptWorkforce:
+        if self._job.agents is None:
+            raise UsageError(f"job {self._job.config.name} trains a model file, not a script")
+        return self._job.agents
+
+
+def _message(formed: FormedRing) -> pb.Ring:
+    return pb.Ring(
+        number=formed.number,
+        workers=formed.workers,
+        store=formed.store,
+        source=formed.source,
+        heal=formed.heal,
+        fresh=formed.fresh,
+        restored_from=formed.restored_from,
+        values_only=formed.values_only,
+    )

@@ -1,0 +1,159 @@
+"""What follows from the progress of a job: epochs, evaluations, checkpoints, the end. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from master.state.actions import Contents, Failure, Note
+from master.state.checkpoint_manager import CheckpointManager
+from master.state.data_identity import nothing_left
+from master.state.evaluation import EvaluationResult
+from master.state.left_out import LeftOut
+from master.state.task_scheduler import SnapshotWritten, TaskScheduler
+from torch_edl.config import JobConfig
+from torch_edl.wire import master_pb2 as pb
+
+# The log tells of at most this many ends of epochs, however many epochs there are.
+_EPOCHS_TOLD = 10
+
+
+@dataclass(frozen=True)
+class Trained:
+    """All training is done."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The final checkpoint of a job that is to stop is written."""
+
+
+MilestoneEvent = Trained | Kept | EvaluationResult | Note | Failure
+
+
+class Milestones:
+    """Begins evaluations and checkpoints when they are due.
+
+    Args:
+        tasks: of the job; nothing happens before they are made.
+    """
+
+    def __init__(
+        self, config: JobConfig, tasks: TaskScheduler, checkpoints: CheckpointManager
+    ) -> None:
+        self.left_out = LeftOut()
+        self.settled = False
+        """Everything is trained, evaluated, saved and written."""
+        self._config = config
+        self._tasks = tasks
+        self._checkpoints = checkpoints
+        self._epoch = 0
+
+    @property
+    def work_is_open(self) -> bool:
+        """There is work that is not over."""
+        return self._tasks.ready and not self.settled
+
+    def begun(self) -> list[Note]:
+        """The tasks are made."""
+        main = self._tasks.main
+        if main is None or not self._config.trains:
+            return []
+        self._tasks.records_before = main.queue.records_done
+        return [Note("warning", nothing_left(self._config))] if self.restored() else []
+
+    def restored(self) -> bool:
+        """Training is where the queue is now; returns whether nothing is left to train."""
+        main = self._tasks.main
+        if main is None:
+            return False
+        self._epoch = main.queue.epoch
+        self.left_out.begin(main.queue.space.total_records - main.queue.records_done)
+        return self._checkpoints.resume_at_end(main.queue.space.total_steps)
+
+    def advance(
+        self,
+        cluster: pb.Cluster | None,
+        strategy: str,
+        *,
+        steps: int,
+        trained: bool,
+        stopping: bool,
+        now: float,
+    ) -> list[MilestoneEvent]:
+        """What has come about since the last call.
+
+        Args:
+            steps: minibatches done, those of running tasks included.
+            cluster: None while the servers start.
+            trained: nothing is trained any more.
+            stopping: the job is to stop: what is done is kept, and not evaluated.
+        """
+        main, evaluations = self._tasks.main, self._tasks.evaluations
+        checkpoints = self._checkpoints
+        events: list[MilestoneEvent] = [*self._epochs()]
+        if trained and main is not None:
+            if self.left_out.is_all:
+                return [*events, Failure(self.left_out.text)]
+            events.append(Trained())
+        if cluster is None:
+            return events
+        settled = checkpoints.settle(cluster, trained=trained)
+        if evaluations is not None and settled == trained and not stopping:
+            result = evaluations.tick(steps, trained=settled)
+            events += [result] if result is not None else []
+        due = checkpoints.due(steps, settled=settled, now=now)
+        if due and main is not None and self._config.trains:
+            progress, contents = main.queue.progress(), self._contents(strategy)
+            checkpoints.take(cluster, progress, contents, steps=steps, settled=settled)
+        if settled and checkpoints.complete:
+            if stopping:
+                events.append(Kept())
+            elif evaluations is None or evaluations.complete:
+                events += [Trained(), *self._settle()]
+        return events
+
+    def _epochs(self) -> list[Note]:
+        main = self._tasks.main
+        if main is None or not self._config.trains:
+            return []
+        epoch, epochs = main.queue.epoch, main.queue.space.epochs
+        every = -(-epochs // _EPOCHS_TOLD)
+        over, self._epoch = range(self._epoch + 1, epoch + 1), epoch
+        return [
+            Note("info", f"epoch {number:,} of {epochs:,} is done")
+            for number in over
+            if number % every == 0 or number == epochs
+        ]
+
+    def _settle(self) -> list[Note]:
+        if self.settled:
+            return []
+        self.settled = True
+        notes = [Note("warning", self.left_out.text)] if self.left_out.text else []
+        main = self._tasks.main
+        if main is not None and not main.queue.complete:
+            left = main.queue.space.total - main.queue.done
+            tasks = f"{left:,} task{'s' * (left != 1)}"
+            notes.append(Note("warning", f"the script left its loop with {tasks} to do"))
+        return notes
+
+    def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
+        """A worker wrote the model: a checkpoint is made of it."""
+        self._checkpoints.snapshot_written(
+            event.base, event.snapshot, event.directory, self._contents(strategy)
+        )
+
+    def kept(self) -> None:
+        """What the final checkpoint holds is what a job that stops has done."""
+        newest = self._checkpoints.newest
+        if newest is not None and self._tasks.main is not None:
+            self._tasks.main.queue.restore(newest.progress)
+
+    def _contents(self, strategy: str) -> Contents:
+        assert self._tasks.main is not None
+        return Contents(
+            job=self._config.name,
+            strategy=strategy,
+            data=self._tasks.identity,
+            space=self._tasks.main.queue.space,
+        )

@@ -1,0 +1,373 @@
+"""The workers of a training script, which agents start, or torchrun. Pure.
+
+Decided here: places (which worker is where), the agents, the rounds of torchrun's nodes, and when
+all scripts are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from master.state.actions import Failure, Note
+from master.state.agents import AgentRecord, Agents, require_same_experiment
+from master.state.fleet import Fleet
+from master.state.lifecycle import Lifecycle
+from master.state.membership import Membership
+from master.state.processes import check_scale
+from master.state.ring import Ring
+from master.state.rounds import Rounds
+from master.state.workforce import (
+    Finished,
+    RoundFormed,
+    StopRequested,
+    WorkerLost,
+    WorkforceEvent,
+)
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+# Agents and nodes call twice a second; one that has not called for this long hears of no end.
+_LINGER_S = 5.0
+# A job without any agent, worker or node fails after this.
+_DESERTED_S = 60.0
+
+
+class ScriptWorkforce:
+    """Workers of agents, or of torchrun; implements :class:`Workforce`.
+
+    Args:
+        fleet: launches no workers.
+        members: the workers that have registered.
+    """
+
+    survives_master = True
+
+    def __init__(self, config: JobConfig, fleet: Fleet, members: Membership) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._members = members
+        self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
+        self._rounds = Rounds()
+        self._torchrun_error = ""
+        """Why the first of torchrun's agents gave up; others may have come to the end."""
+        self._places: dict[tuple[str, int], int] = {}
+        self._next_id = 0
+        self._scaled = False
+        self._deserted_at: float | None = None
+        self._abandoned_at: float | None = None
+        self._waits_since: float | None = None
+
+    @property
+    def closed(self) -> bool:
+        """See :class:`Workforce`; no agent of torchrun may join any more."""
+        return self._rounds.closed
+
+    @property
+    def awaits_outcome(self) -> bool:
+        """See :class:`Workforce`; our agents ask, torchrun's do not."""
+        return len(self._agents) > 0
+
+    # ---- workers ----
+
+    def register(
+        self, request: pb.RegisterRequest, *, ending: bool
+    ) -> tuple[int, Sequence[WorkforceEvent]]:
+        """See :class:`Workforce`.
+
+        A worker replaces the one that was in its place before, unless the same process registers
+        again.
+        """
+        if request.worker_id >= 0:
+            return request.worker_id, ()
+        if ending:
+            raise UsageError(f"job {self._config.name} is over: no worker may join any more")
+        events = []
+        place = (request.node or request.host, request.local_rank)
+        before = self._places.get(place)
+        if before is not None:
+            member = self._members.get(before)
+            if member is not None and member.pid == request.pid:
+                return before, ()
+            why = "left" if member is None else "another worker took its place"
+            events.append(self._lost(before, why))
+        worker, self._next_id = self._next_id, self._next_id + 1
+        self._places[place] = worker
+        agent = self._agents.get(request.node)
+        log = agent.logs.get(request.pid, "") if agent is not None else ""
+        self._fleet.adopt(worker, request.pid, log)
+        return worker, events
+
+    def declare_lost(self, worker: int, why: str) -> None:
+        """See :class:`Workforce`; the agent of the worker hears whom to kill."""
+        member = self._members.get(worker)
+        agent = self._agents.get(self._node_of(worker))
+        if member is not None and agent is not None:
+            agent.kill.add(member.pid)
+        self._fleet.abandon(worker, why)
+
+    def leave_ring(
+        self, ring: Ring, worker: int, now: float, *, finished: bool, ends: bool
+    ) -> bool:
+        """See :class:`Workforce`; the process of the worker may go on, which is its own affair."""
+        if self._agents.get(self._node_of(worker)) is not None:
+            ring.leave(worker, now, finished=finished, ends=ends)
+        else:
+            # No agent reports how the process ends.
+            ring.leave(worker, now, finished=finished)
+            ring.exited(worker, well=True)
+        return True
+
+    def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerLost:
+        self._fleet.abandon(worker, why)
+        return WorkerLost(worker, why, ended_well)
+
+    def _node_of(self, worker: int) -> str:
+        return next((node for (node, _), id in self._places.items() if id == worker), "")
+
+    def _workers_of(self, node: str) -> list[int]:
+        return [id for (name, _), id in self._places.items() if name == node]
+
+    # ---- agents ----
+
+    def agent_report(self, request: pb.AgentReportRequest, now: float) -> Sequence[WorkforceEvent]:
+        """An agent reports what its workers do.
+
+        Raises:
+            UsageError: the agent was asked to run something else than this job.
+        """
+        require_same_experiment(self._config, request)
+        events: list[WorkforceEvent] = []
+        if self._agents.get(request.node) is None:
+            events.append(Note("info", f"agent {request.node} on {request.host} joined"))
+        agent, replaced = self._agents.report(request.node, request.pid, request.host, now)
+        if replaced:
+            workers = self._workers_of(request.node)
+            events += [self._lost(worker, "its agent was started again") for worker in workers]
+        if request.error:  # before the ends of workers: the job fails
+            events.append(Failure(request.error, request.traceback))
+        agent.logs = {told.pid: told.log for told in request.workers}
+        for told in request.workers:
+            events += self._worker_report(agent, told)
+        agent.done = request.done
+        agent.address, agent.port = request.address, request.port
+        agent.begun = agent.begun or bool(request.workers)
+        return events
+
+    def _worker_report(self, agent: AgentRecord, told: pb.AgentWorker) -> list[WorkforceEvent]:
+        events: list[WorkforceEvent] = []
+        if told.exited:
+            agent.kill.discard(told.pid)
+        for worker in self._workers_of(agent.node):
+            process = self._fleet.process("worker", worker)
+            if process is None or process.pid != told.pid:
+                continue
+            process.log = told.log or process.log
+            if told.exited:
+                how = f"signal {-told.code}" if told.code < 0 else f"exit code {told.code}"
+                events.append(self._lost(worker, f"ended with {how}", ended_well=told.code == 0))
+        return events
+
+    def agent_answer(self, node: str, lifecycle: Lifecycle) -> pb.AgentReportResponse:
+        """What an agent hears after its report."""
+        agent, outcome = self._agents.get(node), lifecycle.outcome
+        assert agent is not None
+        agent.told = agent.told or outcome is not None
+        rank, first = self._agents.rank(agent), self._agents.first
+        return pb.AgentReportResponse(
+            kill=sorted(agent.kill),
+            node_rank=rank,
+            master_addr=first.address if first is not None else "",
+            master_port=first.port if first is not None else 0,
+            nodes=self._agents.machines,
+            workers_wanted=self._fleet.workers_wanted if self._scaled else 0,
+            over=outcome is not None,
+            error="" if outcome is None else outcome.reason,
+            stopping=lifecycle.stopping.reason if lifecycle.stopping is not None else "",
+        )
+
+    def scale(self, request: pb.ScaleRequest) -> None:
+        """See :class:`Workforce`; the agent hears of the number."""
+        machines = self._agents.machines
+        if machines != 1:
+            raise UsageError(
+                f"{machines} agents start the workers of this job, each as many as its "
+                "--nproc-per-node says; start or end an agent to change their number"
+            )
+        check_scale(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
+        self._fleet.scale(request.max_workers)
+        self._scaled = True
+
+    # ---- torchrun ----
+
+    def join_round(
+        self, request: pb.JoinRoundRequest, *, ending: bool, now: float
+    ) -> tuple[pb.JoinRoundResponse | None, Sequence[WorkforceEvent]]:
+        """An agent of torchrun asks for a place in the next round; None while it is not formed."""
+        if ending:
+            self._rounds.close()
+        before = self._rounds.number
+        place = self._rounds.ask(
+            request.node,
+            request.store,
+            now,
+            min_nodes=request.min_nodes,
+            max_nodes=request.max_nodes,
+            last_call_s=request.last_call_s,
+        )
+        events = self._round_formed() if self._rounds.number != before else ()
+        if self._rounds.closed:
+            return pb.JoinRoundResponse(closed=True), events
+        answer = None if place is None else pb.JoinRoundResponse(place=pb.Place(**vars(place)))
+        return answer, events
+
+    def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
+        """An agent of torchrun asks how its round stands."""
+        return pb.GetRoundResponse(**vars(self._rounds.look(request.node, request.round, now)))
+
+    def leave_round(self, request: pb.LeaveRoundRequest) -> Sequence[WorkforceEvent]:
+        """An agent of torchrun leaves, after it has ended its workers."""
+        self._rounds.leave(request.node)
+        return [self._lost(worker, "its agent left") for worker in self._workers_of(request.node)]
+
+    def close_rounds(self, request: pb.CloseRoundsRequest) -> None:
+        """An agent of torchrun says that the job is over."""
+        self._rounds.close()
+        self._torchrun_error = self._torchrun_error or request.error
+
+    def _round_formed(self) -> Sequence[WorkforceEvent]:
+        """Torchrun starts the workers of its nodes again; those of others will not come back."""
+        lost = [
+            self._lost(worker, f"{node} is not in the round")
+            for (node, _), worker in self._places.items()
+            if worker in self._members and node not in self._rounds
+        ]
+        return [RoundFormed(self._rounds.number), *lost]
+
+    # ---- time ----
+
+    def tick(
+        self, ring: Ring, lifecycle: Lifecycle, now: float, *, newest: str
+    ) -> Sequence[WorkforceEvent]:
+        """See :class:`Workforce`."""
+        events: list[WorkforceEvent] = []
+        if lifecycle.outcome is None:
+            events += self._lose_silent_agents(now)
+            events += self._abandoned(ring, now, newest)
+            events += self._nothing_begins(ring, now)
+        if lifecycle.ending:
+            self._rounds.close()
+        elif self._rounds.form(now):
+            events += self._round_formed()
+        return events
+
+    def _lose_silent_agents(self, now: float) -> Sequence[WorkforceEvent]:
+        events: list[WorkforceEvent] = []
+        for agent in self._agents.silent(now):
+            timeout_s = self._config.cluster.heartbeat_timeout_s
+            why = f"no report of agent {agent.node} for {timeout_s:g} s"
+            events.append(Note("warning", f"agent {agent.node} declared lost: {why}"))
+            for worker in self._workers_of(agent.node):
+                if worker in self._members:
+                    self.declare_lost(worker, why)
+                    events.append(WorkerLost(worker, why, declared=True))
+            if not len(self._agents):
+                events.append(Failure(f"{why}, and there is no other agent: nobody is left"))
+        return events
+
+    def _abandoned(self, ring: Ring, now: float, newest: str) -> Sequence[WorkforceEvent]:
+        """No worker comes that could do what rank 0 was to do at the end."""
+        if not ring.abandoned:
+            self._abandoned_at = None
+        elif self._abandoned_at is None:
+            self._abandoned_at = now
+        elif now - self._abandoned_at >= _DESERTED_S:
+            return [
+                Failure(
+                    "rank 0 was lost before its script came to its end, and no worker took its "
+                    f"place for {_DESERTED_S:g} s: what rank 0 saves may be missing"
+                    + (f"; the newest checkpoint is {newest}" if newest else "")
+                )
+            ]
+        return ()
+
+    def _nothing_begins(self, ring: Ring, now: float) -> Sequence[WorkforceEvent]:
+        """Workers wait for a first ring, and those that the ring needs do not come.
+
+        Others may have begun without one: a script is free to make a process group of its own.
+        """
+        limit_s = self._config.cluster.join_timeout_s
+        if ring.number or not ring.waiting:
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif now - self._waits_since >= limit_s:
+            least = self._config.cluster.min_workers
+            return [
+                Failure(
+                    f"nothing began within {limit_s:g} s (--rdzv-conf join_timeout): "
+                    f"{ring.waiting} of at least {least} workers came to the loader of the "
+                    "script, the others ended before it or are still on their way"
+                )
+            ]
+        return ()
+
+    # ---- the end ----
+
+    def scripts_over(self, ring: Ring, now: float) -> bool:
+        """See :class:`Workforce`."""
+        if len(self._agents):
+            return self._agents.done
+        # Without agents (torchrun) the workers' own word counts.
+        done = ring.finished and not len(self._members)
+        return done or (self._rounds.closed and self._rounds.deserted(now))
+
+    def conclusion(
+        self, ring: Ring, now: float, *, work_open: bool, work_over: bool
+    ) -> Finished | StopRequested | Failure | None:
+        """See :class:`Workforce`."""
+        present = len(self._agents) or len(self._members)
+        if self.scripts_over(ring, now):
+            if work_open:
+                return None  # the final checkpoint is still being written
+            if self._torchrun_error and not ring.finished:
+                return Failure(self._torchrun_error)
+            return Finished(leave_s=0.0)
+        if self._rounds.left and not present:
+            return StopRequested("all agents of torchrun left")
+        if present or not self._rounds.deserted(now):
+            self._deserted_at = None
+        elif self._deserted_at is None:
+            self._deserted_at = now
+        elif now - self._deserted_at >= _DESERTED_S:
+            return Failure(f"no agent and no worker for {_DESERTED_S:g} s: nobody is left")
+        return None
+
+    def has_heard(self, lifecycle: Lifecycle, now: float) -> bool:
+        """See :class:`Workforce`."""
+        assert lifecycle.outcome is not None
+        if len(self._agents) or lifecycle.outcome.state == "finished":
+            return self._agents.over(now, linger_s=_LINGER_S)
+        left = not len(self._members) and self._rounds.deserted(now)
+        return left or now - lifecycle.ended_at >= _LINGER_S
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """See :class:`Workforce`."""
+        return {
+            "agents": self._agents.to_state(),
+            "rounds": self._rounds.to_state(),
+            "places": [[node, rank, id] for (node, rank), id in self._places.items()],
+            "next_id": self._next_id,
+            "scaled": self._scaled,
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """See :class:`Workforce`."""
+        self._agents.from_state(state["agents"], now)
+        self._rounds.from_state(state["rounds"], now)
+        self._places = {(node, rank): id for node, rank, id in state["places"]}
+        self._next_id = state["next_id"]
+        self._scaled = state["scaled"]
