@@ -188,7 +188,7 @@ class Loader:
             )
             yield batch
             job.check_pass(pass_index)
-            if engine.gradients.broken:
+            if engine.broken:
                 break
         if not part.spans:
             # Nothing is left for this process; it takes the others' gradients all the same.

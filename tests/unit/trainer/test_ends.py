@@ -35,7 +35,7 @@ def saving(member: Member) -> None:
 
 
 def test_rank_0_dies_while_it_saves_and_another_one_does() -> None:
-    """The remedy: ``RingEngine.leave`` stands by until the script of rank 0 is over."""
+    """The remedy: ``Membership.leave`` stands by until the script of rank 0 is over."""
     with office(3) as one:
         members = [one.start(saving) for _ in range(3)]
         wait_until(lambda: any(each.pipe.poll() for each in members))
@@ -71,7 +71,7 @@ def long(member: Member, directory: str) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None:
-    """The remedy: ``RingEngine.tend`` hands over."""
+    """The remedy: ``RingEngine.reform_if_asked`` hands over."""
     with office(world) as one:
         members = [one.start(long, "") for _ in range(world)]
         for each in members:

@@ -15,7 +15,7 @@ import torch_edl
 from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch_edl.checkpoint import layout
 from torch_edl.engine import replica as replicas
-from torch_edl.engine.ring.engine import DivergedError
+from torch_edl.engine.ring.engine import DivergedError, RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
 
@@ -201,6 +201,12 @@ def test_a_broken_step_changes_nothing_and_its_batch_comes_again() -> None:
         assert members[ranks.index(0)].hear() == "ok"
 
 
+def lose_the_sum(engine: RingEngine) -> None:
+    """As if the last bytes of the sum had not come."""
+    engine._reducer.fail("cut")
+    engine._reducer.drop()
+
+
 def one_behind(member: Member) -> None:
     """At step 2 the last rank loses a collective that the others finish."""
     job = member.job(check_every=1)
@@ -217,11 +223,8 @@ def one_behind(member: Member) -> None:
         optimizer.zero_grad()
         model(x).pow(2).mean().backward()
         if job.step == 2 and job.rank == 1 and not cut:
-            # As if the last bytes of the sum had not come.
             cut = True
-            engine.gradients._fail("cut")
-            engine.gradients.reduced = False
-            engine.gradients.drop()
+            lose_the_sum(engine)
         optimizer.step()
         scheduler.step()
         job.log(x=1.0)
@@ -232,7 +235,7 @@ def one_behind(member: Member) -> None:
 
 
 def test_members_that_differ_by_a_step_take_the_state_of_the_most_advanced() -> None:
-    """The remedy: ``RingEngine.join`` tells how far the model is, and ``_heal``."""
+    """The remedy: ``Membership.join`` tells how far the model is, then ``synchronize``."""
     with office(2) as one:
         ends = [each.hear() for each in [one.start(one_behind) for _ in range(2)]]
         assert ends[0][:3] == ends[1][:3]
@@ -304,13 +307,11 @@ def boundary(member: Member, where: str) -> None:
             optimizer.zero_grad()
             model(batch).backward()
             if where == "step" and job.step == 3 and job.rank == 1 and len(member.seats) == 1:
-                engine.gradients._fail("cut")
-                engine.gradients.reduced = False
-                engine.gradients.drop()
+                lose_the_sum(engine)
             optimizer.step()
         scheduler.step()
         if where == "collect" and epoch == 1 and job.rank == 1:
-            group = engine._group
+            group = engine._membership.group
             assert group is not None
             gather = group.gather
 

@@ -40,7 +40,7 @@ def skipping(member: Member, skipped: dict[int, list[int]]) -> None:
 
 
 def test_a_batch_left_out_by_one_leaves_all_equal() -> None:
-    """The remedy: ``RingEngine._even_out``. Step 3 is left out by both."""
+    """The remedy: ``RingEngine._synchronize``. Step 3 is left out by both."""
     with office(2) as one:
         ends = [e.hear() for e in [one.start(skipping, {1: [0], 2: [1], 3: [0, 1]}) for _ in "ab"]]
     assert ends[0] == ends[1]

@@ -1,4 +1,4 @@
-"""Gradients that travel together: parameters of one type in flat tensors."""
+"""Flat buffers in which the gradients of many parameters travel together."""
 
 from __future__ import annotations
 
@@ -13,57 +13,59 @@ FIRST_BUCKET_BYTES = 1 << 20
 
 
 class Bucket:
-    """Parameters of one type whose gradients travel together, and ``extra`` lanes behind them."""
+    """The gradients of parameters of one type and device, and ``extra`` numbers behind them."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], extra: int, like: torch.Tensor) -> None:
-        self.parameters = list(parameters)
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], kind: tuple[torch.dtype, torch.device], extra: int
+    ) -> None:
         length = sum(p.numel() for p in parameters)
-        self.flat = torch.zeros(length + extra, dtype=like.dtype, device=like.device)
+        self.flat = torch.zeros(length + extra, dtype=kind[0], device=kind[1])
         self.extra = self.flat[length:]
         self.views: list[torch.Tensor] = []
         start = 0
-        for parameter in self.parameters:
+        for parameter in parameters:
             self.views.append(self.flat[start : start + parameter.numel()].view(parameter.shape))
             start += parameter.numel()
-        self.pending = len(self.parameters)
+        self.pending = len(parameters)
+        """Parameters whose gradient the bucket does not have yet."""
+
+    def reset(self) -> None:
+        """No gradient is in the bucket."""
+        self.pending = len(self.views)
 
 
 def make_buckets(
     parameters: Sequence[nn.Parameter], extra: int
-) -> tuple[list[Bucket], dict[int, tuple[int, int]]]:
-    """Buckets in the order in which a backward will have filled them, about.
+) -> tuple[list[Bucket], list[tuple[Bucket, torch.Tensor]]]:
+    """Buckets in about the order in which a backward fills them.
 
     Args:
-        extra: lanes of float32 behind the last one.
+        extra: numbers of float32 behind the gradients of the last bucket.
 
     Returns:
-        The buckets, and by the number of a parameter its bucket and its place there.
+        The buckets; for each parameter its bucket and its part of that bucket, a view.
     """
-    numbers = {id(p): n for n, p in enumerate(parameters)}
-    kinds: dict[tuple[torch.dtype, torch.device], list[list[nn.Parameter]]] = {}
+    kinds: dict[tuple[torch.dtype, torch.device], list[list[int]]] = {}
     sizes: dict[tuple[torch.dtype, torch.device], int] = {}
-    for parameter in reversed(parameters):
+    for number, parameter in reversed(list(enumerate(parameters))):
         kind = (parameter.dtype, parameter.device)
         groups = kinds.setdefault(kind, [[]])
         limit = FIRST_BUCKET_BYTES if len(groups) == 1 else BUCKET_BYTES
         if sizes.get(kind, 0) >= limit:
             groups.append([])
             sizes[kind] = 0
-        groups[-1].append(parameter)
+        groups[-1].append(number)
         sizes[kind] = sizes.get(kind, 0) + parameter.nbytes
     plan = [(group, kind) for kind, groups in kinds.items() for group in groups]
-    plan.sort(key=lambda each: -max(numbers[id(p)] for p in each[0]))
-    buckets = []
-    for index, (group, (dtype, device)) in enumerate(plan):
-        last = index == len(plan) - 1 and dtype is torch.float32
-        like = torch.empty(0, dtype=dtype, device=device)
-        buckets.append(Bucket(group, extra if last else 0, like))
+    plan.sort(key=lambda each: -max(each[0]))
     if not plan or plan[-1][1][0] is not torch.float32:
         device = plan[-1][1][1] if plan else torch.device("cpu")
-        buckets.append(Bucket([], extra, torch.empty(0, device=device)))
-    place = {
-        numbers[id(parameter)]: (index, slot)
-        for index, bucket in enumerate(buckets)
-        for slot, parameter in enumerate(bucket.parameters)
-    }
-    return buckets, place
+        plan.append(([], (torch.float32, device)))
+    buckets = []
+    places: dict[int, tuple[Bucket, torch.Tensor]] = {}
+    for index, (group, kind) in enumerate(plan):
+        behind = extra if index == len(plan) - 1 else 0
+        bucket = Bucket([parameters[number] for number in group], kind, behind)
+        buckets.append(bucket)
+        places |= {n: (bucket, view) for n, view in zip(group, bucket.views, strict=True)}
+    return buckets, [places[number] for number in range(len(parameters))]

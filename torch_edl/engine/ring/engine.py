@@ -16,21 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.replica import Replica
-from torch_edl.engine.ring import control_flags as lanes
+from torch_edl.engine.ring import control_flags
 from torch_edl.engine.ring.control_flags import ControlFlags, ControlSums
-from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
-from torch_edl.engine.ring.recovery import NO_MODEL, heal
+from torch_edl.engine.ring.membership import Membership
+from torch_edl.engine.ring.process_group import RingBrokenError
 from torch_edl.engine.ring.reducer import Phase, Reducer
-from torch_edl.engine.ring.rendezvous import Assignment, RingRendezvous
+from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import DismissedError, EdlError
 
 log = logging.getLogger(__name__)
 
-# Steps of optimizers within one update that are told apart.
-_MAX_STEPS = 16
 _UNAUTHORIZED = "no member has heard of the master lately"
 
 
@@ -39,11 +36,14 @@ class DivergedError(EdlError):
 
 
 class RingEngine:
-    """One member.
+    """One member of a ring.
+
+    An update is ``set_update_size``, then for each minibatch ``begin`` and the script's backward,
+    then the optimizers' steps, then ``finish``. Steps of optimizers do nothing unless ``live``.
 
     Args:
-        rendezvous: where rings are formed; None: this process is alone, for good.
-        check_every: compare a checksum of all parameters each so many steps; 0: never.
+        rendezvous: where rings are formed; None: this process trains alone, for good.
+        check_every: compare a checksum of all parameters every so many updates; 0: never.
         on_resize: called after the ring has changed.
         checkpoint: names the checkpoint to begin with where the master names none.
     """
@@ -58,37 +58,27 @@ class RingEngine:
         checkpoint: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self.replica = replica
-        self.gradients = Reducer(replica.model)
-        self.rank = 0
-        self.world = 1
-        self.ring = 0
-        self.rings = 0
-        """How many it has been in."""
+        self.catching_up = False
+        """The script runs through what the other members did before this process joined."""
         self._rendezvous = rendezvous
         self._check_every = check_every
         self._on_resize = on_resize
-        self._checkpoint = checkpoint
-        self._steps = 0  # of optimizers, in the update that is open
-        self._place = 0
-        self._group: ProcessGroup | None = None
-        self._in_ring = False
-        self._in_step = False
-        self._stepped = False  # an optimizer was called in this update
-        self._made = False  # and moved the model
-        self._show: Callable[[], None] | None = None  # puts gradients back after a step
-        self._stale = False
-        self._skips = False  # the script left the last batch of this update out
-        self._skipping = 0  # members that did
-        self._leaving = 0  # members that were asked to leave
-        self._whole = rendezvous is None  # its model is one that others may take
-        self._digest = 0
-        self._digest_step = -1
-        self._warned = False
+        self._membership = Membership(replica, rendezvous, checkpoint)
+        self._reducer = Reducer(
+            replica.model, control_flags.COUNT, self._send_flags, self._check_flags
+        )
+        self._accumulation = ManualAccumulation(replica.model)
+        if rendezvous is not None:
+            self._accumulation.watch()
+        # Of the update that is open:
         self._records = 0
-        self.catching_up = False
-        """The script runs through what the others did before this process came."""
-        self.gradients.fill_lanes = self._fill_lanes
-        self.gradients.refuse = self._refuse
+        self._place = 0  # checksum of where it is in the data
+        self._steps = 0  # of optimizers that moved the model
+        self._skipped = False  # the script left its batch out
+        self._flags: ControlFlags | None = None  # what this member told the others
+        self._sums = ControlSums()  # what all members told
+        self._put_gradients_back: Callable[[], None] = lambda: None
+        self._warned = False
         self._hooks = [
             hook
             for optimizer in replica.optimizers
@@ -101,137 +91,105 @@ class RingEngine:
     # ---- the ring ----
 
     @property
+    def rank(self) -> int:
+        """Number of this member in its ring."""
+        return self._membership.rank
+
+    @property
+    def world(self) -> int:
+        """Members of the ring."""
+        return self._membership.world
+
+    @property
+    def ring(self) -> int:
+        """Number of the newest ring that this process was in; 0: none yet."""
+        return self._membership.ring
+
+    @property
+    def rings(self) -> int:
+        """How many rings this process has joined."""
+        return self._membership.rings
+
+    @property
     def joined(self) -> bool:
-        """Whether it is in a ring (or alone)."""
-        return self._rendezvous is None or self._in_ring
+        """Whether this process is in a ring, or alone for good."""
+        return self._membership.joined
+
+    @property
+    def last(self) -> bool:
+        """Whether no member that has the model stays: all were asked to leave."""
+        return self._membership.group is None or self._sums.leaving == self.world
 
     def join(self, *, handing_over: bool = False) -> None:
-        """Comes into the next ring, with the state that all its members have then.
+        """Joins the next ring, and takes over the state that its members share.
 
         Args:
-            handing_over: only to give the model to those who wait; it is asked to leave.
+            handing_over: this process only gives its state to the others; it is asked to leave.
 
         Raises:
             DismissedError: the job goes on without this process.
         """
         if self._rendezvous is None:
             return
-        self._close()
-        self._stale = False  # it was said of the ring before
-        while True:
-            assignment = self._rendezvous.next(
-                self.ring, self._progress(), handing_over=handing_over
-            )
-            self.ring = assignment.ring
-            why = self._enter(assignment)
-            if not why:
-                break
-            log.warning("ring %d: %s", assignment.ring, why)
-            self._close()
-        self.rings += 1
-        log.info(
-            "ring %d: rank %d of %d, step %d", self.ring, self.rank, self.world,
-            self.replica.position.step,
-        )  # fmt: skip
+        self._reducer.use(None)
+        self._sums = ControlSums()
+        self._membership.join(self._steps, handing_over=handing_over)
+        self._steps = 0
+        self._reducer.use(self._membership.group)
         self._on_resize()
 
-    def _progress(self) -> int:
-        """Grows with all that is done to the model: the member with the most gives its state.
+    def reform_if_asked(self) -> None:
+        """Between two updates: joins another ring if a process waits for it.
 
-        A script may step one optimizer, and lose the ring before it steps the next one.
+        Raises:
+            DismissedError: this process was asked to leave.
         """
-        if not self._whole:
-            return NO_MODEL
-        return self.replica.position.progress * _MAX_STEPS + min(self._steps, _MAX_STEPS - 1)
+        rendezvous, alone = self._rendezvous, self._membership.group is None
+        if rendezvous is None or not (
+            self._sums.stale or (alone and rendezvous.is_stale(self.ring))
+        ):
+            return
+        if not rendezvous.leaving:
+            self.join()
+        elif self.last and self.rank == 0 and rendezvous.awaited(self.ring):
+            self.join(handing_over=True)
+        else:
+            raise DismissedError("asked to leave", last=self.last)
 
-    def _enter(self, assignment: Assignment) -> str:
-        """Makes the ring of a assignment; why it could not be, or an empty text."""
-        assert self._rendezvous is not None
-        size = len(assignment.workers)
-        try:
-            if size > 1:
-                # From here on the master's word that a member is gone ends what is under way.
-                self._group = ProcessGroup(
-                    assignment.store, assignment.ring, assignment.rank, size,
-                    host=self._rendezvous.host, device=self.replica.device,
-                    meet_s=self._rendezvous.meet_s,
-                )  # fmt: skip
-            # The others wait as long as it takes to read.
-            if assignment.fresh and assignment.rank == assignment.source:
-                self._begin_life(assignment)
-            if self._group is not None and assignment.heal:
-                heal(
-                    self._group, self.replica, self._progress(),
-                    source=assignment.source, everyone=assignment.fresh,
-                )  # fmt: skip
-        except RingBrokenError as error:
-            return str(error)
-        self._whole = self._in_ring = True
-        self.rank, self.world = assignment.rank, size
-        self.gradients.use(self._group, lanes.COUNT)
-        self._rendezvous.joined(assignment.ring, self.replica.position.records)
-        return ""
+    def idle(self) -> None:
+        """There is nothing to train: joins another ring if a member is gone, or a process waits.
 
-    def _begin_life(self, assignment: Assignment) -> None:
-        """Nobody has a model that was trained: begins with a checkpoint, or with what was built."""
-        own = self._checkpoint()
-        if assignment.restored_from:
-            self.restore(Path(assignment.restored_from), values_only=assignment.values_only)
-        elif own is not None:
-            log.info("going on from %s", own)
-            self.restore(own, values_only=False)
+        Raises:
+            DismissedError: this process was asked to leave.
+        """
+        if self._rendezvous is not None and self._rendezvous.is_stale(self.ring):
+            if self._rendezvous.leaving:
+                raise DismissedError("asked to leave", last=self.last or self._rendezvous.stopping)
+            self.join()
+
+    def leave(self, *, finished: bool) -> None:
+        """Leaves the ring: see :meth:`Membership.leave`."""
+        self._reducer.use(None)
+        self._membership.leave(finished=finished)
+
+    def interrupt(self, ring: int) -> None:
+        """Ends the collective that is under way in that ring or an earlier one. From any thread."""
+        self._membership.interrupt(ring)
 
     def release(self) -> None:
-        """Lets go of the optimizers: another one takes its place."""
+        """Detaches from the optimizers: another engine replaces this one."""
         for hook in self._hooks:
             hook.remove()
 
-    def interrupt(self, ring: int) -> None:
-        """Ends the collective that is under way if it is of that ring or an earlier one. From any
-        thread."""
-        group = self._group
-        if group is not None and group.ring <= ring:
-            group.interrupt()
-
-    def _close(self) -> None:
-        group, self._group = self._group, None
-        self._in_ring = False
-        self.gradients.use(None, lanes.COUNT)
-        if group is not None:
-            group.close()
-
-    def leave(self, *, finished: bool) -> None:
-        """Goes out of the ring, so that the others need not find out by themselves.
-
-        Args:
-            finished: the script is over. What it saves is written by rank 0; until that one is
-                over, the others keep the model for who takes its place should it die.
-
-        Raises:
-            DismissedError: asked to leave while it waited for rank 0.
-        """
-        if self._rendezvous is None or not self.ring:
-            return
-        self._close()
-        try:
-            if finished and self.rank:
-                self._stand_by(self._rendezvous)
-        except DismissedError:
-            finished = False
-            raise
-        finally:
-            self._rendezvous.leave(self.ring, finished=finished)
-
-    def _stand_by(self, rendezvous: RingRendezvous) -> None:
-        while (assignment := rendezvous.stand_by(self.ring, self._progress())) is not None:
-            self.ring = assignment.ring
-            log.info("ring %d: giving the model to who came", assignment.ring)
-            why = self._enter(assignment)
-            self._close()
-            if why:
-                log.warning("ring %d: %s", assignment.ring, why)
-
     # ---- an update ----
+
+    def set_update_size(self, records: int) -> None:
+        """The update that begins takes so many records, of all members together."""
+        self._records = records
+        if self._rendezvous is not None:
+            at = self.replica.position
+            place = json.dumps([at.pass_index, at.records, records, at.data, at.epochs])
+            self._place = zlib.crc32(place.encode())
 
     def begin(self, share: float, *, last: bool, lead: bool) -> None:
         """The next backward is of a minibatch.
@@ -241,209 +199,149 @@ class RingEngine:
             last: no other minibatch of this member follows in this update.
             lead: this member has the first records of the update.
         """
-        gradients = self.gradients
-        if not self._in_step:
-            gradients.restart()
-            if self._rendezvous is not None:
-                gradients.keep_norms()
-            self._in_step = True
-            self._stepped = self._made = self._skips = False
-            self._skipping = self._steps = 0
-        gradients.share = share
-        gradients.lead = lead
-        if self._group is None and self._rendezvous is not None and not self._rendezvous.authorized:
-            gradients.broken = _UNAUTHORIZED
-        alone = self._group is None and share == 1.0
-        if alone:
-            gradients.phase = Phase.IDLE
-            gradients.reduced = not gradients.broken
-        else:
-            gradients.phase = Phase.REDUCE if last else Phase.GATHER
+        reducer, rendezvous = self._reducer, self._rendezvous
+        if reducer.phase is Phase.IDLE:
+            reducer.begin_update(can_undo=rendezvous is not None)
+            self._steps, self._skipped = 0, False
+        if self._membership.group is None and rendezvous is not None and not rendezvous.authorized:
+            reducer.fail(_UNAUTHORIZED)
+        reducer.begin_minibatch(share, last=last, leads=lead)
 
-    def warm_up(self) -> None:
-        """The next backward counts for nothing: a process that is about to join warms up."""
-        self.gradients.restart()
-        self.gradients.keep_norms()
-        self.gradients.phase = Phase.IDLE
-        self._in_step = True
-
-    @property
-    def live(self) -> bool:
-        """Whether what moves the model (optimizer, scheduler, scaler) may act now."""
-        if self._in_step:
-            return self.gradients.reduced
-        return not self.catching_up
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the minibatch at hand is the last one of its update."""
-        return not self._in_step or self.gradients.phase is not Phase.GATHER
-
-    @property
-    def steps(self) -> int:
-        """Updates of the model, that of an optimizer's step just now included."""
-        return self.replica.position.step + (self._in_step and self._made)
-
-    def stepped(self) -> None:
-        """A step was asked for, though a scaler may leave it out."""
-        self._stepped = True
-        self._made |= self._in_step and self.live
-
-    def _before_step(self, *_: Any) -> None:
-        self.stepped()
-        if not self.live:
-            # An optimizer leaves a parameter without a gradient alone.
-            self._show = self.gradients.hide()
-        elif self._in_step and (
-            self._rendezvous is not None or self.gradients.phase is Phase.REDUCE
-        ):
-            self._steps += 1
-            self.gradients.check_known(self.replica.optimizers)
-
-    def _after_step(self, *_: Any) -> None:
-        if self._show is not None:
-            self._show()
-            self._show = None
-
-    def set_update_size(self, records: int) -> None:
-        """The update that begins takes so many records, of all members together."""
-        self._records = records
-        if self._rendezvous is None:
-            return
-        position = self.replica.position
-        place = json.dumps(
-            [position.pass_index, position.records, records, position.data, position.epochs]
-        )
-        self._place = zlib.crc32(place.encode())
-
-    def settle(self) -> bool:
-        """Counts an update that the script made before it left its loop; whether it had."""
-        made = self._in_step and self._made
-        if made:
-            self.finish()
-        self._in_step = False
-        self.gradients.phase = Phase.IDLE
-        return made
+    def complete(self) -> None:
+        """Takes part in the update if no backward did."""
+        if self._reducer.phase is Phase.REDUCE:
+            self._reducer.reduce_nothing()
 
     def finish(self) -> bool:
         """The update is over; True if it is in the model of all members.
 
         False: the ring broke and this process is in another one, where the records come again.
         """
-        gradients = self.gradients
-        if not gradients.reduced and not gradients.broken and gradients.phase is Phase.REDUCE:
-            self._make_up()
-        self._in_step = False
-        gradients.phase = Phase.IDLE
-        if gradients.broken:
-            log.warning("ring %d broke: %s", self.ring, gradients.broken)
-            gradients.restart()
-            gradients.undo_norms()
-            gradients.drop()
-            ring, step = self.ring, self.replica.position.step
+        reducer, position = self._reducer, self.replica.position
+        if reducer.phase is Phase.REDUCE:
+            self._skip()
+        if reducer.phase is Phase.BROKEN:
+            log.warning("ring %d broke: %s", self.ring, reducer.failure)
+            reducer.undo_update()
+            ring, step = self.ring, position.step
             self.join()
             # Another member of that ring had the sum, with this one's part, and gave its state.
             return self.ring == ring + 1 and self.replica.position.step == step + 1
-        position = self.replica.position
+        reducer.end_update()
         position.step += 1
         position.records += self._records
-        if self._group is not None:
-            position.left_out += round((1 - min(1.0, gradients.shares)) * self._records)
+        if self._membership.group is not None:
+            position.left_out += round((1 - min(1.0, reducer.covered)) * self._records)
+        if not self._steps:
+            self._accumulation.forbid()
         self._steps = 0
-        if not self._stepped:
-            gradients.expect_fresh()
-        if 0 < self._skipping < self.world:
-            self._even_out()
+        if 0 < self._sums.skipped < self.world:
+            self._synchronize()
         return True
 
-    def _even_out(self) -> None:
-        """A member whose script left a batch out takes over what the others did to the model."""
-        assert self._group is not None
-        self._whole = not self._skips
-        self._skips, self._skipping = False, 0
-        try:
-            heal(self._group, self.replica, self._progress())
-            self._whole = True
-        except RingBrokenError as error:
-            log.warning("ring %d broke: %s", self.ring, error)
-            self.join()
+    def settle(self) -> bool:
+        """Counts an update that the script made before it left its loop; whether it had."""
+        if made := self._stepped:
+            self.finish()
+        self._reducer.end_update()
+        return made
 
-    def reform_if_asked(self) -> None:
-        """Between two updates: forms another ring if somebody waits for it."""
-        if self._rendezvous is None:
-            return
-        if self._stale or (self._group is None and self._rendezvous.is_stale(self.ring)):
-            self._stale = False
-            if not self._rendezvous.leaving:
-                self.join()
-            elif self.last and self.rank == 0 and self._rendezvous.awaited(self.ring):
-                self.join(handing_over=True)
-            else:
-                raise DismissedError("asked to leave", last=self.last)
-
-    @property
-    def last(self) -> bool:
-        """Whether no member stays that has the model: all were asked to leave."""
-        return self._group is None or self._leaving == self.world
-
-    def idle(self) -> None:
-        """There is nothing to train: forms another ring if a member is gone, or somebody waits."""
-        if self._rendezvous is not None and self._rendezvous.is_stale(self.ring):
-            if self._rendezvous.leaving:
-                raise DismissedError("asked to leave", last=self.last or self._rendezvous.stopping)
-            self.join()
-
-    def complete(self) -> None:
-        """Takes part in the update if no backward did."""
-        gradients = self.gradients
-        if gradients.phase is Phase.REDUCE and not gradients.reduced and not gradients.broken:
-            gradients.reduce_nothing()
+    def warm_up(self) -> None:
+        """The next backward counts for nothing: a process that is about to join warms up."""
+        self._reducer.begin_warm_up()
 
     def abandon(self) -> None:
-        """The minibatch that was begun is none: an exercise is over."""
-        self._in_step = False
-        self.gradients.phase = Phase.IDLE
-        self.gradients.restart()
-        self.gradients.undo_norms()
-        self.gradients.drop()
+        """The minibatch that was begun counts for nothing: the warm-up is over."""
+        self._reducer.undo_update()
 
-    def _make_up(self) -> None:
+    @property
+    def live(self) -> bool:
+        """Whether what moves the model (optimizer, scheduler, scaler) may act now."""
+        if self._reducer.phase is Phase.IDLE:
+            return not self.catching_up
+        return self._reducer.phase in (Phase.LOCAL, Phase.REDUCED)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the ring broke, so that the update cannot be made any more."""
+        return self._reducer.phase is Phase.BROKEN
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the minibatch at hand is the last one of its update."""
+        return self._reducer.phase not in (Phase.ACCUMULATE, Phase.ACCUMULATED)
+
+    @property
+    def steps(self) -> int:
+        """Updates of the model, that of an optimizer's step just now included."""
+        return self.replica.position.step + self._stepped
+
+    @property
+    def _stepped(self) -> bool:
+        """Whether an optimizer moved the model in the update that is open."""
+        return self._reducer.phase is not Phase.IDLE and self._steps > 0
+
+    def stepped(self) -> None:
+        """The script asked for a step, though a scaler may leave it out."""
+        if self._reducer.phase is not Phase.IDLE and self.live:
+            self._steps += 1
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self.stepped()
+        if not self.live:
+            # An optimizer leaves a parameter without a gradient alone.
+            self._put_gradients_back = self._reducer.hide()
+        elif self._reducer.phase is Phase.REDUCED or (
+            self._rendezvous is not None and self._reducer.phase is Phase.LOCAL
+        ):
+            self._reducer.check_reduced(optimizer)
+
+    def _after_step(self, *_: Any) -> None:
+        put_back, self._put_gradients_back = self._put_gradients_back, lambda: None
+        put_back()
+
+    def _skip(self) -> None:
         """The script went on without a backward; the others wait for this member's part.
 
-        What they then do to the model (clip, scale, step) is not known here: see `_even_out`.
+        What they then do to the model (clip, scale, step) is not known here: see `_synchronize`.
         """
         if not self._warned:
             self._warned = True
             log.warning("a batch was left without backward(): its records count, with no gradient")
-        self._skips = True
-        self.complete()
-        self.gradients.drop()
+        self._skipped = True
+        self._reducer.reduce_nothing()
+        if self._reducer.phase is Phase.REDUCED:
+            self._reducer.drop()
+
+    def _synchronize(self) -> None:
+        """A member whose script left a batch out takes over what the others did to the model."""
+        try:
+            self._membership.synchronize(has_model=not self._skipped)
+        except RingBrokenError as error:
+            log.warning("ring %d broke: %s", self.ring, error)
+            self.join()
 
     # ---- what travels with the gradients ----
 
-    def _fill_lanes(self, numbers: torch.Tensor) -> None:
+    def _send_flags(self) -> list[float]:
         assert self._rendezvous is not None
-        step = self.replica.position.step
-        digest = 0
-        if self._check_every and step % self._check_every == 0:
-            self._digest_step = step
-            self._digest = digest = self.replica.digest()
-        said = ControlFlags(
+        due = self._check_every and self.replica.position.step % self._check_every == 0
+        self._flags = ControlFlags(
             stale=self._rendezvous.is_stale(self.ring),
             authorized=self._rendezvous.authorized,
-            skips=self._skips,
+            skipped=self._skipped,
             leaving=self._rendezvous.leaving,
             place=self._place,
-            digest=digest,
+            digest=self.replica.digest() if due else 0,
         )
-        numbers.copy_(torch.tensor(said.numbers()))
+        return self._flags.numbers()
 
-    def _refuse(self, numbers: list[float]) -> str:
-        sums = ControlSums(numbers, self.world)
-        self._stale, self._skipping, self._leaving = sums.stale > 0, sums.skip, sums.leaving
-        if not sums.authorized:
+    def _check_flags(self, numbers: list[float]) -> str:
+        assert self._flags is not None
+        self._sums = ControlSums(numbers, self.world)
+        if not self._sums.authorized:
             return _UNAUTHORIZED
-        if not sums.same_place(self._place):
+        if not self._sums.same_place(self._flags.place):
             position = self.replica.position
             raise DivergedError(
                 f"the processes are not at the same place: this one is at record "
@@ -451,14 +349,12 @@ class RingEngine:
                 "process must go through the same loaders and evaluations, over the same data, "
                 "and leave a loop at the same job.step"
             )
-        if self._digest_step == self.replica.position.step:
-            self._digest_step = -1
-            if not sums.same_digest(self._digest):
-                raise DivergedError(
-                    f"step {self.replica.position.step}: the parameters of the members differ; "
-                    "something in the script depends on the process (the rank, a random number, "
-                    "a condition on a local value), see the docs on what must be alike"
-                )
+        if not self._sums.same_digest(self._flags.digest):
+            raise DivergedError(
+                f"step {self.replica.position.step}: the parameters of the members differ; "
+                "something in the script depends on the process (the rank, a random number, "
+                "a condition on a local value), see the docs on what must be alike"
+            )
         return ""
 
     # ---- alike for all members ----
@@ -466,8 +362,9 @@ class RingEngine:
     def agree(
         self, make: Callable[[int, int], bytes], wanted: Callable[[], bool] = lambda: True
     ) -> list[bytes] | None:
-        """What ``make(rank, world)`` gives in every member, in the order of ranks; it is called
-        again in the next ring if one breaks.
+        """What ``make(rank, world)`` gives in every member, in the order of ranks.
+
+        It is called again in the next ring if one breaks.
 
         Args:
             wanted: whether it is still to be done; asked in each ring, since the state that was
@@ -477,22 +374,16 @@ class RingEngine:
             None if it was not wanted any more.
         """
         while wanted():
-            if self._group is None:
-                return [make(self.rank, self.world)]
             mine = make(self.rank, self.world)
+            if self._membership.group is None:
+                return [mine]
             try:
-                return self._group.gather(mine)
+                return self._membership.group.gather(mine)
             except RingBrokenError as error:
                 log.warning("ring %d broke: %s", self.ring, error)
             self.join()
         return None
 
-    # ---- checkpoints ----
-
     def restore(self, folder: Path, *, values_only: bool) -> None:
-        """Loads a checkpoint.
-
-        Raises:
-            CheckpointError: it is damaged, or of another model.
-        """
+        """Loads a checkpoint: see :meth:`Replica.restore`."""
         self.replica.restore(folder, strategy="allreduce", values_only=values_only)

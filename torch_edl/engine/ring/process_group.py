@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -139,10 +139,8 @@ class ProcessGroup:
         Raises:
             RingBrokenError: it did not even begin.
         """
-        try:
+        with _broken_ring():
             return self._of(tensor).allreduce([tensor])
-        except RuntimeError as error:
-            raise RingBrokenError(_first_line(error)) from None
 
     def wait(self, works: Sequence[Any]) -> None:
         """Waits for collectives that were begun.
@@ -150,11 +148,9 @@ class ProcessGroup:
         Raises:
             RingBrokenError: one of them failed; none of the tensors can be relied on.
         """
-        try:
+        with _broken_ring():
             for work in works:
                 work.wait()
-        except RuntimeError as error:
-            raise RingBrokenError(_first_line(error)) from None
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Copies ``tensor`` of the rank ``source`` to all, in place.
@@ -162,37 +158,29 @@ class ProcessGroup:
         Raises:
             RingBrokenError: it failed.
         """
-        try:
-            options = dist.BroadcastOptions()
-            options.rootRank = source
-            options.rootTensor = 0
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        with _broken_ring():
             self._of(tensor).broadcast([tensor], options).wait()
-        except RuntimeError as error:
-            raise RingBrokenError(_first_line(error)) from None
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Gives a tensor of the CPU to one member, which calls :meth:`receive`.
+        """Sends a tensor of the CPU to one member, which calls :meth:`receive`.
 
         Raises:
             RingBrokenError: it failed.
         """
-        self._pass(lambda gloo: gloo.send([tensor], to, 0))
+        with _broken_ring():
+            self._of(tensor).send([tensor], to, 0).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Takes over what one member sends, in place.
+        """Receives in place what one member sends.
 
         Raises:
             RingBrokenError: it failed.
         """
-        self._pass(lambda gloo: gloo.recv([tensor], source, 0))
-
-    def _pass(self, begin: Callable[[Any], Any]) -> None:
-        if self._gloo is None:
-            raise RingBrokenError("the ring is closed")
-        try:
-            begin(self._gloo).wait()
-        except RuntimeError as error:
-            raise RingBrokenError(_first_line(error)) from None
+        with _broken_ring():
+            self._of(tensor).recv([tensor], source, 0).wait()
 
     def gather(self, payload: bytes) -> list[bytes]:
         """What every member gave, in the order of ranks.
@@ -248,6 +236,14 @@ class ProcessGroup:
         if group is None:
             raise RingBrokenError("the ring is closed")
         return group
+
+
+@contextlib.contextmanager
+def _broken_ring() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RingBrokenError(_first_line(error)) from None
 
 
 def _connect(address: str, meet_s: float) -> Any:

@@ -1,5 +1,5 @@
-"""Members of a ring that are behind take over the state of one that is furthest: point to point,
-so the others need not wait."""
+"""How a member of a ring gets the state of the member that is furthest: point to point, so that
+the others need not wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 4 << 20
 _MAX_HEADER_BYTES = 1 << 28
 
 
-def heal(
+def synchronize(
     group: ProcessGroup,
     replica: Replica,
     progress: int,
@@ -27,32 +27,32 @@ def heal(
     source: int | None = None,
     everyone: bool = False,
 ) -> None:
-    """Makes all members equal; a collective.
+    """Makes the state of all members equal; a collective.
 
     Args:
-        progress: of this member; what is equal is not sent.
-        source: the rank that gives; None: the first of those that are furthest.
-        everyone: the others take it over whatever their progress is.
+        progress: of this member; a member whose progress is the source's is sent nothing.
+        source: the rank that sends; None: the first of those that are furthest.
+        everyone: the other members receive the state whatever their progress is.
 
     Raises:
-        RingBrokenError: it failed; what this member had is unchanged.
+        RingBrokenError: it failed; the state of this member is unchanged.
     """
     told = [int(one) for one in group.gather(str(progress).encode())]
     if source is None:
         source = told.index(max(told))
-    lacking = [
+    receivers = [
         rank
         for rank, one in enumerate(told)
         if rank != source and (everyone or one != told[source])
     ]
     if group.rank == source:
-        for rank in lacking:
-            _give(group, replica, rank)
-    elif group.rank in lacking:
-        _take_over(group, replica, source)
+        for rank in receivers:
+            _send(group, replica, rank)
+    elif group.rank in receivers:
+        _receive(group, replica, source)
 
 
-def _give(group: ProcessGroup, replica: Replica, to: int) -> None:
+def _send(group: ProcessGroup, replica: Replica, to: int) -> None:
     state = replica.state()
     head = json.dumps(state.header).encode()
     group.send(torch.tensor([len(head)]), to)
@@ -62,8 +62,8 @@ def _give(group: ProcessGroup, replica: Replica, to: int) -> None:
         group.send(buffer, to)
 
 
-def _take_over(group: ProcessGroup, replica: Replica, source: int) -> None:
-    """Nothing changes here before all of it has come."""
+def _receive(group: ProcessGroup, replica: Replica, source: int) -> None:
+    """The replica changes only when all of the state has come."""
     length = torch.zeros(1, dtype=torch.int64)
     group.receive(length, source)
     if not 0 < int(length) <= _MAX_HEADER_BYTES:
@@ -71,11 +71,11 @@ def _take_over(group: ProcessGroup, replica: Replica, source: int) -> None:
     text = torch.empty(int(length), dtype=torch.uint8)
     group.receive(text, source)
     header = json.loads(text.numpy().tobytes())
-    taken = {
+    received = {
         name: torch.empty(shape, dtype=getattr(torch, dtype))
         for name, dtype, shape in header["tensors"]
     }
-    for buffer, part in replicas.chunks(list(taken.values()), _CHUNK_BYTES):
+    for buffer, part in replicas.chunks(list(received.values()), _CHUNK_BYTES):
         group.receive(buffer, source)
         replicas.spread(buffer, part)
-    replica.load(State(header, taken))
+    replica.load(State(header, received))

@@ -26,7 +26,7 @@ from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine import same_model
-from torch_edl.engine.ring.reducer import Reducer
+from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.servers.dense import ExactBuffers, FlatParameters, dense_parameters
 from torch_edl.engine.servers.row_gradient import bind_gradients
 from torch_edl.engine.servers.rows import Plan, ServerRows
@@ -118,7 +118,7 @@ class ServersEngine:
         self._lost: ServersLostError | None = None
         self._forgiving = False
         # A script may leave its step out, and must not add the next gradients to those of before.
-        self._left = None if self._plans_ahead else Reducer(model)
+        self._left = None if self._plans_ahead else ManualAccumulation(model)
         self._keeps_gradients = False
         self._at_last = True
         optimizer.register_step_pre_hook(self._before_step)
@@ -306,7 +306,7 @@ class ServersEngine:
         self._keeps_gradients = self._left is not None and not planned.steps
         if self._keeps_gradients:
             assert self._left is not None
-            self._left.expect_fresh()
+            self._left.forbid()
 
     # ---- pulls and pushes ----
 

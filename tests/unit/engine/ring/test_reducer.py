@@ -153,20 +153,20 @@ def equal(member: Member, name: str, bucket_bytes: int) -> None:
                 ],
             )
         )
-    gradients = Reducer(model)
-    gradients.use(group, 0)
+    reducer = Reducer(model)
+    reducer.use(group)
     for keep, counts in ((False, 1), (True, 2), (False, 1)):
-        gradients.restart()
-        gradients.share = sizes[group.rank] / (counts * sum(sizes))
+        reducer.begin_update()
+        share = sizes[group.rank] / (counts * sum(sizes))
         for number in range(counts):
-            gradients.phase = Phase.REDUCE if number == counts - 1 else Phase.GATHER
+            reducer.begin_minibatch(share, last=number == counts - 1)
             model.zero_grad(set_to_none=not keep)
             loss_of(model, inputs(model, group.rank, number, sizes[group.rank])).backward()
-        assert gradients.reduced
-        assert not gradients.broken
+        assert reducer.phase is Phase.REDUCED
+        assert reducer.covered == pytest.approx(1.0)
         close(model, wanted[counts - 1])
     if name == "many buckets":
-        assert len(gradients._buckets) > 3
+        assert len(reducer._buckets) > 3
     member.tell("ok")
     member.hear()
 
@@ -186,9 +186,9 @@ def unused(member: Member) -> None:
     torch.manual_seed(1)
     model = Branches()
     group = ring(member)
-    gradients = Reducer(model)
-    gradients.use(group, 0)
-    gradients.phase, gradients.share = Phase.REDUCE, 0.5
+    reducer = Reducer(model)
+    reducer.use(group)
+    reducer.begin_minibatch(0.5)
     x = inputs(model, 0, 0, 2)
     loss_of(model, x, used=(group.rank,)).backward()
     assert all(p.grad is not None for n in (0, 1) for p in model.branches[n].parameters())
@@ -196,7 +196,7 @@ def unused(member: Member) -> None:
     assert all(p.grad is None for p in model.frozen.parameters())
     mine = [p.grad.clone() for p in model.branches[0].parameters()]
     model.zero_grad()
-    gradients.phase = Phase.IDLE
+    reducer.end_update()
     loss_of(model, x, used=(0,)).backward()
     for got, p in zip(mine, model.branches[0].parameters(), strict=True):
         torch.testing.assert_close(got, 0.5 * p.grad)
@@ -212,17 +212,17 @@ def left_out(member: Member) -> None:
     """Rank 1 gathers one minibatch, then has no backward for the last one."""
     model = Branches()
     group = ring(member)
-    gradients = Reducer(model)
-    gradients.use(group, 0)
+    reducer = Reducer(model)
+    reducer.use(group)
     x = inputs(model, 0, 0, 2)
-    gradients.share = 0.25
-    gradients.phase = Phase.GATHER
+    reducer.begin_minibatch(0.25, last=False)
     loss_of(model, x, used=(group.rank,)).backward()
     if group.rank == 0:
-        gradients.phase = Phase.REDUCE
+        reducer.begin_minibatch(0.25)
         loss_of(model, x, used=(0,)).backward()
     else:
-        gradients.reduce_nothing()
+        reducer.reduce_nothing()
+    assert reducer.covered == 0.75
     assert all(p.grad is not None for n in (0, 1) for p in model.branches[n].parameters())
     assert all(p.grad is None for p in model.branches[2].parameters())
     member.tell("ok")
@@ -238,9 +238,9 @@ def idle(member: Member) -> None:
     model = nn.Linear(4, 3)
     group = ring(member)
     wanted = expected(model, [(1.0, inputs(model, 0, 0, 2))])
-    gradients = Reducer(model)
-    gradients.use(group, 0)
-    gradients.phase, gradients.share = Phase.REDUCE, 1.0 if group.rank == 0 else 0.0
+    reducer = Reducer(model)
+    reducer.use(group)
+    reducer.begin_minibatch(1.0 if group.rank == 0 else 0.0)
     x = inputs(model, 0, 0, 2)
     if group.rank:
         x[0, 0] = float("nan") if group.rank == 1 else float("inf")
@@ -263,27 +263,27 @@ def twice(member: Member) -> None:
     group = ring(member)
     xs = [[inputs(model, rank, n, 2) for n in (0, 1)] for rank in range(group.size)]
     wanted = expected(model, [(1 / group.size, x) for pair in xs for x in pair])
-    gradients = Reducer(model)
-    gradients.use(group, 0)
+    reducer = Reducer(model)
+    reducer.use(group)
     for _ in range(2):
-        gradients.restart()
+        reducer.begin_update()
         model.zero_grad()
-        gradients.phase, gradients.share = Phase.REDUCE, 1 / group.size
+        reducer.begin_minibatch(1 / group.size)
         for x in xs[group.rank]:
             loss_of(model, x).backward()
         close(model, wanted)
     # Who never calls zero_grad gets the sum of all, as with one process.
-    gradients.restart()
+    reducer.begin_update()
+    reducer.begin_minibatch(1 / group.size)
     for x in xs[group.rank]:
         loss_of(model, x).backward()
     close(model, [None if w is None else 2 * w for w in wanted])
     # Gathered and called twice: what came first cannot be told from what came now.
-    gradients.restart()
+    reducer.begin_update()
     model.zero_grad()
-    gradients.share = 0.5 / group.size
-    gradients.phase = Phase.GATHER
+    reducer.begin_minibatch(0.5 / group.size, last=False)
     loss_of(model, xs[0][0]).backward()
-    gradients.phase = Phase.REDUCE
+    reducer.begin_minibatch(0.5 / group.size)
     loss_of(model, xs[0][0]).backward()
     with pytest.raises(UsageError, match="add the losses up"):
         loss_of(model, xs[0][0]).backward()
@@ -296,14 +296,13 @@ def test_two_backwards_in_one_update_are_the_sum_of_both() -> None:
 
 
 def alone(model: nn.Module, shares: list[float]) -> Reducer:
-    gradients = Reducer(model)
-    gradients.use(None, 0)
+    reducer = Reducer(model)
+    reducer.use(None)
     for number, share in enumerate(shares):
         model.zero_grad()
-        gradients.share = share
-        gradients.phase = Phase.REDUCE if number == len(shares) - 1 else Phase.GATHER
+        reducer.begin_minibatch(share, last=number == len(shares) - 1)
         loss_of(model, inputs(model, 0, number, 2 + number)).backward()
-    return gradients
+    return reducer
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -312,28 +311,29 @@ def test_one_process_gathers_as_a_ring_does(name: str) -> None:
     model = MODELS[name]()
     shares = [0.5, 0.2, 0.3]
     wanted = expected(model, [(s, inputs(model, 0, n, 2 + n)) for n, s in enumerate(shares)])
-    assert alone(model, shares).reduced
+    assert alone(model, shares).phase is Phase.REDUCED
     close(model, wanted)
 
 
 def test_one_process_weighs_the_last_minibatch_though_none_was_gathered() -> None:
     model = nn.Linear(4, 3)
     wanted = expected(model, [(0.25, inputs(model, 0, 0, 2))])
-    gradients = alone(model, [0.25])
+    reducer = alone(model, [0.25])
     close(model, wanted)
     # Nor is the gradient of the update before there still when a script leaves a batch out.
-    gradients.restart()
-    gradients.reduce_nothing()
-    assert gradients.reduced
+    reducer.begin_update()
+    reducer.begin_minibatch(0.25)
+    reducer.reduce_nothing()
+    assert reducer.phase is Phase.REDUCED
     assert model.weight.grad is None
 
 
 def test_one_process_refuses_a_second_backward_for_what_it_gathered() -> None:
     model = nn.Linear(4, 3)
-    gradients = alone(model, [0.5, 0.5])
+    reducer = alone(model, [0.5, 0.5])
     with pytest.raises(UsageError, match="add the losses up"):
         loss_of(model, inputs(model, 0, 0, 2)).backward()
-    assert gradients.reduced
+    assert reducer.phase is Phase.REDUCED
 
 
 def test_outside_of_an_update_gradients_are_left_alone() -> None:
@@ -342,11 +342,11 @@ def test_outside_of_an_update_gradients_are_left_alone() -> None:
     loss_of(model, x).backward()
     wanted = model.weight.grad.clone()
     model.zero_grad()
-    gradients = Reducer(model)
+    reducer = Reducer(model)
     loss_of(model, x).backward()
     assert torch.equal(model.weight.grad, wanted)
-    gradients.phase, gradients.share = Phase.REDUCE, 0.5
-    gradients.phase = Phase.IDLE
+    reducer.begin_minibatch(0.5)
+    reducer.end_update()
     loss_of(model, x).backward()
     assert torch.equal(model.weight.grad, 2 * wanted)
 
@@ -354,52 +354,50 @@ def test_outside_of_an_update_gradients_are_left_alone() -> None:
 # ---- what else travels ----
 
 
-def lanes(member: Member) -> None:
+def controls(member: Member) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     group = ring(member)
-    gradients = Reducer(model)
-    gradients.use(group, 2)
-    gradients.lead = group.rank == 1
-    gradients.fill_lanes = lambda to: to.copy_(torch.tensor([1.0, float(group.rank)]))
     heard: list[list[float]] = []
 
-    def refuse(sums: list[float]) -> str:
+    def receive(sums: list[float]) -> str:
         heard.append(sums)
         return "no" if len(heard) == 2 else ""
 
-    gradients.refuse = refuse
+    reducer = Reducer(model, 2, lambda: [1.0, float(group.rank)], receive)
+    reducer.use(group)
     model[1].running_mean.fill_(group.rank)
-    gradients.phase, gradients.share = Phase.REDUCE, 1 / group.size
+    reducer.begin_minibatch(1 / group.size, leads=group.rank == 1)
     model.eval()
     loss_of(model, inputs(model, group.rank, 0, 4)).backward()
     assert heard == [[3.0, 3.0]]
     assert model[1].running_mean.tolist() == [1.0] * 4
     model[1].running_mean.fill_(group.rank)
-    gradients.restart()
+    reducer.begin_update()
+    reducer.begin_minibatch(1 / group.size, leads=group.rank == 1)
     loss_of(model, inputs(model, group.rank, 0, 4)).backward()
-    assert gradients.broken == "no"
-    assert not gradients.reduced
+    assert reducer.phase is Phase.BROKEN
+    assert reducer.failure == "no"
     assert all(p.grad is not None for p in model.parameters()), "to look at"
-    gradients.phase = Phase.IDLE
+    reducer.end_update()
     assert all(p.grad is None for p in model.parameters())
     assert model[1].running_mean.tolist() == [group.rank] * 4
     member.tell("ok")
     member.hear()
 
 
-def test_numbers_travel_along_and_can_undo_the_update() -> None:
-    run(lanes)
+def test_control_numbers_travel_along_and_can_reject_the_update() -> None:
+    run(controls)
 
 
 def broken(member: Member) -> None:
     model = MODELS["many buckets"]()
     buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = 20_000
     group = ring(member)
-    gradients = Reducer(model)
-    gradients.use(group, 0)
-    gradients.phase, gradients.share = Phase.REDUCE, 1 / group.size
+    reducer = Reducer(model)
+    reducer.use(group)
+    reducer.begin_minibatch(1 / group.size)
     loss_of(model, inputs(model, group.rank, 0, 4)).backward()
-    assert gradients.reduced
+    assert reducer.phase is Phase.REDUCED
     if group.rank == 2:
         member.tell("ok")
         member.hear()
@@ -408,9 +406,8 @@ def broken(member: Member) -> None:
     member.hear()
     group.interrupt()
     loss_of(model, inputs(model, group.rank, 0, 4)).backward()
-    assert gradients.broken
-    assert not gradients.reduced
-    gradients.phase = Phase.IDLE
+    assert reducer.phase is Phase.BROKEN
+    reducer.end_update()
     assert all(p.grad is None for p in model.parameters())
     member.tell("ok")
     member.hear()
@@ -427,15 +424,15 @@ def test_a_failed_collective_leaves_a_flag_and_no_gradient() -> None:
                 assert each.hear() == "ok"
 
 
-def test_running_statistics_of_a_failed_update_are_taken_back() -> None:
+def test_running_statistics_of_a_failed_update_are_restored() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    gradients = Reducer(model)
+    reducer = Reducer(model)
     model(torch.randn(8, 4))
     before = [b.clone() for b in model.buffers()]
-    gradients.keep_norms()
+    reducer.begin_update(can_undo=True)
     model(torch.randn(8, 4))
     assert not torch.equal(before[0], model[1].running_mean)
-    gradients.undo_norms()
+    reducer.undo_update()
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
 
 
@@ -446,9 +443,9 @@ def compiled(member: Member) -> None:
     xs = [inputs(model, rank, 0, 3) for rank in range(group.size)]
     wanted = expected(model, [(1 / group.size, x) for x in xs])
     fast = torch.compile(model, backend="aot_eager")
-    gradients = Reducer(fast)
-    gradients.use(group, 0)
-    gradients.phase, gradients.share = Phase.REDUCE, 1 / group.size
+    reducer = Reducer(fast)
+    reducer.use(group)
+    reducer.begin_minibatch(1 / group.size)
     F.mse_loss(fast(xs[group.rank]), torch.zeros(3, 2)).backward()
     close(model, wanted)
     member.tell("ok")

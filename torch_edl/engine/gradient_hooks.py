@@ -1,0 +1,68 @@
+"""Hooks on the gradients of a model's parameters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.errors import UsageError
+
+
+def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that does nothing once the object of the method is gone.
+
+    The garbage collector does not find what a tensor's hooks hold: the object and the model would
+    keep each other for ever.
+    """
+    weak = weakref.WeakMethod(method)
+
+    def hook(*args: Any) -> None:
+        if (bound := weak()) is not None:
+            bound(*args)
+
+    return hook
+
+
+class ManualAccumulation:
+    """Raises in a backward that adds to gradients which no optimizer has taken.
+
+    Each batch counts as an update, so gradients that wait for the next one are lost when a ring
+    breaks in between, and a process that joins does not have them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._untaken: dict[int, tuple[torch.Tensor, int]] = {}
+        self._watches = False
+
+    def forbid(self) -> None:
+        """The next backward raises UsageError if it adds to the gradients that there are now."""
+        self._untaken = {
+            id(p): (p.grad, p.grad._version) for p in self._parameters if p.grad is not None
+        }
+        self.watch()
+
+    def watch(self) -> None:
+        """Adds the hooks; before any other hook that changes gradients is added."""
+        if not self._watches:
+            self._watches = True
+            for p in self._parameters:
+                p.register_post_accumulate_grad_hook(weak_hook(self._check))  # type: ignore[no-untyped-call]
+
+    def _check(self, parameter: torch.Tensor) -> None:
+        if not self._untaken:
+            return
+        gradient, version = self._untaken.get(id(parameter), (None, 0))
+        self._untaken = {}
+        # Autograd added to the gradient in place, and nobody set it to zero in between.
+        if gradient is not None and parameter.grad is gradient and gradient._version == version + 1:
+            raise UsageError(
+                "backward() was called again and no optimizer took the gradients of the batch "
+                "before: gradients gathered by hand are lost when a ring changes, and each batch "
+                "counts as an update; use job.loader(..., accumulate=N) or global_batch_size= (on "
+                "parameter servers a larger batch_size) and step after each batch"
+            )

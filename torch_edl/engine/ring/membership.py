@@ -1,0 +1,173 @@
+"""Which ring this process is in: how it joins a ring, with the state of its members, and leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
+from torch_edl.engine.ring.recovery import NO_MODEL, synchronize
+from torch_edl.engine.ring.rendezvous import Assignment, RingRendezvous
+from torch_edl.errors import DismissedError
+
+log = logging.getLogger(__name__)
+
+# Optimizer steps within one update that are told apart.
+_MAX_STEPS = 16
+
+
+class Membership:
+    """This process's place among those that train.
+
+    Args:
+        rendezvous: where rings are formed; None: this process trains alone, for good.
+        checkpoint: names the checkpoint to begin with where the master names none.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        rendezvous: RingRendezvous | None,
+        checkpoint: Callable[[], Path | None],
+    ) -> None:
+        self.rank = 0
+        self.world = 1
+        self.ring = 0
+        """Number of the newest ring; 0: none yet."""
+        self.rings = 0
+        """How many rings this process has joined."""
+        self.group: ProcessGroup | None = None
+        """Connects the members of the ring; None: there is no other member."""
+        self.joined = rendezvous is None
+        """Whether this process is in a ring, or alone for good."""
+        self._replica = replica
+        self._rendezvous = rendezvous
+        self._checkpoint = checkpoint
+        self._has_model = rendezvous is None  # one that other members may take
+
+    def join(self, steps: int = 0, *, handing_over: bool = False) -> None:
+        """Joins the next ring, and takes over the state that its members share.
+
+        Args:
+            steps: of optimizers, made in an update that was not finished.
+            handing_over: this process only gives its state to the others; it is asked to leave.
+
+        Raises:
+            DismissedError: the job goes on without this process.
+        """
+        assert self._rendezvous is not None
+        self.close()
+        while True:
+            assignment = self._rendezvous.next(
+                self.ring, self._progress(steps), handing_over=handing_over
+            )
+            if self._enter(assignment, steps):
+                break
+        self.rings += 1
+        log.info(
+            "ring %d: rank %d of %d, step %d", self.ring, self.rank, self.world,
+            self._replica.position.step,
+        )  # fmt: skip
+
+    def synchronize(self, *, has_model: bool) -> None:
+        """Gives the state of one member that has the model to those that do not.
+
+        Raises:
+            RingBrokenError: it failed; the state comes with the next ring.
+        """
+        assert self.group is not None
+        self._has_model = has_model
+        synchronize(self.group, self._replica, self._progress(0))
+        self._has_model = True
+
+    def close(self) -> None:
+        """Closes the ring: no other member waits for this process."""
+        group, self.group = self.group, None
+        self.joined = self._rendezvous is None
+        if group is not None:
+            group.close()
+
+    def leave(self, *, finished: bool) -> None:
+        """Leaves the ring, so that the other members need not find out by themselves.
+
+        Args:
+            finished: the script is over. Rank 0 writes the output of a script; until its script is
+                over, too, the others keep the model for the process that replaces it.
+
+        Raises:
+            DismissedError: this process was asked to leave while it waited for rank 0.
+        """
+        if self._rendezvous is None or not self.ring:
+            return
+        self.close()
+        try:
+            if finished and self.rank:
+                self._stand_by(self._rendezvous)
+        except DismissedError:
+            finished = False
+            raise
+        finally:
+            self._rendezvous.leave(self.ring, finished=finished)
+
+    def interrupt(self, ring: int) -> None:
+        """Ends the collective that is under way in that ring or an earlier one. From any thread."""
+        group = self.group
+        if group is not None and group.ring <= ring:
+            group.interrupt()
+
+    def _progress(self, steps: int) -> int:
+        """Grows with all that is done to the model: the member with the most gives its state.
+
+        A script may step one optimizer, and lose the ring before it steps the next one.
+        """
+        if not self._has_model:
+            return NO_MODEL
+        return self._replica.position.progress * _MAX_STEPS + min(steps, _MAX_STEPS - 1)
+
+    def _enter(self, assignment: Assignment, steps: int = 0) -> bool:
+        """Forms the ring of an assignment with the others; False if that failed."""
+        assert self._rendezvous is not None
+        size = len(assignment.workers)
+        self.ring = assignment.ring
+        try:
+            if size > 1:
+                # From here on the master's word that a member is gone ends what is under way.
+                self.group = ProcessGroup(
+                    assignment.store, assignment.ring, assignment.rank, size,
+                    host=self._rendezvous.host, device=self._replica.device,
+                    meet_s=self._rendezvous.meet_s,
+                )  # fmt: skip
+            # The others wait as long as it takes to read.
+            if assignment.fresh and assignment.rank == assignment.source:
+                self._restore_first(assignment)
+            if self.group is not None and assignment.heal:
+                synchronize(
+                    self.group, self._replica, self._progress(steps),
+                    source=assignment.source, everyone=assignment.fresh,
+                )  # fmt: skip
+        except RingBrokenError as error:
+            log.warning("ring %d: %s", assignment.ring, error)
+            self.close()
+            return False
+        self._has_model = self.joined = True
+        self.rank, self.world = assignment.rank, size
+        self._rendezvous.joined(assignment.ring, self._replica.position.records)
+        return True
+
+    def _restore_first(self, assignment: Assignment) -> None:
+        """No member has a trained model: begins with a checkpoint, or with what was built."""
+        own, values_only = self._checkpoint(), False
+        if assignment.restored_from:
+            own, values_only = Path(assignment.restored_from), assignment.values_only
+        elif own is not None:
+            log.info("going on from %s", own)
+        if own is not None:
+            self._replica.restore(own, strategy="allreduce", values_only=values_only)
+
+    def _stand_by(self, rendezvous: RingRendezvous) -> None:
+        while (assignment := rendezvous.stand_by(self.ring, self._progress(0))) is not None:
+            log.info("ring %d: giving the model to new members", assignment.ring)
+            self._enter(assignment)
+            self.close()
