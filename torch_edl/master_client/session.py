@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import grpc
@@ -16,7 +15,7 @@ from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import DismissedError, JobFailedError, MasterLostError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import AWAY, Stub
+from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
 
@@ -139,16 +138,12 @@ class MasterSession:
             UsageError: the master rejects what was reported.
             MasterLostError: the master stays away.
         """
-        give_up = time.monotonic() + _MASTER_AWAY_S
-        while True:
-            try:
-                return self.master.insist(method, request, timeout_s=_CALL_S)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                    raise UsageError(error.details()) from None
-                if error.code() not in AWAY or time.monotonic() >= give_up:
-                    raise MasterLostError(f"{error.code().name}: {error.details()}") from None
-                log.warning("the master does not answer; asking again")
+        try:
+            return self.master.insist(method, request, timeout_s=_CALL_S, away_s=_MASTER_AWAY_S)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise UsageError(error.details()) from None
+            raise MasterLostError(f"{error.code().name}: {error.details()}") from None
 
     def _terminate(self, *_: Any) -> None:
         self.terminated.set()

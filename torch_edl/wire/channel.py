@@ -130,26 +130,49 @@ class Stub:
             encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
         )
 
-    def insist(self, method: str, request: Any, *, timeout_s: float) -> Any:
-        """Calls as :meth:`call` does, and again for as long as the disk of the other side is full.
+    def insist(
+        self,
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float,
+        away_s: float = 0.0,
+        until: Callable[[Any], bool] = lambda answer: True,
+        before_call: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Calls as :meth:`call` does, and again until there is an answer that will do.
+
+        A call is also repeated for as long as the disk of the other side is full.
 
         Args:
             timeout_s: deadline in seconds of each call.
+            away_s: seconds for which the other side may be away.
+            until: whether an answer will do.
+            before_call: is called before each call; what it raises ends the wait.
 
         Raises:
-            grpc.RpcError: of another kind than :data:`FULL`.
+            grpc.RpcError: the other side rejected the call, or was away for too long.
         """
-        told = False
+        deadline, told = time.monotonic() + away_s, False
         while True:
+            before_call()
             try:
-                return self.call(method, request, timeout_s=timeout_s, wait=True)
+                answer = self.call(method, request, timeout_s=timeout_s, wait=True)
             except grpc.RpcError as error:
+                if error.code() in AWAY and time.monotonic() < deadline:
+                    log.warning("%s does not answer %s; calling again", self.address, method)
+                    continue
                 if error.code() is not FULL:
                     raise
                 if not told:
                     told = True
                     log.warning("%s: waiting until there is room", error.details())
                 time.sleep(FULL_RETRY_S)
+            else:
+                told = False
+                if until(answer):
+                    return answer
+            deadline = time.monotonic() + away_s
 
     def start(
         self, method: str, request: Any, *, timeout_s: float, wait: bool = False

@@ -54,7 +54,7 @@ def test_one_is_taken_each_so_many_steps_and_the_newest_stay(tmp_path: Path) -> 
 def test_only_rank_0_writes(tmp_path: Path) -> None:
     saver = Saver(Settings(directory=str(tmp_path), every=1), None)
     other = engine(1)
-    other.rank = 1
+    other._membership.rank = 1
     saver.after_step(other)
     saver.save_last(other)
     assert names(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Who is in the next ring: the master says so, or torchrun's environment, once."""
+"""How the members of the next ring find each other: by the master, or once, by torchrun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_edl.errors import (
 )
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import AWAY, FULL, FULL_RETRY_S, Stub
+from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ _LAUNCHERS = (
     "processes of one job are started by torchrun or torch-edl run; have srun or mpirun start one "
     "of these on each machine, or unset RANK and WORLD_SIZE to train in one process"
 )
-# Of the time after which the master takes a silent worker for lost: so long may a ring whose
-# members are all cut off from it go on. Less than all of it, so that it has stopped when the
-# master forms another.
+# Of the seconds without a heartbeat after which the master declares a worker lost: so long may a
+# ring whose members are all cut off from the master go on. Less than all of them, so that the ring
+# has stopped when the master forms another.
 _AUTHORITY = 0.8
 
 
@@ -53,214 +53,217 @@ class Assignment:
     store: str
     """``host:port``."""
     source: int
-    """Rank of the member whose state the others take."""
+    """Rank of the member whose state the others take over."""
     heal: bool
     """Some member lacks that state."""
     fresh: bool
-    """The source has none either: it begins with what it built, or with a checkpoint."""
+    """The source has no trained model either: it begins with a checkpoint, or with what was
+    built."""
     restored_from: str = ""
     values_only: bool = False
 
 
 class RingRendezvous(Protocol):
-    """Where the members of the next ring find each other."""
+    """Where the members of the next ring find each other.
+
+    What has a default is that of a ring which is formed once, and of which no master knows.
+    """
 
     host: str
-    """Address of this machine for them."""
+    """Address of this machine for the other members."""
     meet_s: float
-    """How long they wait for each other to make the ring."""
+    """Seconds for which members wait for each other to form the ring."""
 
-    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
         """Waits for the next ring.
 
         Args:
-            ring: the one that this process was in; 0: none.
-            step: updates that its model has had; -1: it has no model to give.
+            ring: the newest one that this process was in; 0: none.
+            progress: grows with the updates of this process's model; -1: it has no model to give.
             handing_over: it was asked to leave, and gives its model to the others before.
 
         Raises:
-            DismissedError: there is none with this process in it.
+            DismissedError: there is no ring with this process in it.
         """
         ...
 
-    def stand_by(self, ring: int, step: int) -> Assignment | None:
-        """The script of this process is over: waits until that of a rank 0 is, too.
+    def stand_by(self, ring: int, progress: int) -> Assignment | None:
+        """The script of this process is over: waits until that of rank 0 is, too.
 
         Returns:
             A ring in which this process is to give its model to the others, before it stands by
             again; None: the job is over.
 
         Raises:
-            DismissedError: it is asked to leave before.
+            DismissedError: this process was asked to leave before.
         """
-        ...
+        return None
 
     def awaited(self, ring: int) -> bool:
-        """Whether somebody waits for the next ring."""
-        ...
+        """Whether a process waits for the ring after that one."""
+        return False
 
     def joined(self, ring: int, records: int) -> None:
         """This process is in that ring, with a model that has had so many records of the pass."""
-        ...
+        return
 
     @property
     def authorized(self) -> bool:
         """Whether this process has heard of the master lately enough to train."""
-        ...
+        return True
 
     def is_stale(self, ring: int) -> bool:
-        """Whether the ring is to be left after this step: somebody waits, or this one leaves."""
-        ...
+        """Whether the ring is to be left after this step: a process waits, or this one leaves."""
+        return False
 
     @property
     def leaving(self) -> bool:
         """Whether this process was asked to leave."""
-        ...
+        return False
 
     @property
     def stopping(self) -> bool:
-        """Whether all processes were, since the user stops the job."""
-        ...
+        """Whether all processes were asked to leave, since the user stops the job."""
+        return False
 
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
-        """Whether a checkpoint that was taken in that ring may be committed (or, once written, is
-        the one to go back to)."""
-        ...
+        """Whether a checkpoint that was taken in that ring may be committed.
+
+        Args:
+            written: it was: it is the one to restore from now on.
+        """
+        return True
 
     def leave(self, ring: int, *, finished: bool) -> None:
-        """Tells that this process does not come along.
+        """This process joins no other ring.
 
         Args:
             finished: since everything is done.
         """
-        ...
+        return
 
 
-class MasterRendezvous:
-    """The master forms the rings: see :class:`RingRendezvous`."""
+class MasterRendezvous(RingRendezvous):
+    """The master forms the rings."""
 
     def __init__(
         self,
         master: Stub,
         worker_id: int,
         heartbeat: Heartbeat,
-        progress: WorkerStatus,
+        status: WorkerStatus,
         *,
         heartbeat_timeout_s: float,
     ) -> None:
         self._master = master
         self._worker_id = worker_id
         self._heartbeat = heartbeat
-        self._progress = progress
+        self._status = status
         self._authority_s = _AUTHORITY * heartbeat_timeout_s
         self.host = local_address(master.address.rpartition(":")[0])
         self.meet_s = MEET_S
         self._store = StoreServer(self.host)
 
-    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
         """See :meth:`RingRendezvous.next`."""
-        assignment = self._ask(ring, step, handing_over=handing_over)
+        assignment = self._ask(ring, progress, handing_over=handing_over)
         if assignment is None:
             raise DismissedError("the job goes on without this worker, or is over")
         return assignment
 
-    def stand_by(self, ring: int, step: int) -> Assignment | None:
+    def stand_by(self, ring: int, progress: int) -> Assignment | None:
         """See :meth:`RingRendezvous.stand_by`."""
-        return self._ask(ring, step, ended=True)
+        return self._ask(ring, progress, ended=True)
 
     def _ask(
-        self, ring: int, step: int, *, handing_over: bool = False, ended: bool = False
+        self, ring: int, progress: int, *, handing_over: bool = False, ended: bool = False
     ) -> Assignment | None:
-        self._progress.ring = 0
+        self._status.ring = 0
         method, make = ("StandBy", pb.StandByRequest) if ended else ("JoinRing", pb.JoinRingRequest)
-        request = make(worker_id=self._worker_id, ring=ring, store=self._store.address, step=step)
-        asked = time.monotonic()
-        give_up = asked + _MASTER_AWAY_S
-        patient = full = False
-        while True:
-            if not patient and time.monotonic() - asked > _SAY_S:
-                patient = True
-                log.info(
-                    "waiting for the script of rank 0 to end"
-                    if ended
-                    else "waiting for the other workers, to form a ring with them"
-                )
-            if self._heartbeat.lost.is_set():
-                raise DeclaredLostError("the master gave this worker up")
-            if self.leaving and not handing_over and not self._must_stay(step):
-                raise DismissedError("asked to leave")
-            try:
-                answer = self._master.call(method, request, timeout_s=_CALL_S, wait=True)
-            except grpc.RpcError as error:
-                if error.code() is FULL:  # it is there, and goes on when there is room
-                    if not full:
-                        full = True
-                        log.warning("%s: waiting until there is room", error.details())
-                    give_up = time.monotonic() + _MASTER_AWAY_S
-                    time.sleep(FULL_RETRY_S)
-                    continue
-                if error.code() in AWAY and time.monotonic() < give_up:
-                    log.warning("the master does not answer; asking again")
-                    continue
-                raise MasterLostError(f"{error.code().name}: {error.details()}") from None
-            full = False
-            give_up = time.monotonic() + _MASTER_AWAY_S
-            if answer.leave:
-                self._heartbeat.beat()
-                if self._heartbeat.lost.is_set():
-                    continue
-                return None
-            if answer.HasField("ring"):
-                formed = answer.ring
-                return Assignment(
-                    ring=formed.number,
-                    rank=list(formed.workers).index(self._worker_id),
-                    workers=tuple(formed.workers),
-                    store=formed.store,
-                    source=formed.source,
-                    heal=formed.heal,
-                    fresh=formed.fresh,
-                    restored_from=formed.restored_from,
-                    values_only=formed.values_only,
-                )
+        request = make(
+            worker_id=self._worker_id, ring=ring, store=self._store.address, step=progress
+        )
+        started, told = time.monotonic(), False
 
-    def _must_stay(self, step: int) -> bool:
-        """Whether all leave, and this one may be the last that has the model: the next ring, if
-        only of itself, shows it."""
+        def check() -> None:
+            nonlocal told
+            if not told and time.monotonic() - started > _SAY_S:
+                told = True
+                awaited = "the script of rank 0 to end" if ended else "other workers to form a ring"
+                log.info("waiting for %s", awaited)
+            self._check_known()
+            if self.leaving and not handing_over and not self._must_stay(progress):
+                raise DismissedError("asked to leave")
+
+        try:
+            answer = self._master.insist(
+                method,
+                request,
+                timeout_s=_CALL_S,
+                away_s=_MASTER_AWAY_S,
+                until=lambda answer: answer.leave or answer.HasField("ring"),
+                before_call=check,
+            )
+        except grpc.RpcError as error:
+            raise MasterLostError(f"{error.code().name}: {error.details()}") from None
+        if answer.leave:
+            self._heartbeat.beat()
+            self._check_known()
+            return None
+        formed = answer.ring
+        return Assignment(
+            ring=formed.number,
+            rank=list(formed.workers).index(self._worker_id),
+            workers=tuple(formed.workers),
+            store=formed.store,
+            source=formed.source,
+            heal=formed.heal,
+            fresh=formed.fresh,
+            restored_from=formed.restored_from,
+            values_only=formed.values_only,
+        )
+
+    def _check_known(self) -> None:
+        if self._heartbeat.lost.is_set():
+            raise DeclaredLostError("the master declared this worker lost")
+
+    def _must_stay(self, progress: int) -> bool:
+        """Whether all leave, and this worker may be the last that has the model: the next ring, if
+        only of this worker, shows it."""
         self._heartbeat.beat()
-        return step >= 0 and self.stopping
+        return progress >= 0 and self.stopping
 
     def joined(self, ring: int, records: int) -> None:
         """Heartbeats name the ring from now on, and the position that goes with it."""
-        self._progress.position = records
-        self._progress.ring = ring
+        self._status.position = records
+        self._status.ring = ring
 
     @property
     def authorized(self) -> bool:
-        """A heartbeat was answered lately."""
+        """Whether a heartbeat was answered lately."""
         return self._heartbeat.silence_s < self._authority_s
 
     def is_stale(self, ring: int) -> bool:
-        """A heartbeat said so."""
+        """Whether a heartbeat said so."""
         return self._heartbeat.stale_ring >= ring or self.leaving
 
     def awaited(self, ring: int) -> bool:
-        """The master says so now."""
+        """Whether the master says so now."""
         self._heartbeat.beat()
         return self._heartbeat.stale_ring >= ring
 
     @property
     def leaving(self) -> bool:
-        """The master, or a signal, asked for it."""
+        """Whether the master, or a signal, asked for it."""
         return self._heartbeat.draining.is_set()
 
     @property
     def stopping(self) -> bool:
-        """A heartbeat said so."""
+        """Whether a heartbeat said so."""
         return self._heartbeat.stopping.is_set()
 
     def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
-        """The master knows which ring is the newest; no answer is no."""
+        """Whether the master says that the ring is the newest; False if it does not answer."""
         request = pb.CommitCheckpointRequest(
             worker_id=self._worker_id, ring=ring, directory=directory, written=written
         )
@@ -268,15 +271,15 @@ class MasterRendezvous:
             answer = self._master.insist("CommitCheckpoint", request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.warning(
-                "%s is not told to the master, which does not answer: %s",
+                "the master was not told of checkpoint %s and does not answer: %s",
                 directory, error.code().name,
             )  # fmt: skip
             return False
         return bool(answer.accepted)
 
     def leave(self, ring: int, *, finished: bool) -> None:
-        """Best effort: the master notices by itself, later."""
-        self._progress.ring = 0
+        """Tells the master, which otherwise notices by itself, later."""
+        self._status.ring = 0
         request = pb.LeaveRingRequest(worker_id=self._worker_id, finished=finished)
         try:
             self._master.call("LeaveRing", request, timeout_s=5)
@@ -284,11 +287,11 @@ class MasterRendezvous:
             log.debug("leaving: %s", error.code())
 
 
-class TorchrunRendezvous:
-    """One ring of all processes that torchrun started together: see :class:`RingRendezvous`.
+class TorchrunRendezvous(RingRendezvous):
+    """One ring of all processes that torchrun started together.
 
-    Torchrun's agent ends all of them when one ends, so there is no second one; the next life of
-    the processes goes on from a checkpoint.
+    Torchrun's agent ends all of them when one ends, so there is no second ring; the processes that
+    torchrun starts next restore a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -300,15 +303,15 @@ class TorchrunRendezvous:
                 f"{_LAUNCHERS}"
             )
         self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
-        # Keys of an earlier life of the processes may still be in the store.
+        # Keys of processes before a restart may still be in the store.
         self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.host = local_address(env["MASTER_ADDR"])
-        # All of them come by themselves, after whatever the script does first.
+        # All processes come by themselves, after whatever the script does first.
         self.meet_s = _TORCHRUN_MEET_S
         self._met = False
 
-    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
-        """The ring of the environment, the first time."""
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
+        """The ring that the environment names, the first time."""
         if self._met:
             raise JobFailedError(
                 "the ring broke (see above): a process of this job ended, or could not be "
@@ -318,7 +321,7 @@ class TorchrunRendezvous:
         self._met = True
         host, _, port = self._store.rpartition(":")
         try:
-            # Torchrun's agent listens there before it starts anybody.
+            # Torchrun's agent listens there before it starts any process.
             socket.create_connection((host, int(port)), timeout=MEET_S).close()
         except OSError as error:
             raise JobFailedError(
@@ -333,40 +336,3 @@ class TorchrunRendezvous:
             heal=True,
             fresh=True,
         )
-
-    def stand_by(self, ring: int, step: int) -> Assignment | None:
-        """Torchrun starts all processes again if one fails."""
-        return None
-
-    def awaited(self, ring: int) -> bool:
-        """Never."""
-        return False
-
-    def joined(self, ring: int, records: int) -> None:
-        """Nobody has to know."""
-
-    @property
-    def authorized(self) -> bool:
-        """There is no master to lose."""
-        return True
-
-    def is_stale(self, ring: int) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def leaving(self) -> bool:
-        """Never: torchrun's signals end the process."""
-        return False
-
-    @property
-    def stopping(self) -> bool:
-        """Never, as :attr:`leaving`."""
-        return False
-
-    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
-        """There is one ring."""
-        return True
-
-    def leave(self, ring: int, *, finished: bool) -> None:
-        """Nobody has to know."""

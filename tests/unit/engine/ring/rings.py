@@ -264,24 +264,24 @@ class Member:
 
     # ---- RingRendezvous ----
 
-    def next(self, ring: int, step: int, *, handing_over: bool = False) -> Assignment:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self.before_ask()
-        assignment = self._ask(ring, step, ended=False)
+        assignment = self._ask(ring, progress, ended=False)
         if assignment is None:
             raise DismissedError("the job is over")
         return assignment
 
-    def stand_by(self, ring: int, step: int) -> Assignment | None:
+    def stand_by(self, ring: int, progress: int) -> Assignment | None:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
-        return self._ask(ring, step, ended=True)
+        return self._ask(ring, progress, ended=True)
 
     def awaited(self, ring: int) -> bool:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return bool(self._flags.stale.value >= ring)
 
-    def _ask(self, ring: int, step: int, *, ended: bool) -> Assignment | None:
-        self._asks.send(("ask", ended, ring, step, self.store.address))
+    def _ask(self, ring: int, progress: int, *, ended: bool) -> Assignment | None:
+        self._asks.send(("ask", ended, ring, progress, self.store.address))
         formed = self._asks.recv()
         if formed is None:
             return None
