@@ -5,13 +5,12 @@ import threading
 import time
 from pathlib import Path
 
-from master.state.scripts import ScriptJob
-
 from master.runtime import persistence
 from master.runtime.persistence import Persistence
 from master.runtime.service import Service
 from master.runtime.store.memory import MemoryStore
 from master.state.fleet import Fleet
+from master.state.job import Job
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 
 
@@ -37,9 +36,9 @@ def test_a_status_in_which_only_the_time_changes_is_written_once(tmp_path: Path)
         checkpoint=CheckpointConfig(),
     )
     fleet = Fleet("j", workers=1, servers=0, external=True)
-    job = ScriptJob(config, fleet, folder=tmp_path, cores=1)
+    job = Job(config, fleet, folder=tmp_path)
     job.start(time.monotonic())
-    service = Service(job, clock=time.monotonic, log_path=lambda role, id: "")
+    service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
     store = Renewals()
     owner, token = persistence.acquire(store, "j")
     file = tmp_path / "status.json"
