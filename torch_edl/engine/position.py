@@ -1,4 +1,5 @@
-"""How far a replica is in the data of its job: part of what members of a ring share. Pure."""
+"""The position of a replica in the data of its job: part of the state that the members of a ring
+share. Pure."""
 
 from __future__ import annotations
 
@@ -11,49 +12,50 @@ from torch_edl.errors import UsageError
 
 @dataclass
 class Position:
-    """How far the replica is; part of what members share."""
+    """The updates and records that the model of a replica has."""
 
     step: int = 0
-    """Updates that the model has had (or passed over: a gradient that was not finite)."""
+    """Updates of the model, those included that were skipped for a gradient that was not finite."""
     pass_index: int = 0
-    """Which pass over data: the loaders and evaluations of a script, in the order of its code."""
+    """The current pass over data: loaders and evaluations of a script count in the order of its
+    code."""
     records: int = 0
-    """Records of that pass that are in the model."""
+    """Records of the current pass that are in the model."""
     results: dict[str, Any] = field(default_factory=dict)
-    """What earlier passes gave that a later joiner must know: evaluations by pass."""
+    """The results of evaluations by their pass, for members that join later."""
     data: dict[str, Any] = field(default_factory=dict)
     """What fixes the meaning of ``records``: the data of the newest pass and their order."""
     epochs: int = 0
-    """Of the newest pass over data."""
+    """Epochs of the newest pass."""
     ended: list[int] = field(default_factory=lambda: [-1, 0])
-    """The newest pass that came to its end, and its records."""
+    """The newest pass that has ended, and its records."""
     left_out: int = 0
-    """Records of all passes that gave no gradient: no member called backward for them."""
+    """Records of all passes without a gradient: no member called backward for them."""
 
     def go_through(self, data: dict[str, Any], epochs: int) -> None:
-        """A pass over these data begins, or goes on.
+        """Begins a pass over these data, or continues it.
 
         Raises:
-            UsageError: it goes on from a checkpoint, over other data.
+            UsageError: the checkpoint that is resumed is in the middle of a pass over other data.
         """
         differs = difference(self.data, data) if self.records else None
         if differs is not None:
             then, now = differs
             raise UsageError(
                 f"the checkpoint is {self.records:,} records into a pass with {then}; now it is "
-                f"{now}: use the same data and options, or another checkpoint_dir to begin afresh"
+                f"{now}: use the same data and options, or another checkpoint_dir to start over"
             )
         self.data, self.epochs = data, epochs
 
     def end(self) -> None:
-        """The pass is over."""
+        """Ends the current pass."""
         self.ended = [self.pass_index, self.records]
         self.pass_index, self.records = self.pass_index + 1, 0
 
     def extend(self, number: int, epochs: int) -> None:
-        """Goes back into the newest pass, if it is that one, and has more epochs now.
+        """Continues pass ``number`` if it is the newest that has ended, and has more epochs now.
 
-        What was evaluated after it is evaluated again.
+        Evaluations after that pass are repeated.
         """
         ended, records = self.ended
         if ended == number < self.pass_index and epochs > self.epochs:
@@ -62,6 +64,5 @@ class Position:
 
     @property
     def progress(self) -> int:
-        """Grows by one with all that members do together: updates, and what they evaluate. One
-        may be ahead of the others by one."""
+        """The number of updates and evaluations so far. Members of a ring differ by one at most."""
         return self.step + len(self.results)

@@ -1,4 +1,4 @@
-"""Whether saved values are of the model in this process, and what to say if they are not."""
+"""Checks that saved values are of the model in this process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SHOWN = 3
 
 
 def complaint(where: object, difference: str) -> str:
-    """What to say of values that are of another model."""
+    """The message about values of another model."""
     return (
-        f"{where} is of another model: {difference}; use the model file, with the arguments behind "
-        "--, of the job that wrote it"
+        f"{where} is of another model: {difference}; use the model file of the job that "
+        "wrote it, with the same arguments after --"
     )
 
 
@@ -22,12 +22,12 @@ def check(saved: Mapping[str, Any], own: Mapping[str, Any], *, where: object) ->
     """Compares names and shapes.
 
     Args:
-        saved: shape by name of what was written.
-        own: of the model here.
-        where: a folder, or what else was read.
+        saved: shape by name of the saved values.
+        own: shape by name of the values of the model in this process.
+        where: the folder, or whatever the values come from.
 
     Raises:
-        CheckpointError: they differ.
+        CheckpointError: names or shapes differ.
     """
     lacking = [name for name in own if name not in saved]
     besides = sorted(name for name in saved if name not in own)

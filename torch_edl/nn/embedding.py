@@ -1,4 +1,4 @@
-"""An embedding over a hash table: any int64 id, rows that exist once they are used."""
+"""An embedding over a hash table: any int64 id, and rows that are created on first use."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _unnamed = itertools.count()
 
 
 class Table(nn.Module):
-    """What :class:`Embedding` and :class:`EmbeddingBag` share: a table and its store of rows.
+    """The base of :class:`Embedding` and :class:`EmbeddingBag`: a table and its store of rows.
 
-    ``weight`` is an empty parameter (0, dim): it stands for the table in the optimizer's groups
-    and in the autograd graph; the rows are in the store.
+    ``weight`` is an empty parameter (0, dim) that stands for the table in the groups of the
+    optimizer and in the autograd graph. The rows are in the store.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Table(nn.Module):
         self.named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
         self.modules_of_table: list[str] = []
-        """Paths of all modules of this table in the model; known once the model trains."""
+        """Paths of all modules of this table in the model; set by ``bind_tables``."""
         self.weight = nn.Parameter(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 
@@ -62,7 +62,7 @@ class Table(nn.Module):
         """Rows (*ids.shape, embedding_dim); rows of ``padding_idx`` are zero and get no gradient.
 
         Raises:
-            UsageError: ids that are not integers.
+            UsageError: the ids are not integers.
         """
         if ids.dtype != torch.int64:
             if ids.dtype != torch.int32:
@@ -77,7 +77,7 @@ class Table(nn.Module):
         return out
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
-        """What a store must know of the table; ``group`` is its parameter group."""
+        """The description of the table; ``group`` is its parameter group."""
         return pb.EmbeddingTableInfo(
             name=self.table,
             dim=self.embedding_dim,
@@ -94,7 +94,7 @@ class Table(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """As torch's: sizes first."""
+        """Sizes first, as in torch."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.table!r}"
 
@@ -148,12 +148,12 @@ class Table(nn.Module):
             self.store.loaded = True
         else:
             error_msgs.append(
-                f"the rows of table {self.table!r} are on parameter servers, which begin with "
-                "those of a model that torch-edl run --load DIR names"
+                f"the rows of table {self.table!r} are on parameter servers; load the rows of a "
+                "saved model with torch-edl run --load DIR"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, and a module in another process, has rows of its own."""
+        """A copy has rows of its own, and so has a module that is sent to another process."""
         rows = self.store.rows() if isinstance(self.store, LocalRows) else None
         return {**self.__dict__, "store": rows}
 
@@ -177,8 +177,8 @@ class Embedding(Table):
         initializer: how a new row starts: ``"uniform"``, ``"normal"``, ``"zeros"``,
             ``"constant"``, ``"xavier_uniform"``, ``"xavier_normal"``, or with arguments
             ``("normal", {"std": 0.01})``.
-        min_count: a row is trained once its id was seen so often.
-        max_age: a row unused for so many updates is forgotten.
+        min_count: a row is trained from this number of occurrences of its id on.
+        max_age: a row is removed after this number of updates without use.
 
     Example:
         >>> embedding = torch_edl.nn.Embedding(None, 16)

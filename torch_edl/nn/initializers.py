@@ -1,4 +1,4 @@
-"""Initial values of rows, as a user names them and as a table takes them."""
+"""Initial values of rows: from the names that users give to the distributions of a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Initializer:
     kind: str
     args: Mapping[str, float] = field(default_factory=dict)
     measured: bool = False
-    """Read off weights that this process drew, rather than asked for."""
+    """Estimated from weights that this process drew, rather than given by the user."""
 
 
 InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer
@@ -33,21 +33,21 @@ InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer
 
 
 def resolve(
-    wish: InitializerLike,
+    choice: InitializerLike,
     num_embeddings: int | None,
     dim: int,
 ) -> Initializer:
-    """The distribution that a wish means for a table of this size.
+    """The distribution that the user's choice means for a table of this size.
 
     Args:
-        wish: a name (``"normal"``) or a name with arguments (``("normal", {"std": 0.01})``).
+        choice: a name (``"normal"``) or a name with arguments (``("normal", {"std": 0.01})``).
 
     Raises:
         UsageError: unknown name or argument.
     """
-    if isinstance(wish, Initializer):
-        return wish
-    kind, given = (wish, {}) if isinstance(wish, str) else wish
+    if isinstance(choice, Initializer):
+        return choice
+    kind, given = (choice, {}) if isinstance(choice, str) else choice
     if kind not in _ARGS:
         raise UsageError(f"initializer {kind!r}: choose one of {', '.join(_ARGS)}")
     unknown = set(given) - set(_ARGS[kind])

@@ -19,8 +19,8 @@ _SAMPLE = 65_536
 def swap_large(model: nn.Module, threshold: int) -> dict[str, Table]:
     """Replaces every ``nn.Embedding`` and ``nn.EmbeddingBag`` of more than ``threshold`` elements.
 
-    What torch alone can do stays as it is: a ``max_norm``, ``scale_grad_by_freq``, the mode
-    ``max``, frozen weights, and weights that another module shares.
+    Modules with features that tables lack stay as they are: ``max_norm``, ``scale_grad_by_freq``,
+    the mode ``max``, frozen weights, and weights that another module shares.
 
     Returns:
         The new modules by their paths.
@@ -69,10 +69,9 @@ def _table(module: nn.Embedding | nn.EmbeddingBag) -> Table:
 
 
 def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initializer:
-    """The distribution that the rows of ``weight`` (n, dim) look drawn from.
+    """The distribution that fits the rows of ``weight`` (n, dim): constant, uniform or normal.
 
-    Constant, uniform or normal: told apart by the kurtosis of a sample, 1.8 for a uniform and 3
-    for a normal distribution.
+    The kurtosis of a sample decides: it is 1.8 for a uniform and 3 for a normal distribution.
     """
     if padding_idx is not None:
         weight = weight[torch.arange(weight.shape[0]) != padding_idx]
@@ -116,8 +115,8 @@ def bind_tables(model: nn.Module) -> list[Table]:
 
 
 def dense_names(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, bool]]:
-    """Each name of the ``state_dict``, those of tied weights too and those of tables not, with the
-    module and attribute that it is, and whether that is a buffer."""
+    """Each name of the ``state_dict`` except those of tables, with its module and attribute, and
+    whether it is a buffer. A tied weight comes under each of its names."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, Table)}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""

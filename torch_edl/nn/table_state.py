@@ -1,9 +1,9 @@
-"""Tables in a ``state_dict``: one layout, whether their rows are in this process, on servers or in
-a folder.
+"""The layout of tables in a ``state_dict``, wherever their rows are: in this process, on servers or
+in a folder.
 
-A table with ``num_embeddings`` is ``NAME.weight`` (num_embeddings, dim), as that of
-``torch.nn.Embedding``; one without bound is ``NAME.ids`` (n,) int64 and ``NAME.vectors`` (n, dim),
-sorted by id. ``load_state_dict`` of a module of ``torch_edl.nn`` takes both.
+A table with ``num_embeddings`` is ``NAME.weight`` (num_embeddings, dim), as in
+``torch.nn.Embedding``. A table without bound is ``NAME.ids`` (n,) int64 and ``NAME.vectors``
+(n, dim), sorted by id. ``load_state_dict`` of a module of ``torch_edl.nn`` takes both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WEIGHT, IDS, VECTORS = "weight", "ids", "vectors"
 
 
 def of_weight(modules: Sequence[str], weight: Floats) -> dict[str, torch.Tensor]:
-    """A table with a bound, whole, under the paths of its modules."""
+    """A whole table with a bound, under the paths of its modules."""
     return {_name(path, WEIGHT): torch.from_numpy(weight) for path in modules}
 
 
@@ -36,10 +36,10 @@ def of_rows(modules: Sequence[str], ids: Ids, vectors: Floats) -> dict[str, torc
 def rows_in(
     state: Mapping[str, Any], prefix: str, num_embeddings: int | None, dim: int
 ) -> tuple[Ids, Floats] | None:
-    """Ids (n,) and vectors (n, dim) of a table in a ``state_dict``; None if it has none.
+    """Ids (n,) and vectors (n, dim) of a table in a ``state_dict``; None if the table is not there.
 
     Raises:
-        ValueError: what is there is not of such a table; the text says why.
+        ValueError: the values do not fit the table; the text says why.
     """
     if prefix + IDS in state and prefix + VECTORS in state:
         ids, vectors = state[prefix + IDS], state[prefix + VECTORS]

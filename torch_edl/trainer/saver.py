@@ -1,4 +1,5 @@
-"""Checkpoints of a ring: copied in memory between two updates, written in the background."""
+"""Checkpoints of a script: rank 0 copies its replica between two updates and writes the copy in the
+background."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Where checkpoints go and when.
+    """The folder of checkpoints, and when they are written.
 
     Raises:
-        UsageError: a value that cannot work.
+        UsageError: a value is out of range, or needs another one.
     """
 
     directory: str = ""
@@ -39,12 +40,12 @@ class Settings:
         if self.every < 0:
             raise UsageError(f"checkpoint_every={self.every}: must be 0 or more")
         if self.keep < 1:
-            raise UsageError(f"keep_checkpoints={self.keep}: the newest one is always kept")
+            raise UsageError(f"keep_checkpoints={self.keep}: must be 1 or more")
         if (self.every or self.resume) and not self.directory:
             raise UsageError("checkpoint_every and resume need checkpoint_dir")
 
     def under(self, config: CheckpointConfig) -> Settings:
-        """What the command line says goes first."""
+        """These settings, overridden by those of the command line."""
         if not config.dir:
             return self
         return Settings(
@@ -52,8 +53,11 @@ class Settings:
         )
 
     def under_torchrun(self) -> Settings:
-        """Torchrun starts all processes again after a failure, or when a node joins or leaves;
-        they go on from where they were: from a checkpoint of this run of torchrun."""
+        """These settings, with ``resume`` where torchrun has restarted the processes.
+
+        Torchrun restarts all processes after a failure, and when a node joins or leaves: they
+        resume from the newest checkpoint of the same run of torchrun.
+        """
         if not self.directory:
             return self
         found = layout.newest(self.directory)
@@ -63,8 +67,7 @@ class Settings:
 
 
 def run_name() -> str:
-    """What torchrun calls this run, the same in all lives of its processes; empty: nothing that
-    tells it from others."""
+    """The id of this run of torchrun, the same after restarts of processes; empty: unknown."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if name == "none" else name
 
@@ -73,7 +76,8 @@ class Saver:
     """The checkpoints of one process; only rank 0 writes.
 
     Args:
-        first: nobody of this job has trained yet: what is in the folder is of another job.
+        first: no process of this job has trained yet, so a checkpoint in the folder is of another
+            job.
 
     Raises:
         UsageError: the folder holds checkpoints of an earlier job, and ``resume`` is not set.
@@ -86,13 +90,13 @@ class Saver:
         self._rendezvous = rendezvous
         self._root = Path(settings.directory) if settings.directory else None
         self._writing: threading.Thread | None = None
-        self._last = -1  # step of the newest one
+        self._last = -1  # step of the newest checkpoint
         if self._root is not None and not settings.resume and first:
             found = layout.newest(self._root)
             if found is not None:
                 raise UsageError(
                     f"checkpoint_dir={settings.directory}: holds {found.name} of an earlier job; "
-                    "pass resume=True to go on from it, or choose another folder"
+                    "pass resume=True to resume from it, or choose another folder"
                 )
 
     @property
@@ -101,30 +105,33 @@ class Saver:
         return self._root is not None
 
     def leave_to_servers(self, config: CheckpointConfig) -> None:
-        """The master takes checkpoints of servers.
+        """Leaves checkpoints to the master, which takes those of parameter servers.
 
         Raises:
-            UsageError: the script asks for checkpoints, of which the master does not know.
+            UsageError: the script asks for checkpoints, and the command line does not.
         """
         if self._root is not None and not config.dir:
             raise UsageError(
-                f"checkpoint_dir={self._settings.directory}: checkpoints of parameter servers are "
-                "the master's; give --checkpoint-dir to torch-edl run instead"
+                f"checkpoint_dir={self._settings.directory}: the master takes the checkpoints "
+                "of parameter servers; give --checkpoint-dir to torch-edl run instead"
             )
 
     def newest(self) -> Path | None:
-        """The checkpoint to go on from; None: begin afresh."""
+        """The checkpoint to resume from, or None."""
         if self._root is None or not self._settings.resume:
             return None
         return layout.newest(self._root)
 
     def after_step(self, engine: RingEngine) -> None:
-        """Takes one if it is due and this is rank 0; training goes on while it is written."""
+        """Takes a checkpoint if one is due and this is rank 0; training continues while it is
+        written."""
         every, step = self._settings.every, engine.replica.position.step
         if self._root is None or not every or step % every or engine.rank:
             return
         if self._writing is not None and self._writing.is_alive():
-            log.warning("checkpoint of step %d left out: the one before is still written", step)
+            log.warning(
+                "checkpoint of step %d skipped: the previous one is still being written", step
+            )
             return
         state = engine.replica.copy()
         self._writing = threading.Thread(
@@ -133,25 +140,25 @@ class Saver:
         self._writing.start()
 
     def save_last(self, engine: RingEngine, *, last: bool = False, asked: bool = False) -> None:
-        """The model as it is at the end, written now.
+        """Writes the model at the end of training, in this thread.
 
         Args:
-            last: the job is not over, but this process goes, and nobody else has the model.
-            asked: the user stops the job, and knows that there is no checkpoint.
+            last: the job is not over, but this process leaves and no other has the model.
+            asked: the user stopped the job, so a missing checkpoint is no surprise.
         """
         self.close()
         step = engine.replica.position.step
         if last and not asked and self._root is None and step:
             log.warning(
-                "no other process has the model: what came of %d updates is lost; with "
-                "checkpoint_dir= it would be kept",
+                "no other process has the model: the result of %d updates is lost; pass "
+                "checkpoint_dir= to keep it",
                 step,
             )
         if self._root is not None and engine.rank == 0 and step and step != self._last:
             self._write(engine.replica.copy(), engine.ring, step)
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits until the checkpoint in progress is written."""
         if self._writing is not None:
             self._writing.join()
 
@@ -188,16 +195,16 @@ class Saver:
 
 
 def write_output(engine: RingEngine, output: str, *, job: str) -> None:
-    """Writes the trained model of a ring to the folder that ``--output`` names; rank 0 does.
+    """Writes the trained model to the folder that ``--output`` names, on rank 0.
 
     Raises:
-        EdlError: it cannot be written.
+        EdlError: the folder cannot be written.
     """
     step = engine.replica.position.step
     if not output or engine.rank:
         return
     if not step:
-        log.warning("--output %s: nothing was trained, nothing is written", output)
+        log.warning("--output %s: not written, since nothing was trained", output)
         return
     try:
         with replacing_folder(Path(output)) as folder:

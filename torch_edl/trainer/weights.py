@@ -1,4 +1,4 @@
-"""The ``state_dict`` of a model in a file that torch and safetensors read without us."""
+"""The ``state_dict`` of a model in a file of torch or safetensors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ SUFFIXES = (*_TORCH_SUFFIXES, ".safetensors")
 
 
 def checked(path: str | os.PathLike[str]) -> Path:
-    """The path, if its suffix is one that is known.
+    """The path, if its suffix is supported.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the suffix is another one.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{path}: the suffix says how it is written: .safetensors or .pt")
+        raise UsageError(f"{path}: the suffix selects the format: use .safetensors or .pt")
     return path
 
 
 def copied(model: nn.Module) -> dict[str, Any]:
-    """The ``state_dict`` of a model in this process, on the CPU, which further training does not
-    change."""
+    """A copy of the ``state_dict`` of a model, on the CPU."""
     return {
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
         for name, value in model.state_dict().items()
@@ -39,12 +38,12 @@ def copied(model: nn.Module) -> dict[str, Any]:
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
-    """Writes a ``state_dict``, whole or not at all; folders are made.
+    """Writes a ``state_dict``, whole or not at all; missing folders are created.
 
     Raises:
-        EdlError: it cannot be written.
+        EdlError: the file cannot be written.
     """
-    # safetensors wants a path, so the file that is renamed at the end is made by hand.
+    # Written under another name, then renamed; safetensors takes a path, not a file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +54,7 @@ def write(state: Mapping[str, Any], path: Path) -> None:
             safetensors.torch.save_file(_apart(state), temporary)
         os.replace(temporary, path)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        # Both hide what the disk said: torch behind its own complaint, safetensors in a text.
+        # torch and safetensors hide the error of the disk: one as context, the other in a text.
         behind = error if isinstance(error, OSError) else error.__context__
         cause = behind.strerror if isinstance(behind, OSError) else error
         raise EdlError(f"{path}: cannot be written: {cause}") from error
@@ -64,7 +63,7 @@ def write(state: Mapping[str, Any], path: Path) -> None:
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """What :func:`write` wrote, or torch; on the CPU.
+    """Reads a file of :func:`write` or ``torch.save``, to the CPU.
 
     Raises:
         UsageError: the file holds something else.
@@ -78,12 +77,14 @@ def read(path: Path) -> Mapping[str, Any]:
 
 
 def _apart(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The same tensors, each in memory of its own: safetensors takes no two in one."""
+    """The same tensors, each in memory of its own: safetensors rejects shared memory."""
     made: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
-            raise UsageError(f"{name}: {type(value).__name__}, and safetensors has tensors only")
+            raise UsageError(
+                f"{name}: {type(value).__name__}; safetensors has tensors only, use .pt"
+            )
         memory = value.untyped_storage().data_ptr()
         made[name] = value.clone() if memory in seen else value.contiguous()
         seen.add(memory)

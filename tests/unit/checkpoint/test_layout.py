@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.errors import CheckpointError
+from torch_edl.tables.watermarks import Watermarks
 
 
 def make(root: Path, *steps: int) -> None:
@@ -31,3 +36,45 @@ def test_what_is_half_written_goes_unless_it_is_newer(tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["step-0000000004", "step-0000000006", "step-0000000007", "step-best"]
     assert layout.newest(tmp_path / "nothing") is None
+
+
+def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
+    def write(folder: Path) -> Manifest:
+        assert list(folder.iterdir()) == []
+        (folder / "a").write_bytes(b"abc")
+        watermarks = Watermarks(3, {5: 7})
+        return Manifest(job="j", strategy="ps", steps=4, watermarks=watermarks, files={"a": size})
+
+    left = layout.step_dir(tmp_path, 4)
+    left.mkdir()
+    (left / "half").touch()  # of a crash
+    size = 4
+    with pytest.raises(CheckpointError, match="a: 3 bytes, the manifest says 4"):
+        layout.save(tmp_path, 4, write)
+    assert list(tmp_path.iterdir()) == []
+    size = 3
+    directory, manifest = layout.save(tmp_path, 4, write)
+    assert layout.newest(tmp_path) == directory == left
+    assert layout.read(directory) == manifest
+    assert manifest.watermarks == Watermarks(3, {5: 7})
+
+
+def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
+    def write(folder: Path) -> Manifest:
+        return Manifest(job="first", strategy="ps", steps=1)
+
+    def fail(folder: Path) -> Manifest:
+        raise AssertionError(folder)
+
+    first = layout.save(tmp_path, 1, write)
+    assert layout.save(tmp_path, 1, fail) == first
+
+
+def test_whatever_ends_the_writing_leaves_nothing(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> Manifest:
+        (folder / "a").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        layout.save(tmp_path, 1, interrupted)
+    assert list(tmp_path.iterdir()) == []

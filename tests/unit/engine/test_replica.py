@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
+import torch_edl
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.engine import replica as replicas
@@ -222,3 +223,57 @@ def test_a_digest_sees_a_single_bit() -> None:
     with torch.no_grad():
         model.bias[0] = torch.nextafter(model.bias[0], torch.tensor(9.0))
     assert replica.digest() != before
+
+
+class Rows(nn.Module):
+    """Two tables of this process beside a dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounded = torch_edl.nn.Embedding(8, 2)
+        self.unbounded = torch_edl.nn.Embedding(None, 2)
+        self.dense = nn.Linear(4, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([self.bounded(ids), self.unbounded(ids - 2**40)], dim=1)
+        result: torch.Tensor = self.dense(rows)
+        return result
+
+
+def rows_and_optimizer(seed: int) -> tuple[Rows, Any, Replica]:
+    torch.manual_seed(seed)
+    model = Rows()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return model, optimizer, Replica(model, [optimizer])
+
+
+def train(model: nn.Module, optimizer: Any, ids: list[int]) -> None:
+    optimizer.zero_grad()
+    model(torch.tensor(ids)).pow(2).sum().backward()
+    optimizer.step()
+
+
+def test_tables_of_this_process_are_restored_with_their_slots(tmp_path: Path) -> None:
+    model, optimizer, replica = rows_and_optimizer(1)
+    for ids in ([1, 2], [2, 3], [1, 3]):
+        train(model, optimizer, ids)
+    state = replica.copy()
+    train(model, optimizer, [1, 2, 3, 4])  # after the copy
+
+    def write(folder: Path) -> Manifest:
+        files = replicas.write(state, folder)
+        return Manifest(job="", strategy="local", steps=3, files=files)
+
+    directory, manifest = layout.save(tmp_path, 3, write)
+    again, its_optimizer, other = rows_and_optimizer(2)
+    with pytest.raises(CheckpointError, match="a checkpoint of the strategy local"):
+        other.restore(directory, strategy="allreduce", values_only=False)
+    assert other.restore(directory, strategy="local", values_only=False) == manifest
+    train(again, its_optimizer, [1, 2, 3, 4])
+    wanted = model.state_dict()
+    for name, value in again.state_dict().items():
+        seen = [1, 2, 3, 4] if name == "bounded.weight" else slice(None)
+        assert torch.equal(value[seen], wanted[name][seen]), name
+    fresh, _, third = rows_and_optimizer(3)
+    assert third.restore(directory, strategy="allreduce", values_only=True) is None
+    assert fresh.state_dict()["unbounded.ids"].tolist() == [1 - 2**40, 2 - 2**40, 3 - 2**40]
