@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PROTOS := torch_edl/wire/tensor.proto torch_edl/wire/pserver.proto torch_edl/wire/master.proto
+PROTOS := $(wildcard torch_edl/wire/*.proto)
 
 .PHONY: help install quickstart test lint proto proto-check storm bench clean
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.wire import codec
+from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.channel import COMMON_OPTIONS, Stub
@@ -118,7 +118,7 @@ class Server:
     def __init__(self, address: str, dim: int) -> None:
         self.dim = dim
         self._fence = pb.Fence(job="bench", incarnation=1)
-        self._stub = Stub(pb.DESCRIPTOR.services_by_name["Pserver"], address, TOKEN, retries=False)
+        self._stub = Stub(services.PSERVER, address, TOKEN, retries=False)
         self._call(
             "PushDenseParameters",
             pb.PushDenseParametersRequest(

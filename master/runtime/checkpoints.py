@@ -20,6 +20,7 @@ from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
@@ -132,8 +133,7 @@ def remove_leftovers(root: Path) -> None:
 
 @contextlib.contextmanager
 def _stubs(addresses: Sequence[str], token: str) -> Iterator[list[Stub]]:
-    service = ps.DESCRIPTOR.services_by_name["Pserver"]
-    stubs = [Stub(service, address, token) for address in addresses]
+    stubs = [Stub(services.PSERVER, address, token) for address in addresses]
     try:
         yield stubs
     finally:

@@ -15,6 +15,7 @@ from master.state.calls import Calls
 from master.state.job import Job, JobEvent
 from master.state.status import LogPath, describe
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.server import Handler, serve
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Service:
         # Calls that wait hold a thread each, and `torch-edl scale` may add workers.
         threads = max(64, 4 * self.job.config.cluster.max_workers)
         self._server, port = serve(
-            pb.DESCRIPTOR.services_by_name["Master"],
+            services.MASTER,
             self.handlers(),
             address=address,
             token=token,

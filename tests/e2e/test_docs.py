@@ -26,7 +26,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from torch_edl.cli.parser import build_parser
-from torch_edl.wire import master_pb2, pserver_pb2
+from torch_edl.wire import services
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -191,12 +191,8 @@ def _no_comments(text: str) -> str:
 
 def test_the_protocol_document_names_every_call() -> None:
     text = (ROOT / "docs" / "protocol.md").read_text()
-    for service in (
-        pserver_pb2.DESCRIPTOR.services_by_name["Pserver"],
-        master_pb2.DESCRIPTOR.services_by_name["Master"],
-    ):
-        missing = [m.name for m in service.methods if f"`{m.name}`" not in text]
-        assert not missing
+    every = services.methods(services.PSERVER + services.MASTER)
+    assert not [name for name in every if f"`{name}`" not in text]
 
 
 def test_the_architecture_document_names_every_layer() -> None:

@@ -26,6 +26,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 MODEL = Path(__file__).with_name("counting_model.py")
@@ -65,8 +66,7 @@ class Job:
             if self._stub is None:
                 file = Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "master.json"
                 where = json.loads(file.read_text())
-                service = pb.DESCRIPTOR.services_by_name["Master"]
-                self._stub = Stub(service, where["address"], where["token"])
+                self._stub = Stub(services.MASTER, where["address"], where["token"])
             status: pb.GetStatusResponse = self._stub.call(
                 "GetStatus", pb.GetStatusRequest(), timeout_s=5
             )

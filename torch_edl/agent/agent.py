@@ -27,6 +27,7 @@ from torch_edl.jobs.master_host import JobMaster
 from torch_edl.jobs.master_process import MasterProcess
 from torch_edl.processes.signals import StopSignals, describe_exit, parse_signals
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.endpoint import free_port, own_address
 
@@ -103,10 +104,10 @@ class Agent:
         self._signals = StopSignals(
             parse_signals(spec.config.signals_to_handle, "--signals-to-handle"), wake=self._wake
         )
-        service = pb.DESCRIPTOR.services_by_name["Master"]
-        self._stub = Stub(service, spec.master.address, spec.master.token)
+        calls, master = services.AGENTS + services.CONTROL, spec.master
+        self._stub = Stub(services.CONTROL, master.address, master.token)
         self._reporter = Reporter(
-            Stub(service, spec.master.address, spec.master.token),
+            Stub(calls, master.address, master.token),
             node=self._node,
             host=spec.config.local_addr or socket.gethostname(),
             pid=os.getpid(),

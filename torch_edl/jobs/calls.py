@@ -16,11 +16,10 @@ _CALL_TIMEOUT_S = 3.0
 
 def stub_of(master: MasterAddress) -> Stub:
     """A stub of a master, connected when first used."""
-    from torch_edl.wire import master_pb2
+    from torch_edl.wire import services
     from torch_edl.wire.channel import Stub
 
-    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
-    return Stub(service, master.address, master.token)
+    return Stub(services.CONTROL, master.address, master.token)
 
 
 def ask(job: JobFolder, method: str, request: Any) -> Any:

@@ -15,6 +15,7 @@ from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import DismissedError, JobFailedError, MasterLostError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,9 @@ class MasterSession:
         """
         env = os.environ
         master = Stub(
-            pb.DESCRIPTOR.services_by_name["Master"], env[ENV_MASTER], env.get(ENV_TOKEN, "")
+            services.WORKERS + services.TASKS + services.RINGS,
+            env[ENV_MASTER],
+            env.get(ENV_TOKEN, ""),
         )
         request = pb.RegisterRequest(
             worker_id=worker_id,

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from torch_edl.errors import EdlError, ServersLostError, UsageError
-from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 
@@ -47,9 +47,10 @@ class Servers:
     """
 
     def __init__(self, addresses: Sequence[str], *, token: str, timeout_s: float) -> None:
-        service = pb.DESCRIPTOR.services_by_name["Pserver"]
         # No retries: they would slow every call, and a task whose call failed is trained again.
-        self._stubs = [Stub(service, address, token, retries=False) for address in addresses]
+        self._stubs = [
+            Stub(services.PSERVER, address, token, retries=False) for address in addresses
+        ]
         self._timeout_s = timeout_s
 
     def __len__(self) -> int:

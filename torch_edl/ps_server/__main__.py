@@ -20,7 +20,7 @@ from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard, UpdateRules
-from torch_edl.wire import master_pb2, pserver_pb2
+from torch_edl.wire import master_pb2, services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.server import serve
 
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
         shards=args.shards,
     )
     server, port = serve(
-        pserver_pb2.DESCRIPTOR.services_by_name["Pserver"],
+        services.PSERVER,
         service.handlers(),
         address=f"{args.host}:{args.port}",
         token=token,
@@ -130,7 +130,7 @@ def _announce(args: argparse.Namespace, address: str, token: str) -> None:
         sys.stdout.write(f"listening on {address}\n")
         sys.stdout.flush()
         return
-    stub = Stub(master_pb2.DESCRIPTOR.services_by_name["Master"], master, token)
+    stub = Stub(services.SERVERS, master, token)
     request = master_pb2.RegisterServerRequest(
         shard=args.shard, incarnation=args.incarnation, address=address, pid=os.getpid()
     )

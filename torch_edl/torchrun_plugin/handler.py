@@ -34,6 +34,7 @@ from torch_edl.errors import EdlError, describe_error
 from torch_edl.jobs.master_host import JobMaster, find_or_start
 from torch_edl.torchrun_plugin import options
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.endpoint import LOOPBACK, own_address, split
 
@@ -175,8 +176,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
         # torch's agent hands its environment on to its workers.
         os.environ.update(master.environment(self._node))
-        service = pb.DESCRIPTOR.services_by_name["Master"]
-        return master, Stub(service, master.address, master.token)
+        return master, Stub(services.ROUNDS, master.address, master.token)
 
     def _reconnect(self) -> None:
         """The job that this agent came to ended before it took part: there may be another."""

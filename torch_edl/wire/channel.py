@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
+from torch_edl.wire.services import PSERVER, Services, methods
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,10 @@ AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.Sta
 # A message may be this large; a shard's dense parameters travel in one.
 MAX_MESSAGE_BYTES = 1 << 30
 
-# What the master is asked is small, but for the states of metrics: one that is merged by "cat"
-# holds the predictions of a whole task. Its answers may hold those of all tasks.
-_REQUESTS = {
-    "Master": (64 << 20, "a metric that keeps every prediction: use fewer --records-per-task"),
-    "Pserver": (MAX_MESSAGE_BYTES, "the part of the model on one server: use more --ps"),
-}
+# Requests to the master are small, but for the states of metrics: a metric that is merged by "cat"
+# holds the predictions of a whole task. Answers of the master may hold those of all tasks.
+_TO_MASTER = (64 << 20, "a metric that keeps every prediction: use fewer --records-per-task")
+_TO_SERVER = (MAX_MESSAGE_BYTES, "the part of the model on one server: use more --ps")
 
 # Measured on loopback, 670 KB messages: without the larger frames and windows an answer costs
 # a third more CPU. The probe for the bandwidth-delay product pings for nothing then.
@@ -64,28 +62,30 @@ _RETRY = {
 }
 
 
-def request_limit(service: ServiceDescriptor) -> int:
-    """Bytes of the largest request that a server of the service takes."""
-    return _REQUESTS[service.name][0]
+def request_limit(services: Services) -> tuple[int, str]:
+    """Bytes of the largest request that a server of the services takes, and what a larger request
+    is likely to be."""
+    return _TO_SERVER if services == PSERVER else _TO_MASTER
 
 
 class Stub:
-    """Callables for the methods of one service at one address.
+    """Callables for the methods of some services at one address.
 
     Args:
+        services: one or more, see :mod:`torch_edl.wire.services`.
         retries: try calls again that were ``UNAVAILABLE``. Each call pays for the chance, and
             messages above 256 KB do not have it.
 
     Example:
-        >>> master = Stub(master_pb2.DESCRIPTOR.services_by_name["Master"], "127.0.0.1:4000", "t")
+        >>> master = Stub(services.CONTROL, "127.0.0.1:4000", "token")
         >>> status = master.call("GetStatus", master_pb2.GetStatusRequest(), timeout_s=5)
     """
 
     def __init__(
-        self, service: ServiceDescriptor, address: str, token: str, *, retries: bool = True
+        self, services: Services, address: str, token: str, *, retries: bool = True
     ) -> None:
         self.address = address
-        self._limit, self._cause = _REQUESTS[service.name]
+        self._limit, self._cause = request_limit(services)
         self._metadata = (("authorization", f"Bearer {token}"),)
         self._channel = grpc.insecure_channel(
             address,
@@ -101,10 +101,10 @@ class Stub:
         )
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"calls-{address}")
         self._methods: dict[str, grpc.UnaryUnaryMultiCallable[Any, Any]] = {}
-        for method in service.methods:
+        for name, method in methods(services).items():
             answer: Callable[[bytes], Any] = GetMessageClass(method.output_type).FromString
-            self._methods[method.name] = self._channel.unary_unary(
-                f"/{service.full_name}/{method.name}",
+            self._methods[name] = self._channel.unary_unary(
+                f"/{method.containing_service.full_name}/{name}",
                 response_deserializer=answer,
             )
 

@@ -22,173 +22,29 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from torch_edl.wire import pserver_pb2 as torch__edl_dot_wire_dot_pserver__pb2
-from torch_edl.wire import tensor_pb2 as torch__edl_dot_wire_dot_tensor__pb2
+from torch_edl.wire import agents_pb2 as torch__edl_dot_wire_dot_agents__pb2
+from torch_edl.wire import cluster_pb2 as torch__edl_dot_wire_dot_cluster__pb2
+from torch_edl.wire import control_pb2 as torch__edl_dot_wire_dot_control__pb2
+from torch_edl.wire import metrics_pb2 as torch__edl_dot_wire_dot_metrics__pb2
+from torch_edl.wire import rings_pb2 as torch__edl_dot_wire_dot_rings__pb2
+from torch_edl.wire import rounds_pb2 as torch__edl_dot_wire_dot_rounds__pb2
+from torch_edl.wire import tasks_pb2 as torch__edl_dot_wire_dot_tasks__pb2
+from torch_edl.wire import workers_pb2 as torch__edl_dot_wire_dot_workers__pb2
 
+from torch_edl.wire.agents_pb2 import *
+from torch_edl.wire.cluster_pb2 import *
+from torch_edl.wire.control_pb2 import *
+from torch_edl.wire.metrics_pb2 import *
+from torch_edl.wire.rings_pb2 import *
+from torch_edl.wire.rounds_pb2 import *
+from torch_edl.wire.tasks_pb2 import *
+from torch_edl.wire.workers_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/master.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/pserver.proto\x1a\x1btorch_edl/wire/tensor.proto\"a\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\"H\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\"Y\n\x15RegisterServerRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x03\"\x18\n\x16RegisterServerResponse\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"L\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\"\x89\x01\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\"\xc7\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\"\x15\n\x13ReportModelResponse\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"I\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\"\x17\n\x15ReportFailureResponse\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"H\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\"\x8d\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\"[\n\x07\x43luster\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x0f\n\x07servers\x18\x02 \x03(\t\x12\x15\n\rrestored_from\x18\x03 \x01(\t\x12\x13\n\x0bvalues_only\x18\x04 \x01(\x08\"\xc1\x02\n\x0cLeaseMessage\x12\x10\n\x08lease_id\x18\x01 \x01(\x03\x12!\n\x04kind\x18\x02 \x01(\x0e\x32\x13.torch_edl.TaskKind\x12\x0f\n\x07task_id\x18\x03 \x01(\x03\x12\r\n\x05shard\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x03\x12\r\n\x05\x65poch\x18\x07 \x01(\x03\x12\x0e\n\x06offset\x18\x08 \x01(\x03\x12\x0f\n\x07retried\x18\t \x01(\x08\x12\x12\n\nevaluation\x18\n \x01(\x03\x12&\n\x06states\x18\x0b \x03(\x0b\x32\x16.torch_edl.MetricState\x12\x11\n\tdirectory\x18\x0c \x01(\t\x12\x15\n\rshard_records\x18\r \x01(\x03\x12\x12\n\nshard_size\x18\x0e \x01(\x03\x12\x16\n\x0eshard_mtime_ns\x18\x0f \x01(\x03\"c\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04want\x18\x02 \x01(\x05\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x0c\n\x04held\x18\x04 \x03(\x03\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\"\xee\x01\n\rLeaseResponse\x12+\n\x04next\x18\x01 \x01(\x0e\x32\x1d.torch_edl.LeaseResponse.Next\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.torch_edl.LeaseMessage\x12\x16\n\x0eretired_before\x18\x03 \x01(\x03\x12#\n\x07\x63luster\x18\x04 \x01(\x0b\x32\x12.torch_edl.Cluster\"J\n\x04Next\x12\n\n\x06LEASED\x10\x00\x12\x08\n\x04WAIT\x10\x01\x12\x0c\n\x08\x46INISHED\x10\x02\x12\t\n\x05\x44RAIN\x10\x03\x12\x13\n\x0f\x43LUSTER_CHANGED\x10\x04\"U\n\x0bStateTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.torch_edl.TensorProto\x12\x11\n\treduction\x18\x03 \x01(\t\"r\n\x0bMetricState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06object\x18\x02 \x01(\x08\x12\x0b\n\x03sum\x18\x03 \x01(\x01\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\'\n\x07tensors\x18\x05 \x03(\x0b\x32\x16.torch_edl.StateTensor\"P\n\nTaskCounts\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x11\n\tnan_steps\x18\x03 \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x04 \x01(\x03\"1\n\x07Metrics\x12&\n\x06states\x18\x01 \x03(\x0b\x32\x16.torch_edl.MetricState\"r\n\x0cMetricValues\x12\x33\n\x06values\x18\x01 \x03(\x0b\x32#.torch_edl.MetricValues.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x9d\x01\n\rModelSnapshot\x12,\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1d.torch_edl.ModelSnapshot.File\x12)\n\nwatermarks\x18\x02 \x01(\x0b\x32\x15.torch_edl.Watermarks\x12\x0f\n\x07version\x18\x03 \x01(\x03\x1a\"\n\x04\x46ile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\"\xeb\x01\n\x13\x43ompleteTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12%\n\x07metrics\x18\x04 \x01(\x0b\x32\x12.torch_edl.MetricsH\x00\x12)\n\x06values\x18\x05 \x01(\x0b\x32\x17.torch_edl.MetricValuesH\x00\x12,\n\x08snapshot\x18\x06 \x01(\x0b\x32\x18.torch_edl.ModelSnapshotH\x00\x42\x08\n\x06result\"%\n\x14\x43ompleteTaskResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"9\n\x12ReleaseTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\"\x15\n\x13ReleaseTaskResponse\"\x8e\x01\n\x0f\x46\x61ilTaskRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08lease_id\x18\x02 \x01(\x03\x12%\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x15.torch_edl.TaskCounts\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x06 \x01(\x08\"\x12\n\x10\x46\x61ilTaskResponse\"\x98\x03\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\t \x01(\x03\x12\x10\n\x08position\x18\n \x01(\x03\x12\x12\n\npass_index\x18\x0b \x01(\x03\x12\x14\n\x0cpass_records\x18\x0c \x01(\x03\x12\x10\n\x08left_out\x18\r \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0e \x01(\x03\x12\r\n\x05\x65poch\x18\x0f \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x10 \x01(\x03\x12\x16\n\x0erecords_before\x18\x11 \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x12 \x01(\x03\x12\x37\n\x06logged\x18\x13 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x81\x01\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0bincarnation\x18\x03 \x01(\x03\x12\x13\n\x0b\x62roken_ring\x18\x04 \x01(\x03\x12\x12\n\nstale_ring\x18\x05 \x01(\x03\x12\x10\n\x08stopping\x18\x06 \x01(\x08\"\x8f\x01\n\x04Ring\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07workers\x18\x02 \x03(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\x03\x12\x0c\n\x04heal\x18\x05 \x01(\x08\x12\r\n\x05\x66resh\x18\x06 \x01(\x08\x12\x15\n\rrestored_from\x18\x07 \x01(\t\x12\x13\n\x0bvalues_only\x18\x08 \x01(\x08\"O\n\x0fJoinRingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\"@\n\x10JoinRingResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1d\n\x04ring\x18\x02 \x01(\x0b\x32\x0f.torch_edl.Ring\"N\n\x0eStandByRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\r\n\x05store\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\"?\n\x0fStandByResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1d\n\x04ring\x18\x02 \x01(\x0b\x32\x0f.torch_edl.Ring\"7\n\x10LeaveRingRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"\x13\n\x11LeaveRingResponse\"^\n\x17\x43ommitCheckpointRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04ring\x18\x02 \x01(\x03\x12\x11\n\tdirectory\x18\x03 \x01(\t\x12\x0f\n\x07written\x18\x04 \x01(\x08\",\n\x18\x43ommitCheckpointResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"Y\n\x0b\x41gentWorker\x12\x12\n\nlocal_rank\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0e\n\x06\x65xited\x18\x03 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x03\x12\x0b\n\x03log\x18\x05 \x01(\t\"l\n\nExperiment\x12\x0e\n\x06script\x18\x01 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x02 \x03(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x0f\n\x07rdzv_id\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\"\xe0\x01\n\x12\x41gentReportRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\'\n\x07workers\x18\x04 \x03(\x0b\x32\x16.torch_edl.AgentWorker\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\ttraceback\x18\x07 \x01(\t\x12)\n\nexperiment\x18\x08 \x01(\x0b\x32\x15.torch_edl.Experiment\x12\x0f\n\x07\x61\x64\x64ress\x18\t \x01(\t\x12\x0c\n\x04port\x18\n \x01(\x03\"\xb6\x01\n\x13\x41gentReportResponse\x12\x0c\n\x04kill\x18\x01 \x03(\x03\x12\x11\n\tnode_rank\x18\x02 \x01(\x03\x12\r\n\x05nodes\x18\x03 \x01(\x03\x12\x16\n\x0eworkers_wanted\x18\x04 \x01(\x03\x12\x0c\n\x04over\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x13\n\x0bmaster_addr\x18\x07 \x01(\t\x12\x13\n\x0bmaster_port\x18\x08 \x01(\x03\x12\x10\n\x08stopping\x18\t \x01(\t\"j\n\x10JoinRoundRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tmin_nodes\x18\x02 \x01(\x03\x12\x11\n\tmax_nodes\x18\x03 \x01(\x03\x12\x13\n\x0blast_call_s\x18\x04 \x01(\x01\x12\r\n\x05store\x18\x05 \x01(\t\"B\n\x05Place\x12\r\n\x05round\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\r\n\x05nodes\x18\x03 \x01(\x03\x12\r\n\x05store\x18\x04 \x01(\t\"D\n\x11JoinRoundResponse\x12\x0e\n\x06\x63losed\x18\x01 \x01(\x08\x12\x1f\n\x05place\x18\x02 \x01(\x0b\x32\x10.torch_edl.Place\".\n\x0fGetRoundRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\"A\n\x10GetRoundResponse\x12\x0e\n\x06\x63losed\x18\x01 \x01(\x08\x12\x0c\n\x04over\x18\x02 \x01(\x08\x12\x0f\n\x07waiting\x18\x03 \x01(\x03\"!\n\x11LeaveRoundRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x14\n\x12LeaveRoundResponse\"#\n\x12\x43loseRoundsRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\"\x15\n\x13\x43loseRoundsResponse\"q\n\rProcessStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0c\n\x04\x65xit\x18\x06 \x01(\t\x12\x0b\n\x03log\x18\x07 \x01(\t\"W\n\x05\x45vent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\"\x8c\x01\n\x10\x45valuationResult\x12\r\n\x05steps\x18\x01 \x01(\x03\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.torch_edl.EvaluationResult.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"(\n\x10GetStatusRequest\x12\x14\n\x0c\x65vents_after\x18\x01 \x01(\x03\"\x8c\x06\n\x11GetStatusResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x17\n\x0fstrategy_reason\x18\x04 \x01(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\ttraceback\x18\x07 \x01(\t\x12\r\n\x05\x65poch\x18\x08 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\t \x01(\x03\x12\x14\n\x0crecords_done\x18\n \x01(\x03\x12\x15\n\rrecords_total\x18\x0b \x01(\x03\x12\x12\n\ntasks_todo\x18\x0c \x01(\x03\x12\x13\n\x0btasks_doing\x18\r \x01(\x03\x12\x12\n\ntasks_done\x18\x0e \x01(\x03\x12+\n\tprocesses\x18\x0f \x03(\x0b\x32\x18.torch_edl.ProcessStatus\x12\x36\n\x05rates\x18\x10 \x03(\x0b\x32\'.torch_edl.GetStatusResponse.RatesEntry\x12\r\n\x05steps\x18\x11 \x01(\x03\x12\x0c\n\x04loss\x18\x12 \x01(\x01\x12\x30\n\x0b\x65valuations\x18\x13 \x03(\x0b\x32\x1b.torch_edl.EvaluationResult\x12 \n\x06\x65vents\x18\x14 \x03(\x0b\x32\x10.torch_edl.Event\x12\x12\n\ncheckpoint\x18\x15 \x01(\t\x12\x0f\n\x07\x64\x61maged\x18\x16 \x01(\x03\x12\x11\n\tnan_steps\x18\x17 \x01(\x03\x12\x0e\n\x06wall_s\x18\x18 \x01(\x01\x12\x16\n\x0eworkers_wanted\x18\x19 \x01(\x03\x12\x13\n\x0busage_error\x18\x1a \x01(\x08\x12\x15\n\rrecords_begun\x18\x1b \x01(\x03\x12\x38\n\x06logged\x18\x1c \x03(\x0b\x32(.torch_edl.GetStatusResponse.LoggedEntry\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\x0cScaleRequest\x12\x13\n\x0bmin_workers\x18\x01 \x01(\x03\x12\x13\n\x0bmax_workers\x18\x02 \x01(\x03\"\x1d\n\rScaleResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\".\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07\x61t_once\x18\x02 \x01(\x08\"\x0e\n\x0cStopResponse*f\n\x08TaskKind\x12\x0e\n\nTASK_TRAIN\x10\x00\x12\x11\n\rTASK_EVALUATE\x10\x01\x12\x10\n\x0cTASK_PREDICT\x10\x02\x12\x12\n\x0eTASK_SUMMARIZE\x10\x03\x12\x11\n\rTASK_SNAPSHOT\x10\x04\x32\xad\r\n\x06Master\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12U\n\x0eRegisterServer\x12 .torch_edl.RegisterServerRequest\x1a!.torch_edl.RegisterServerResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12:\n\x05Lease\x12\x17.torch_edl.LeaseRequest\x1a\x18.torch_edl.LeaseResponse\x12O\n\x0c\x43ompleteTask\x12\x1e.torch_edl.CompleteTaskRequest\x1a\x1f.torch_edl.CompleteTaskResponse\x12L\n\x0bReleaseTask\x12\x1d.torch_edl.ReleaseTaskRequest\x1a\x1e.torch_edl.ReleaseTaskResponse\x12\x43\n\x08\x46\x61ilTask\x12\x1a.torch_edl.FailTaskRequest\x1a\x1b.torch_edl.FailTaskResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponse\x12\x43\n\x08JoinRing\x12\x1a.torch_edl.JoinRingRequest\x1a\x1b.torch_edl.JoinRingResponse\x12@\n\x07StandBy\x12\x19.torch_edl.StandByRequest\x1a\x1a.torch_edl.StandByResponse\x12\x46\n\tLeaveRing\x12\x1b.torch_edl.LeaveRingRequest\x1a\x1c.torch_edl.LeaveRingResponse\x12[\n\x10\x43ommitCheckpoint\x12\".torch_edl.CommitCheckpointRequest\x1a#.torch_edl.CommitCheckpointResponse\x12L\n\x0b\x41gentReport\x12\x1d.torch_edl.AgentReportRequest\x1a\x1e.torch_edl.AgentReportResponse\x12\x46\n\tJoinRound\x12\x1b.torch_edl.JoinRoundRequest\x1a\x1c.torch_edl.JoinRoundResponse\x12\x43\n\x08GetRound\x12\x1a.torch_edl.GetRoundRequest\x1a\x1b.torch_edl.GetRoundResponse\x12I\n\nLeaveRound\x12\x1c.torch_edl.LeaveRoundRequest\x1a\x1d.torch_edl.LeaveRoundResponse\x12L\n\x0b\x43loseRounds\x12\x1d.torch_edl.CloseRoundsRequest\x1a\x1e.torch_edl.CloseRoundsResponse\x12\x46\n\tGetStatus\x12\x1b.torch_edl.GetStatusRequest\x1a\x1c.torch_edl.GetStatusResponse\x12:\n\x05Scale\x12\x17.torch_edl.ScaleRequest\x1a\x18.torch_edl.ScaleResponse\x12\x37\n\x04Stop\x12\x16.torch_edl.StopRequest\x1a\x17.torch_edl.StopResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/master.proto\x12\ttorch_edl\x1a\x1btorch_edl/wire/agents.proto\x1a\x1ctorch_edl/wire/cluster.proto\x1a\x1ctorch_edl/wire/control.proto\x1a\x1ctorch_edl/wire/metrics.proto\x1a\x1atorch_edl/wire/rings.proto\x1a\x1btorch_edl/wire/rounds.proto\x1a\x1atorch_edl/wire/tasks.proto\x1a\x1ctorch_edl/wire/workers.protoP\x00P\x01P\x02P\x03P\x04P\x05P\x06P\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.master_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_METRICVALUES_VALUESENTRY']._loaded_options = None
-  _globals['_METRICVALUES_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._loaded_options = None
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_options = b'8\001'
-  _globals['_EVALUATIONRESULT_METRICSENTRY']._loaded_options = None
-  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATUSRESPONSE_RATESENTRY']._loaded_options = None
-  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._loaded_options = None
-  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_options = b'8\001'
-  _globals['_TASKKIND']._serialized_start=6875
-  _globals['_TASKKIND']._serialized_end=6977
-  _globals['_REGISTERREQUEST']._serialized_start=101
-  _globals['_REGISTERREQUEST']._serialized_end=198
-  _globals['_REGISTERRESPONSE']._serialized_start=200
-  _globals['_REGISTERRESPONSE']._serialized_end=272
-  _globals['_REGISTERSERVERREQUEST']._serialized_start=274
-  _globals['_REGISTERSERVERREQUEST']._serialized_end=363
-  _globals['_REGISTERSERVERRESPONSE']._serialized_start=365
-  _globals['_REGISTERSERVERRESPONSE']._serialized_end=389
-  _globals['_EMBEDDINGREPORT']._serialized_start=391
-  _globals['_EMBEDDINGREPORT']._serialized_end=476
-  _globals['_SOURCESHARD']._serialized_start=478
-  _globals['_SOURCESHARD']._serialized_end=554
-  _globals['_SCRIPTDATA']._serialized_start=557
-  _globals['_SCRIPTDATA']._serialized_end=694
-  _globals['_REPORTMODELREQUEST']._serialized_start=697
-  _globals['_REPORTMODELREQUEST']._serialized_end=896
-  _globals['_REPORTMODELRESPONSE']._serialized_start=898
-  _globals['_REPORTMODELRESPONSE']._serialized_end=919
-  _globals['_REPORTDATAREQUEST']._serialized_start=921
-  _globals['_REPORTDATAREQUEST']._serialized_end=977
-  _globals['_REPORTDATARESPONSE']._serialized_start=979
-  _globals['_REPORTDATARESPONSE']._serialized_end=999
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=1001
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=1074
-  _globals['_REPORTFAILURERESPONSE']._serialized_start=1076
-  _globals['_REPORTFAILURERESPONSE']._serialized_end=1099
-  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1101
-  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1143
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1145
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1217
-  _globals['_START']._serialized_start=1220
-  _globals['_START']._serialized_end=1361
-  _globals['_CLUSTER']._serialized_start=1363
-  _globals['_CLUSTER']._serialized_end=1454
-  _globals['_LEASEMESSAGE']._serialized_start=1457
-  _globals['_LEASEMESSAGE']._serialized_end=1778
-  _globals['_LEASEREQUEST']._serialized_start=1780
-  _globals['_LEASEREQUEST']._serialized_end=1879
-  _globals['_LEASERESPONSE']._serialized_start=1882
-  _globals['_LEASERESPONSE']._serialized_end=2120
-  _globals['_LEASERESPONSE_NEXT']._serialized_start=2046
-  _globals['_LEASERESPONSE_NEXT']._serialized_end=2120
-  _globals['_STATETENSOR']._serialized_start=2122
-  _globals['_STATETENSOR']._serialized_end=2207
-  _globals['_METRICSTATE']._serialized_start=2209
-  _globals['_METRICSTATE']._serialized_end=2323
-  _globals['_TASKCOUNTS']._serialized_start=2325
-  _globals['_TASKCOUNTS']._serialized_end=2405
-  _globals['_METRICS']._serialized_start=2407
-  _globals['_METRICS']._serialized_end=2456
-  _globals['_METRICVALUES']._serialized_start=2458
-  _globals['_METRICVALUES']._serialized_end=2572
-  _globals['_METRICVALUES_VALUESENTRY']._serialized_start=2527
-  _globals['_METRICVALUES_VALUESENTRY']._serialized_end=2572
-  _globals['_MODELSNAPSHOT']._serialized_start=2575
-  _globals['_MODELSNAPSHOT']._serialized_end=2732
-  _globals['_MODELSNAPSHOT_FILE']._serialized_start=2698
-  _globals['_MODELSNAPSHOT_FILE']._serialized_end=2732
-  _globals['_COMPLETETASKREQUEST']._serialized_start=2735
-  _globals['_COMPLETETASKREQUEST']._serialized_end=2970
-  _globals['_COMPLETETASKRESPONSE']._serialized_start=2972
-  _globals['_COMPLETETASKRESPONSE']._serialized_end=3009
-  _globals['_RELEASETASKREQUEST']._serialized_start=3011
-  _globals['_RELEASETASKREQUEST']._serialized_end=3068
-  _globals['_RELEASETASKRESPONSE']._serialized_start=3070
-  _globals['_RELEASETASKRESPONSE']._serialized_end=3091
-  _globals['_FAILTASKREQUEST']._serialized_start=3094
-  _globals['_FAILTASKREQUEST']._serialized_end=3236
-  _globals['_FAILTASKRESPONSE']._serialized_start=3238
-  _globals['_FAILTASKRESPONSE']._serialized_end=3256
-  _globals['_HEARTBEATREQUEST']._serialized_start=3259
-  _globals['_HEARTBEATREQUEST']._serialized_end=3667
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=3622
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=3667
-  _globals['_HEARTBEATRESPONSE']._serialized_start=3670
-  _globals['_HEARTBEATRESPONSE']._serialized_end=3799
-  _globals['_RING']._serialized_start=3802
-  _globals['_RING']._serialized_end=3945
-  _globals['_JOINRINGREQUEST']._serialized_start=3947
-  _globals['_JOINRINGREQUEST']._serialized_end=4026
-  _globals['_JOINRINGRESPONSE']._serialized_start=4028
-  _globals['_JOINRINGRESPONSE']._serialized_end=4092
-  _globals['_STANDBYREQUEST']._serialized_start=4094
-  _globals['_STANDBYREQUEST']._serialized_end=4172
-  _globals['_STANDBYRESPONSE']._serialized_start=4174
-  _globals['_STANDBYRESPONSE']._serialized_end=4237
-  _globals['_LEAVERINGREQUEST']._serialized_start=4239
-  _globals['_LEAVERINGREQUEST']._serialized_end=4294
-  _globals['_LEAVERINGRESPONSE']._serialized_start=4296
-  _globals['_LEAVERINGRESPONSE']._serialized_end=4315
-  _globals['_COMMITCHECKPOINTREQUEST']._serialized_start=4317
-  _globals['_COMMITCHECKPOINTREQUEST']._serialized_end=4411
-  _globals['_COMMITCHECKPOINTRESPONSE']._serialized_start=4413
-  _globals['_COMMITCHECKPOINTRESPONSE']._serialized_end=4457
-  _globals['_AGENTWORKER']._serialized_start=4459
-  _globals['_AGENTWORKER']._serialized_end=4548
-  _globals['_EXPERIMENT']._serialized_start=4550
-  _globals['_EXPERIMENT']._serialized_end=4658
-  _globals['_AGENTREPORTREQUEST']._serialized_start=4661
-  _globals['_AGENTREPORTREQUEST']._serialized_end=4885
-  _globals['_AGENTREPORTRESPONSE']._serialized_start=4888
-  _globals['_AGENTREPORTRESPONSE']._serialized_end=5070
-  _globals['_JOINROUNDREQUEST']._serialized_start=5072
-  _globals['_JOINROUNDREQUEST']._serialized_end=5178
-  _globals['_PLACE']._serialized_start=5180
-  _globals['_PLACE']._serialized_end=5246
-  _globals['_JOINROUNDRESPONSE']._serialized_start=5248
-  _globals['_JOINROUNDRESPONSE']._serialized_end=5316
-  _globals['_GETROUNDREQUEST']._serialized_start=5318
-  _globals['_GETROUNDREQUEST']._serialized_end=5364
-  _globals['_GETROUNDRESPONSE']._serialized_start=5366
-  _globals['_GETROUNDRESPONSE']._serialized_end=5431
-  _globals['_LEAVEROUNDREQUEST']._serialized_start=5433
-  _globals['_LEAVEROUNDREQUEST']._serialized_end=5466
-  _globals['_LEAVEROUNDRESPONSE']._serialized_start=5468
-  _globals['_LEAVEROUNDRESPONSE']._serialized_end=5488
-  _globals['_CLOSEROUNDSREQUEST']._serialized_start=5490
-  _globals['_CLOSEROUNDSREQUEST']._serialized_end=5525
-  _globals['_CLOSEROUNDSRESPONSE']._serialized_start=5527
-  _globals['_CLOSEROUNDSRESPONSE']._serialized_end=5548
-  _globals['_PROCESSSTATUS']._serialized_start=5550
-  _globals['_PROCESSSTATUS']._serialized_end=5663
-  _globals['_EVENT']._serialized_start=5665
-  _globals['_EVENT']._serialized_end=5752
-  _globals['_EVALUATIONRESULT']._serialized_start=5755
-  _globals['_EVALUATIONRESULT']._serialized_end=5895
-  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_start=5849
-  _globals['_EVALUATIONRESULT_METRICSENTRY']._serialized_end=5895
-  _globals['_GETSTATUSREQUEST']._serialized_start=5897
-  _globals['_GETSTATUSREQUEST']._serialized_end=5937
-  _globals['_GETSTATUSRESPONSE']._serialized_start=5940
-  _globals['_GETSTATUSRESPONSE']._serialized_end=6720
-  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_start=6629
-  _globals['_GETSTATUSRESPONSE_RATESENTRY']._serialized_end=6673
-  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_start=3622
-  _globals['_GETSTATUSRESPONSE_LOGGEDENTRY']._serialized_end=3667
-  _globals['_SCALEREQUEST']._serialized_start=6722
-  _globals['_SCALEREQUEST']._serialized_end=6778
-  _globals['_SCALERESPONSE']._serialized_start=6780
-  _globals['_SCALERESPONSE']._serialized_end=6809
-  _globals['_STOPREQUEST']._serialized_start=6811
-  _globals['_STOPREQUEST']._serialized_end=6857
-  _globals['_STOPRESPONSE']._serialized_start=6859
-  _globals['_STOPRESPONSE']._serialized_end=6873
-  _globals['_MASTER']._serialized_start=6980
-  _globals['_MASTER']._serialized_end=8689
 # @@protoc_insertion_point(module_scope)

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.wire.channel import COMMON_OPTIONS, request_limit
+from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 
 def serve(
-    service: ServiceDescriptor,
+    services: Services,
     handlers: dict[str, Handler],
     *,
     address: str,
@@ -36,29 +37,22 @@ def serve(
     """Starts a server and returns it with the port that it got.
 
     Args:
-        handlers: method name to ``handler(request, context) -> response``; all methods are needed.
+        handlers: method name to ``handler(request, context) -> response``; all methods of all
+            services are needed.
         address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise.
         token: callers that do not send it get ``UNAUTHENTICATED``.
 
     Raises:
         UsageError: the address cannot be bound.
     """
-    missing = {m.name for m in service.methods} - handlers.keys()
+    missing = methods(services).keys() - handlers.keys()
     assert not missing, f"no handler for {missing}"
-    methods = {
-        m.name: grpc.unary_unary_rpc_method_handler(
-            _guarded(m.name, handlers[m.name]),
-            request_deserializer=GetMessageClass(m.input_type).FromString,
-            response_serializer=lambda message: message.SerializeToString(),
-        )
-        for m in service.methods
-    }
     server = grpc.server(
-        ThreadPoolExecutor(threads, thread_name_prefix=service.name),
+        ThreadPoolExecutor(threads, thread_name_prefix="calls"),
         interceptors=[_TokenCheck(token)],
         options=[
             # Before the one of COMMON_OPTIONS: of two values grpc takes the first.
-            ("grpc.max_receive_message_length", request_limit(service)),
+            ("grpc.max_receive_message_length", request_limit(services)[0]),
             # Of a connection. grpc cancels calls at random, whosever they are, when more than 1,000
             # wait to be looked at: a stranger's connection must not bring so many.
             ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
@@ -68,9 +62,10 @@ def serve(
         ],
         maximum_concurrent_rpcs=threads + MAX_WAITING_CALLS,
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service.full_name, methods),)
-    )
+    for service in services:
+        answering = {m.name: _answering(m, handlers[m.name]) for m in service.methods}
+        generic = grpc.method_handlers_generic_handler(service.full_name, answering)
+        server.add_generic_rpc_handlers((generic,))
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -80,6 +75,14 @@ def serve(
         ) from error
     server.start()
     return server, port
+
+
+def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_unary_rpc_method_handler(
+        _guarded(method.name, handler),
+        request_deserializer=GetMessageClass(method.input_type).FromString,
+        response_serializer=lambda message: message.SerializeToString(),
+    )
 
 
 def _guarded(name: str, handler: Handler) -> Handler:

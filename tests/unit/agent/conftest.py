@@ -16,6 +16,7 @@ import pytest
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.server import serve
 
 ROOT = Path(__file__).parents[3]
@@ -40,15 +41,14 @@ class ScriptedMaster:
         self._told: list[tuple[float, pb.AgentReportRequest]] = []
         self.answer = pb.AgentReportResponse(nodes=1)
         self.stops: list[str] = []
-        service = pb.DESCRIPTOR.services_by_name["Master"]
-        handlers = dict.fromkeys((m.name for m in service.methods), _refuse)
+        handlers = dict.fromkeys(services.methods(services.MASTER), _refuse)
         handlers |= {
             "AgentReport": self._report,
             "Stop": self._stop,
             "GetStatus": lambda request, _: pb.GetStatusResponse(job="scripted"),
         }
         self._server, self.port = serve(
-            service, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
+            services.MASTER, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
         )
 
     @property

@@ -10,7 +10,7 @@ from master.state.job import Job
 from torch_edl.agent.reporter import Reporter
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.environment import this_experiment
-from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 from .conftest import TOKEN
@@ -32,7 +32,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
     address = service.listen(TOKEN, "127.0.0.1:0")
     answered = threading.Event()
     reporter = Reporter(
-        Stub(pb.DESCRIPTOR.services_by_name["Master"], address, TOKEN),
+        Stub(services.MASTER, address, TOKEN),
         node="n",
         host="h",
         pid=1,

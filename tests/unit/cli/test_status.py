@@ -20,11 +20,10 @@ Serve = Callable[[pb.GetStatusResponse], int]
 # A process with the name of the job among its words, which answers as a master does.
 _MASTER = """
 import json, sys
-from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import master_pb2 as pb, services
 from torch_edl.wire.server import serve
 status = pb.GetStatusResponse.FromString(bytes.fromhex(sys.argv[3]))
-service = pb.DESCRIPTOR.services_by_name["Master"]
-handlers = {m.name: lambda request, context: None for m in service.methods}
+handlers = dict.fromkeys(services.methods(services.MASTER), lambda request, context: None)
 handlers["GetStatus"] = lambda request, context: status
 handlers["Scale"] = lambda request, context: pb.ScaleResponse(
     text=f"{request.min_workers} to {request.max_workers} workers")
@@ -32,7 +31,7 @@ def stop(request, context):
     print("stop", flush=True)
     return pb.StopResponse()
 handlers["Stop"] = stop
-server, port = serve(service, handlers, address="127.0.0.1:0", token="t", threads=2)
+server, port = serve(services.MASTER, handlers, address="127.0.0.1:0", token="t", threads=2)
 print(port, flush=True)
 sys.stdin.read()
 """

@@ -15,6 +15,7 @@ from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire import services
 from torch_edl.wire.server import serve
 
 SPACE = TaskSpace([Shard("a", 40)], 4, batch_size=2)
@@ -34,7 +35,7 @@ class Shard0:
         self.fails = ""
         self.calls: list[str] = []
         self.targets: ps.Watermarks | None = None
-        unused = dict.fromkeys(m.name for m in ps.DESCRIPTOR.services_by_name["Pserver"].methods)
+        unused = services.methods(services.PSERVER)
         handlers = dict.fromkeys(unused, self._refuse) | {
             "Hold": self._hold,
             "Snapshot": self._snapshot,
@@ -42,7 +43,7 @@ class Shard0:
             "Flush": lambda r, c: self.calls.append("Flush") or ps.FlushResponse(version=1),
         }
         self.server, port = serve(
-            ps.DESCRIPTOR.services_by_name["Pserver"],
+            services.PSERVER,
             handlers,
             address="127.0.0.1:0",
             token="t",

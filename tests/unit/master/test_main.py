@@ -27,6 +27,7 @@ from torch_edl.config import (
 from torch_edl.processes.base import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -95,9 +96,7 @@ class Master:
             wait_for(path.exists, "master.json")
             found = json.loads(path.read_text())
             self.pid = found["pid"]
-            self._stub = Stub(
-                pb.DESCRIPTOR.services_by_name["Master"], found["address"], found["token"]
-            )
+            self._stub = Stub(services.MASTER, found["address"], found["token"])
         return self._stub
 
     def look(self) -> pb.GetStatusResponse:
@@ -407,7 +406,7 @@ def test_a_directory_with_checkpoints_of_another_run_is_refused(start, tmp_path)
 def test_a_wrong_token_is_refused(start):
     master = start({"*": {"wait_at": 0}})
     address = master.stub().address
-    stranger = Stub(pb.DESCRIPTOR.services_by_name["Master"], address, "guess")
+    stranger = Stub(services.MASTER, address, "guess")
     with pytest.raises(grpc.RpcError) as caught:
         stranger.call("Stop", pb.StopRequest(), timeout_s=5)
     stranger.close()

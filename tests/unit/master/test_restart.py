@@ -23,6 +23,7 @@ from torch_edl.errors import UsageError
 from torch_edl.jobs import catalog
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 TOKEN = "secret"
@@ -73,8 +74,7 @@ class Master:
         self.process.wait()
 
     def stub(self, token: str = TOKEN) -> Stub:
-        service = pb.DESCRIPTOR.services_by_name["Master"]
-        return Stub(service, str(self.found()["address"]), token)
+        return Stub(services.MASTER, str(self.found()["address"]), token)
 
 
 class Worker:

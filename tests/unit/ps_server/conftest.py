@@ -20,7 +20,7 @@ from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.ps_client.partition import dense_owners
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.wire import codec
+from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -41,8 +41,7 @@ class Server:
     fence: pb.Fence = field(default_factory=lambda: pb.Fence(job="job", incarnation=3))
 
     def __post_init__(self) -> None:
-        service = pb.DESCRIPTOR.services_by_name["Pserver"]
-        self.stub = Stub(service, self.address, TOKEN)
+        self.stub = Stub(services.PSERVER, self.address, TOKEN)
 
     def call(self, method: str, request: Any) -> Any:
         return self.stub.call(method, request, timeout_s=20)

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from torch_edl.wire import codec
+from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.channel import Stub
@@ -190,7 +190,7 @@ def test_callers_of_another_life_or_job_or_without_the_token(start: Callable[...
             code, text = server.refusal(method, request)
             assert code == grpc.StatusCode.FAILED_PRECONDITION, method
             assert "ask the master" in text
-    stranger = Stub(pb.DESCRIPTOR.services_by_name["Pserver"], server.address, "guess")
+    stranger = Stub(services.PSERVER, server.address, "guess")
     with pytest.raises(grpc.RpcError) as caught:
         stranger.call("Status", pb.PserverStatusRequest(), timeout_s=5)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED

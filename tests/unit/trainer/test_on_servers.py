@@ -19,6 +19,7 @@ from torch_edl.errors import UsageError
 from torch_edl.jobs import master_host
 from torch_edl.trainer import opening
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 IDS, STEPS, BATCH = 30, 50, 15
@@ -80,8 +81,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         masters.append(master)
         monkeypatch.setenv("TORCH_EDL_MASTER", master.address)
         monkeypatch.setenv("TORCH_EDL_TOKEN", master.token)
-        service = pb.DESCRIPTOR.services_by_name["Master"]
-        stubs.append(Stub(service, master.address, master.token))
+        stubs.append(Stub(services.MASTER, master.address, master.token))
         return stubs[-1]
 
     yield start_master

@@ -15,24 +15,24 @@ import pytest
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub, request_limit
 from torch_edl.wire.server import MAX_CALLS_OF_CONNECTION, MAX_WAITING_CALLS
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
 THREADS = 2
-METHOD = "/torch_edl.Master/Stop"
+METHOD = "/torch_edl.Control/Stop"
 
 # GetStatus answers at once; Stop not before standard input is closed.
 PROGRAM = f"""
 import sys, threading
-from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import master_pb2 as pb, services
 from torch_edl.wire.server import serve
-service = pb.DESCRIPTOR.services_by_name["Master"]
 closed = threading.Event()
-handlers = dict.fromkeys((m.name for m in service.methods), lambda r, c: None)
+handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: None)
 handlers["GetStatus"] = lambda r, c: pb.GetStatusResponse(job="j")
 handlers["Stop"] = lambda r, c: (closed.wait(), pb.StopResponse())[1]
-server, port = serve(service, handlers, address="127.0.0.1:0", token="t", threads={THREADS})
+where = "127.0.0.1:0"
+server, port = serve(services.CONTROL, handlers, address=where, token="t", threads={THREADS})
 print(port, flush=True)
 sys.stdin.read()
 closed.set()
@@ -69,7 +69,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def friend(server: Server) -> Iterator[Stub]:
-    stub = Stub(SERVICE, server.address, "t")
+    stub = Stub(services.CONTROL, server.address, "t")
     yield stub
     stub.close()
 
@@ -132,11 +132,11 @@ def test_calls_in_flight_are_bounded(server: Server) -> None:
 
 
 def test_a_request_that_is_too_large_for_the_master_is_named(server: Server, friend: Stub) -> None:
-    large = pb.StopRequest(reason="x" * request_limit(SERVICE))
+    large = pb.StopRequest(reason="x" * request_limit(services.CONTROL)[0])
     with pytest.raises(UsageError, match=r"^Stop: the request has 67108.* --records-per-task"):
         friend.call("Stop", large, timeout_s=20)
     token = (("authorization", "Bearer t"),)
     with stranger(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(METHOD)(large.SerializeToString(), timeout=20, metadata=token)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert request_limit(SERVICE) < MAX_MESSAGE_BYTES
+    assert request_limit(services.CONTROL)[0] < MAX_MESSAGE_BYTES

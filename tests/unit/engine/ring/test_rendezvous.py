@@ -10,10 +10,11 @@ from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.errors import DeclaredLostError, DismissedError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.server import serve
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
+SERVICE = services.MASTER
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def refused() -> Iterator[Callable[[bool], MasterRendezvous]]:
     opened: list[Callable[[], object]] = []
 
     def start(known: bool) -> MasterRendezvous:
-        handlers = {m.name: lambda request, _: None for m in SERVICE.methods}
+        handlers = dict.fromkeys(services.methods(SERVICE), lambda request, _: None)
         handlers["JoinRing"] = lambda request, _: pb.JoinRingResponse(leave=True)
         handlers["Heartbeat"] = lambda request, _: pb.HeartbeatResponse(known=known)
         server, port = serve(SERVICE, handlers, address="127.0.0.1:0", token="t", threads=4)

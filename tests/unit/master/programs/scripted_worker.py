@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from torch_edl.processes.child import follow_parent
-from torch_edl.wire import codec
+from torch_edl.wire import codec, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -32,7 +32,7 @@ print(f"worker {me} with {plan}")
 if "exit_at_start" in plan:
     sys.exit(plan["exit_at_start"])
 master = Stub(
-    pb.DESCRIPTOR.services_by_name["Master"],
+    services.MASTER,
     os.environ["TORCH_EDL_MASTER"],
     os.environ["TORCH_EDL_TOKEN"],
 )

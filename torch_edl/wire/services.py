@@ -1,0 +1,39 @@
+"""The services, each a tuple of one so that a stub or a server may have the sum of several."""
+
+from __future__ import annotations
+
+from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
+
+from torch_edl.wire import (
+    agents_pb2,
+    cluster_pb2,
+    control_pb2,
+    pserver_pb2,
+    rings_pb2,
+    rounds_pb2,
+    tasks_pb2,
+    workers_pb2,
+)
+
+Services = tuple[ServiceDescriptor, ...]
+
+
+def _of(file: FileDescriptor) -> Services:
+    return tuple(file.services_by_name.values())
+
+
+PSERVER = _of(pserver_pb2.DESCRIPTOR)
+SERVERS = _of(cluster_pb2.DESCRIPTOR)
+WORKERS = _of(workers_pb2.DESCRIPTOR)
+TASKS = _of(tasks_pb2.DESCRIPTOR)
+RINGS = _of(rings_pb2.DESCRIPTOR)
+AGENTS = _of(agents_pb2.DESCRIPTOR)
+ROUNDS = _of(rounds_pb2.DESCRIPTOR)
+CONTROL = _of(control_pb2.DESCRIPTOR)
+MASTER = SERVERS + WORKERS + TASKS + RINGS + AGENTS + ROUNDS + CONTROL
+"""All that the master of a job answers, on one port."""
+
+
+def methods(services: Services) -> dict[str, MethodDescriptor]:
+    """All methods by name; no two services have a method of the same name."""
+    return {method.name: method for service in services for method in service.methods}

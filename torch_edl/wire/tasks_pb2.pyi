@@ -1,0 +1,179 @@
+from torch_edl.wire import cluster_pb2 as _cluster_pb2
+from torch_edl.wire import metrics_pb2 as _metrics_pb2
+from torch_edl.wire import pserver_pb2 as _pserver_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_TRAIN: _ClassVar[TaskKind]
+    TASK_EVALUATE: _ClassVar[TaskKind]
+    TASK_PREDICT: _ClassVar[TaskKind]
+    TASK_SUMMARIZE: _ClassVar[TaskKind]
+    TASK_SNAPSHOT: _ClassVar[TaskKind]
+TASK_TRAIN: TaskKind
+TASK_EVALUATE: TaskKind
+TASK_PREDICT: TaskKind
+TASK_SUMMARIZE: TaskKind
+TASK_SNAPSHOT: TaskKind
+
+class LeaseMessage(_message.Message):
+    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "evaluation", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    SHARD_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_MTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    kind: TaskKind
+    task_id: int
+    shard: str
+    start: int
+    end: int
+    epoch: int
+    offset: int
+    retried: bool
+    evaluation: int
+    states: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.MetricState]
+    directory: str
+    shard_records: int
+    shard_size: int
+    shard_mtime_ns: int
+    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., evaluation: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("worker_id", "want", "incarnation", "held", "leaving")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    want: int
+    incarnation: int
+    held: _containers.RepeatedScalarFieldContainer[int]
+    leaving: bool
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class LeaseResponse(_message.Message):
+    __slots__ = ("next", "leases", "retired_before", "cluster")
+    class Next(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LEASED: _ClassVar[LeaseResponse.Next]
+        WAIT: _ClassVar[LeaseResponse.Next]
+        FINISHED: _ClassVar[LeaseResponse.Next]
+        DRAIN: _ClassVar[LeaseResponse.Next]
+        CLUSTER_CHANGED: _ClassVar[LeaseResponse.Next]
+    LEASED: LeaseResponse.Next
+    WAIT: LeaseResponse.Next
+    FINISHED: LeaseResponse.Next
+    DRAIN: LeaseResponse.Next
+    CLUSTER_CHANGED: LeaseResponse.Next
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    next: LeaseResponse.Next
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseMessage]
+    retired_before: int
+    cluster: _cluster_pb2.Cluster
+    def __init__(self, next: _Optional[_Union[LeaseResponse.Next, str]] = ..., leases: _Optional[_Iterable[_Union[LeaseMessage, _Mapping]]] = ..., retired_before: _Optional[int] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ...) -> None: ...
+
+class TaskCounts(_message.Message):
+    __slots__ = ("records", "steps", "nan_steps", "damaged")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NAN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    steps: int
+    nan_steps: int
+    damaged: int
+    def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
+
+class ModelSnapshot(_message.Message):
+    __slots__ = ("files", "watermarks", "version")
+    class File(_message.Message):
+        __slots__ = ("name", "size")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        size: int
+        def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[ModelSnapshot.File]
+    watermarks: _pserver_pb2.Watermarks
+    version: int
+    def __init__(self, files: _Optional[_Iterable[_Union[ModelSnapshot.File, _Mapping]]] = ..., watermarks: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class CompleteTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    counts: TaskCounts
+    metrics: _metrics_pb2.Metrics
+    values: _metrics_pb2.MetricValues
+    snapshot: ModelSnapshot
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[ModelSnapshot, _Mapping]] = ...) -> None: ...
+
+class CompleteTaskResponse(_message.Message):
+    __slots__ = ("known",)
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    def __init__(self, known: _Optional[bool] = ...) -> None: ...
+
+class ReleaseTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FailTaskRequest(_message.Message):
+    __slots__ = ("worker_id", "lease_id", "counts", "error", "traceback", "fatal")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    lease_id: int
+    counts: TaskCounts
+    error: str
+    traceback: str
+    fatal: bool
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+
+class FailTaskResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

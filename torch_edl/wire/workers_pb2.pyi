@@ -1,0 +1,207 @@
+from torch_edl.wire import cluster_pb2 as _cluster_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("worker_id", "pid", "host", "node", "local_rank")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    pid: int
+    host: str
+    node: str
+    local_rank: int
+    def __init__(self, worker_id: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., node: _Optional[str] = ..., local_rank: _Optional[int] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("config_json", "worker_id", "ring")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    worker_id: int
+    ring: int
+    def __init__(self, config_json: _Optional[str] = ..., worker_id: _Optional[int] = ..., ring: _Optional[int] = ...) -> None: ...
+
+class EmbeddingReport(_message.Message):
+    __slots__ = ("name", "num_embeddings", "dim", "dynamic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_embeddings: int
+    dim: int
+    dynamic: bool
+    def __init__(self, name: _Optional[str] = ..., num_embeddings: _Optional[int] = ..., dim: _Optional[int] = ..., dynamic: _Optional[bool] = ...) -> None: ...
+
+class SourceShard(_message.Message):
+    __slots__ = ("name", "records", "size", "mtime_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    records: int
+    size: int
+    mtime_ns: int
+    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ...) -> None: ...
+
+class ReportModelRequest(_message.Message):
+    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source")
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    DENSE_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    embeddings: _containers.RepeatedCompositeFieldContainer[EmbeddingReport]
+    dense_elements: int
+    optimizer: str
+    optimizer_error: str
+    shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
+    custom_source: bool
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ...) -> None: ...
+
+class ReportModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScriptData(_message.Message):
+    __slots__ = ("records", "epochs", "batch_size", "records_per_task", "shuffle", "seed", "files")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_PER_TASK_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    epochs: int
+    batch_size: int
+    records_per_task: int
+    shuffle: bool
+    seed: int
+    files: str
+    def __init__(self, records: _Optional[int] = ..., epochs: _Optional[int] = ..., batch_size: _Optional[int] = ..., records_per_task: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., files: _Optional[str] = ...) -> None: ...
+
+class ReportDataRequest(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: ScriptData
+    def __init__(self, data: _Optional[_Union[ScriptData, _Mapping]] = ...) -> None: ...
+
+class ReportDataResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportFailureRequest(_message.Message):
+    __slots__ = ("error", "traceback", "running")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    traceback: str
+    running: bool
+    def __init__(self, error: _Optional[str] = ..., traceback: _Optional[str] = ..., running: _Optional[bool] = ...) -> None: ...
+
+class ReportFailureResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WaitUntilReadyRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+
+class WaitUntilReadyResponse(_message.Message):
+    __slots__ = ("leave", "start")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    leave: bool
+    start: Start
+    def __init__(self, leave: _Optional[bool] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("strategy", "reason", "cluster", "torch_threads", "shards")
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    strategy: str
+    reason: str
+    cluster: _cluster_pb2.Cluster
+    torch_threads: int
+    shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
+    def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged")
+    class LoggedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PASS_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PASS_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_TO_COME_FIELD_NUMBER: _ClassVar[int]
+    LOGGED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    steps: int
+    records: int
+    loss: float
+    version: int
+    phase: str
+    ring: int
+    position: int
+    pass_index: int
+    pass_records: int
+    left_out: int
+    damaged: int
+    epoch: int
+    epochs: int
+    records_before: int
+    records_to_come: int
+    logged: _containers.ScalarMap[str, float]
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("drain", "known", "incarnation", "broken_ring", "stale_ring", "stopping")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
+    STALE_RING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    drain: bool
+    known: bool
+    incarnation: int
+    broken_ring: int
+    stale_ring: int
+    stopping: bool
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., incarnation: _Optional[int] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ...) -> None: ...
