@@ -7,8 +7,9 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-from torch_edl.cli import merge, preflight, static_check, submit, summary
+from torch_edl.cli import preflight, static_check, submit, summary
 from torch_edl.cli.job_config import model_file_job
+from torch_edl.cli.merge_predictions import SUFFIXES, merge
 from torch_edl.cli.progress import make_display
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig
@@ -26,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
         JobFailedError: the parts do not have one row for each record.
     """
     config = model_file_job(args, "predict")
-    preflight.check_output_file(args.output, merge.SUFFIXES)
+    preflight.check_output_file(args.output, SUFFIXES)
     config = preflight.check(config, model_file=args.model_file, summary=args.summary)
     parts = JobFolder(config.name).predictions
     if args.summary:
@@ -49,7 +50,7 @@ def _collect(
     records = None if bound & _PROCESSORS else outcome.status.records_done
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        merge.merge(parts, output, tasks=outcome.status.tasks_done, records=records)
+        merge(parts, output, tasks=outcome.status.tasks_done, records=records)
     except JobFailedError as error:
         return dataclasses.replace(outcome, state="failed", error=str(error))
     except OSError as error:

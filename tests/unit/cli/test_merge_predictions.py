@@ -7,7 +7,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from torch_edl.cli.merge import merge
+from torch_edl.cli.merge_predictions import merge
 from torch_edl.errors import JobFailedError
 
 
