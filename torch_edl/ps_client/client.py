@@ -7,102 +7,43 @@ server does not apply the records of a push twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import numpy as np
-import numpy.typing as npt
 
-from torch_edl import _core
-from torch_edl.ps_client.calls import Pending, Servers
-from torch_edl.ps_client.partition import dense_owners
-from torch_edl.wire import codec, tensor_pb2
+from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.ps_client.partition import (
+    Array,
+    DenseGradient,
+    DenseValue,
+    Floats,
+    Ids,
+    PartitionedIds,
+    Segment,
+    TableIds,
+    dense_owners,
+    segments,
+)
+from torch_edl.wire import codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
-
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
-Array = npt.NDArray[Any]
-
-BUFFER_GROUP = -2
+from torch_edl.wire.channel import Stub
 
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
 _BLOCK_BYTES = 64 << 20  # of rows in one pull
 
 
-@dataclass(frozen=True)
-class PartitionedIds:
-    """The ids of one lookup without duplicates, grouped by the server that owns them."""
-
-    unique: Ids
-    """(u,) distinct ids, those of server 0 first."""
-    offsets: Ids
-    """(servers + 1,) where each server's part begins."""
-    inverse: Ids
-    """(n,) position in ``unique`` of each id that was asked for."""
-
-    @classmethod
-    def of(cls, ids: Ids, servers: int) -> PartitionedIds:
-        """Groups ``ids`` (n,), duplicates allowed, by owner."""
-        return cls(*_core.unique_partition(ids, servers))
-
-    def part(self, server: int) -> slice:
-        """The rows that ``server`` owns."""
-        return slice(int(self.offsets[server]), int(self.offsets[server + 1]))
-
-
-@dataclass(frozen=True)
-class TableIds:
-    """The rows of one table to pull or push. Two tables may share one ``PartitionedIds``: the ids
-    are then sent once."""
-
-    name: str
-    dim: int
-    ids: PartitionedIds
-
-
-@dataclass(frozen=True)
-class DenseValue:
-    """A dense parameter or buffer that servers are to hold."""
-
-    value: Array
-    """float32; any type of ``TensorProto`` where the value is not trained."""
-    group: int
-    """Parameter group; -1: frozen, -2: a buffer."""
-    aliases: tuple[str, ...] = ()
-    """Its other names in the ``state_dict``."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The place of a dense parameter in the flat vector of its server."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-    group: int
-
-
-@dataclass(frozen=True)
-class DenseGradient:
-    """The gradient of the dense parameters of one server."""
-
-    flat: Floats
-    """(n,) laid out as the segments of the server; the places of buffers hold their values."""
-    untouched: list[int]
-    """Places of segments that the loss did not reach."""
-
-
 @dataclass
 class PullResult:
     """What the servers answered; the values of one server are of one moment."""
 
-    initialized: bool
-    version: int
+    versions: list[int]
+    """Version of each server."""
     dense: list[Floats | None]
     """Flat vector of each server; None: not requested, or not changed."""
-    versions: list[int]
     rows: list[Floats] = field(default_factory=list)
     """(u, dim) for each table of the request, in the order of its ``unique`` ids."""
 
@@ -116,6 +57,31 @@ class PushResult:
     version: int
 
 
+class Pending:
+    """Calls in flight to all servers; :meth:`responses` waits for them."""
+
+    def __init__(self, futures: list[Any]) -> None:
+        self._futures = futures
+
+    def done(self) -> bool:
+        """Whether every server has answered."""
+        return all(f.done() for f in self._futures)
+
+    def responses(self) -> list[Any]:
+        """The answers in server order.
+
+        Raises:
+            ServersLostError: a server is unreachable, or of another incarnation.
+            UsageError: a server rejected the content; the message says why.
+        """
+        try:
+            return [f.result() for f in self._futures]
+        except grpc.RpcError as error:
+            raise _translate(error) from None
+        except CancelledError:
+            raise ServersLostError("the connection was closed") from None
+
+
 class PendingPull(Pending):
     """A pull in flight."""
 
@@ -127,8 +93,6 @@ class PendingPull(Pending):
         """The answers, combined; raises as :meth:`responses`."""
         answers = self.responses()
         return PullResult(
-            initialized=all(a.initialized for a in answers),
-            version=max(a.version for a in answers),
             versions=[a.version for a in answers],
             dense=[_flat(a.dense) for a in answers],
             rows=[self._rows(i, t, answers) for i, t in enumerate(self._tables)],
@@ -171,9 +135,12 @@ class PsClient:
         token: str,
         timeout_s: float = 30.0,
     ) -> None:
-        self._servers = Servers(addresses, token=token, timeout_s=timeout_s)
+        # No retries: they would slow every call, and a task whose call failed is trained again.
+        self._stubs = [
+            Stub(services.PSERVER, address, token, retries=False) for address in addresses
+        ]
+        self._timeout_s = timeout_s
         self._fence = pb.Fence(job=job, incarnation=incarnation)
-        self.incarnation = incarnation
         self.layout: list[list[Segment]] = [[] for _ in addresses]
         self.exact: dict[str, Array] = {}
         """Values that are not float32 by name, as the servers had them at :meth:`initialize`."""
@@ -182,7 +149,7 @@ class PsClient:
     @property
     def servers(self) -> int:
         """How many servers there are."""
-        return len(self._servers)
+        return len(self._stubs)
 
     def initialize(
         self,
@@ -205,10 +172,10 @@ class PsClient:
         """
         # A short call first, so that servers that are gone are noticed soon.
         hello = [pb.PserverStatusRequest()] * self.servers
-        self._servers.ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
+        self._ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
         self._owners = dense_owners({n: int(d.value.size) for n, d in dense.items()}, self.servers)
         names = [[n for n in sorted(dense) if self._owners[n] == s] for s in range(self.servers)]
-        self.layout = [_segments({n: dense[n] for n in mine}) for mine in names]
+        self.layout = [segments({n: dense[n] for n in mine}) for mine in names]
         infos = pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=tables)
         dense_calls = [
             pb.PushDenseParametersRequest(
@@ -228,12 +195,8 @@ class PsClient:
             for mine in names
         ]
         # On these calls servers restore a checkpoint, which may be large.
-        answers = self._servers.ask(
-            "PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S
-        )
-        self._servers.ask(
-            "PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S
-        )
+        answers = self._ask("PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
+        self._ask("PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S)
         self.exact = {p.name: codec.from_proto(p.value) for a in answers for p in a.exact}
         return all(a.accepted for a in answers)
 
@@ -268,7 +231,7 @@ class PsClient:
                 else:
                     entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
             calls.append(call)
-        return PendingPull(self._servers.start("Pull", calls), tables)
+        return PendingPull(self._start("Pull", calls), tables)
 
     def push(
         self,
@@ -316,20 +279,20 @@ class PsClient:
                     entry.ids = table.ids.unique[part].tobytes()
                 _fill(entry.values, gradients[part])
             calls.append(call)
-        return PendingPush(self._servers.start("PushGradients", calls))
+        return PendingPush(self._start("PushGradients", calls))
 
     def rows(self, table: str, dim: int) -> tuple[Ids, Floats]:
         """All rows of a table that exist: ids (n,) in no order, and vectors (n, dim)."""
         ids, vectors = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
         cursors = [0] * self.servers
-        while any(cursor >= 0 for cursor in cursors):
+        while asked := [server for server, cursor in enumerate(cursors) if cursor >= 0]:
             calls = [
-                None
-                if cursor < 0
-                else pb.ReadRowsRequest(fence=self._fence, name=table, cursor=cursor)
+                pb.ReadRowsRequest(fence=self._fence, name=table, cursor=cursor)
+                if cursor >= 0
+                else None
                 for cursor in cursors
             ]
-            for server, answer in self._servers.ask_some("ReadRows", calls).items():
+            for server, answer in zip(asked, self._ask("ReadRows", calls), strict=True):
                 cursors[server] = answer.cursor
                 ids.append(codec.ids_from_bytes(answer.ids))
                 vectors.append(codec.from_proto(answer.vectors))
@@ -349,23 +312,37 @@ class PsClient:
     def watermarks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""
         call = pb.GetWatermarksRequest(fence=self._fence, task_ids=[task_id])
-        answers = self._servers.ask("GetWatermarks", [call] * self.servers, wait=True)
+        answers = self._ask("GetWatermarks", [call] * self.servers, wait=True)
         return min(int(a.offsets[0]) for a in answers)
 
     def close(self) -> None:
         """Closes the connections; calls in flight fail with ServersLostError."""
-        self._servers.close()
+        for stub in self._stubs:
+            stub.close()
 
+    def _start(
+        self,
+        method: str,
+        calls: Sequence[Any],
+        *,
+        wait: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Starts one call to each server, and returns the futures. A call of None is left out.
 
-def _segments(parameters: Mapping[str, DenseValue]) -> list[Segment]:
-    segments, start = [], 0
-    for name, dense in parameters.items():
-        if dense.value.dtype != np.float32:
-            continue
-        size = int(dense.value.size)
-        segments.append(Segment(name, dense.value.shape, start, size, dense.group))
-        start += size
-    return segments
+        Args:
+            wait: wait for a connection instead of failing at once without one.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return [
+            stub.start(method, call, timeout_s=timeout_s, wait=wait)
+            for stub, call in zip(self._stubs, calls, strict=True)
+            if call is not None
+        ]
+
+    def _ask(self, method: str, calls: Sequence[Any], **how: Any) -> list[Any]:
+        """As :meth:`_start`, and waits for the answers; raises as :meth:`Pending.responses`."""
+        return Pending(self._start(method, calls, **how)).responses()
 
 
 def _flat(proto: tensor_pb2.TensorProto) -> Floats | None:
@@ -377,3 +354,17 @@ def _fill(proto: tensor_pb2.TensorProto, array: Floats) -> None:
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
     proto.tensor_content = array.tobytes()
+
+
+def _translate(error: grpc.RpcError) -> Exception:
+    code, details = error.code(), error.details()
+    if code == grpc.StatusCode.INVALID_ARGUMENT:
+        return UsageError(details)
+    if code in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    ):
+        return ServersLostError(f"{code.name}: {details}")
+    return EdlError(f"parameter server: {code.name}: {details}")

@@ -3,6 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+BUFFER_GROUP = -2
+
+
+@dataclass(frozen=True)
+class PartitionedIds:
+    """The ids of one lookup without duplicates, grouped by the server that owns them."""
+
+    unique: Ids
+    """(u,) distinct ids, those of server 0 first."""
+    offsets: Ids
+    """(servers + 1,) where each server's part begins."""
+    inverse: Ids
+    """(n,) position in ``unique`` of each id that was asked for."""
+
+    @classmethod
+    def of(cls, ids: Ids, servers: int) -> PartitionedIds:
+        """Groups ``ids`` (n,), duplicates allowed, by owner."""
+        return cls(*_core.unique_partition(ids, servers))
+
+    def part(self, server: int) -> slice:
+        """The rows that ``server`` owns."""
+        return slice(int(self.offsets[server]), int(self.offsets[server + 1]))
+
+
+@dataclass(frozen=True)
+class TableIds:
+    """The rows of one table to pull or push. Two tables may share one ``PartitionedIds``: the ids
+    are then sent once."""
+
+    name: str
+    dim: int
+    ids: PartitionedIds
+
+
+@dataclass(frozen=True)
+class DenseValue:
+    """A dense parameter or buffer that servers are to hold."""
+
+    value: Array
+    """float32; any type of ``TensorProto`` where the value is not trained."""
+    group: int
+    """Parameter group; -1: frozen, -2: a buffer."""
+    aliases: tuple[str, ...] = ()
+    """Its other names in the ``state_dict``."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The place of a dense parameter in the flat vector of its server."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+    group: int
+
+
+@dataclass(frozen=True)
+class DenseGradient:
+    """The gradient of the dense parameters of one server."""
+
+    flat: Floats
+    """(n,) laid out as the segments of the server; the places of buffers hold their values."""
+    untouched: list[int]
+    """Places of segments that the loss did not reach."""
 
 
 def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
@@ -27,3 +104,14 @@ def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
         owners[name] = server
         load[server] += sizes[name]
     return owners
+
+
+def segments(parameters: Mapping[str, DenseValue]) -> list[Segment]:
+    segments, start = [], 0
+    for name, dense in parameters.items():
+        if dense.value.dtype != np.float32:
+            continue
+        size = int(dense.value.size)
+        segments.append(Segment(name, dense.value.shape, start, size, dense.group))
+        start += size
+    return segments

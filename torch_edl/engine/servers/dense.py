@@ -15,7 +15,7 @@ from torch import nn
 from torch_edl.errors import UsageError
 from torch_edl.nn.model_tables import dense_names
 from torch_edl.optim import group_of
-from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, DenseValue, Segment
+from torch_edl.ps_client.partition import BUFFER_GROUP, DenseGradient, DenseValue, Segment
 
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]

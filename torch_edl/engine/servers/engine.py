@@ -34,14 +34,8 @@ from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeErr
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.nn import table_state
 from torch_edl.optim import group_of, optimizer_config
-from torch_edl.ps_client.client import (
-    Floats,
-    PendingPull,
-    PendingPush,
-    PsClient,
-    PullResult,
-    TableIds,
-)
+from torch_edl.ps_client.client import PendingPull, PendingPush, PsClient, PullResult
+from torch_edl.ps_client.partition import Floats, TableIds
 from torch_edl.wire import master_pb2, pserver_pb2
 
 log = logging.getLogger(__name__)
@@ -359,7 +353,7 @@ class ServersEngine:
                 self._flat.load(server, values)
         self._flat.spread()
         self._known = result.versions
-        self._status.version = result.version
+        self._status.version = max(result.versions)
 
     def _push(self, planned: _Planned) -> PendingPush:
         update, client = planned.update, self._servers

@@ -24,7 +24,7 @@ from torch_edl.nn.embedding import Table
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowBlock, lookup
 from torch_edl.nn.model_tables import bind_tables
-from torch_edl.ps_client.client import PartitionedIds, TableIds
+from torch_edl.ps_client.partition import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
