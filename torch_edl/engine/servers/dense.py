@@ -27,7 +27,7 @@ _EXACT = {torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torc
 
 
 @dataclass(frozen=True)
-class Held:
+class DenseTensor:
     """A parameter or buffer of a model that servers hold."""
 
     module: nn.Module
@@ -54,7 +54,7 @@ class Held:
         return DenseValue(array.numpy().copy(), self.group, tuple(self.aliases))
 
 
-def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Held]:
+def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, DenseTensor]:
     """Every parameter and persistent buffer under its first name in the ``state_dict``.
 
     The empty parameters that stand for tables are not among them.
@@ -63,8 +63,8 @@ def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
         UsageError: a type that servers cannot train, or cannot keep.
     """
     group_in = group_of(optimizer)
-    found: dict[str, Held] = {}
-    by_tensor: dict[int, Held] = {}
+    found: dict[str, DenseTensor] = {}
+    by_tensor: dict[int, DenseTensor] = {}
     for name, module, attribute, is_buffer in dense_names(model):
         tensor = getattr(module, attribute)
         group = BUFFER_GROUP if is_buffer else group_in(tensor)
@@ -73,7 +73,7 @@ def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
             first.aliases.append(name)
             continue
         _check_type(name, tensor, group)
-        by_tensor[id(tensor)] = found[name] = Held(module, attribute, group)
+        by_tensor[id(tensor)] = found[name] = DenseTensor(module, attribute, group)
     return found
 
 
@@ -96,19 +96,19 @@ class ExactBuffers:
     """Values that keep their type: this process goes on with its own, and the servers are told of
     those that change, for checkpoints and outputs."""
 
-    def __init__(self, held: Mapping[str, Held], given: Mapping[str, Array]) -> None:
+    def __init__(self, tensors: Mapping[str, DenseTensor], given: Mapping[str, Array]) -> None:
         """Takes over what the servers have: the first worker's values, or restored ones."""
-        self._held = {name: each for name, each in held.items() if each.is_exact}
+        self._tensors = {name: each for name, each in tensors.items() if each.is_exact}
         self._given: dict[str, torch.Tensor] = {}
         with torch.no_grad():
-            for name, each in self._held.items():
+            for name, each in self._tensors.items():
                 self._given[name] = torch.from_numpy(given[name].copy())
                 each.tensor.copy_(self._given[name])
 
     def changed(self) -> dict[str, Array]:
         """Those that have changed since the servers were met."""
         changed = {}
-        for name, each in self._held.items():
+        for name, each in self._tensors.items():
             value = each.tensor.detach().cpu()
             given = self._given.get(name)
             if given is None or not torch.equal(value, given):
@@ -126,20 +126,20 @@ class FlatParameters:
 
     def __init__(
         self,
-        held: Mapping[str, Held],
+        tensors: Mapping[str, DenseTensor],
         layout: Sequence[Sequence[Segment]],
     ) -> None:
         self._flat: list[torch.Tensor] = []
         self._gradient: list[torch.Tensor] = []
         # Those that are no views; a buffer may cease to be one.
-        self._copied: list[tuple[Held, torch.Tensor]] = []
-        self._parts: list[list[tuple[Held, torch.Tensor]]] = []
+        self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
+        self._parts: list[list[tuple[DenseTensor, torch.Tensor]]] = []
         for segments in layout:
             size = sum(s.size for s in segments)
             flat, gradient = torch.zeros(size), torch.zeros(size)
             parts = []
             for segment in segments:
-                each = held[segment.name]
+                each = tensors[segment.name]
                 tensor = each.tensor
                 view = flat[segment.start : segment.start + segment.size].view(segment.shape)
                 view.copy_(tensor.detach())

@@ -93,8 +93,8 @@ class ServersEngine:
         self._rows = ServerRows(model, forward or model)
         if not self._plans_ahead:
             bind_gradients(self._rows)
-        self._held = dense_parameters(model, optimizer)
-        self._initial = {name: each.value() for name, each in self._held.items()}
+        self._dense = dense_parameters(model, optimizer)
+        self._initial = {name: each.value() for name, each in self._dense.items()}
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         self._sync = config.train.mode == "sync"
         self.depth = config.train.staleness if self._plans_ahead and not self._sync else 0
@@ -141,8 +141,8 @@ class ServersEngine:
             raise
         self._rewind_schedule()
         self._client, self._incarnation = client, cluster.incarnation
-        self._flat = FlatParameters(self._held, client.layout)
-        self._exact = ExactBuffers(self._held, client.exact)
+        self._flat = FlatParameters(self._dense, client.layout)
+        self._exact = ExactBuffers(self._dense, client.exact)
         self._rows.connect(client.servers, self._pull_rows)
 
     def close(self) -> None:
@@ -440,11 +440,11 @@ class ServersEngine:
         for segments, flat in zip(client.layout, pulled.dense, strict=True):
             for segment in segments:
                 assert flat is not None
-                each = self._held[segment.name]
+                each = self._dense[segment.name]
                 value = flat[segment.start : segment.start + segment.size].copy()
                 tensor = torch.from_numpy(value).view(segment.shape).to(each.tensor.dtype)
                 state |= dict.fromkeys([segment.name, *each.aliases], tensor)
-        for name, each in self._held.items():
+        for name, each in self._dense.items():
             if each.is_exact:
                 tensor = each.tensor.detach().to("cpu", copy=True)
                 state |= dict.fromkeys([name, *each.aliases], tensor)
