@@ -206,7 +206,9 @@ def _starred(tree: ast.Module, base: Path) -> Iterator[ast.Module]:
                 if file in seen:
                     continue
                 seen.add(file)
-                with contextlib.suppress(OSError, SyntaxError, ValueError):  # who runs it says so
+                with contextlib.suppress(
+                    OSError, SyntaxError, ValueError
+                ):  # the import reports the error
                     module = ast.parse(file.read_bytes())
                     yield module
                     waiting.append((module, file.parent))
@@ -239,7 +241,7 @@ def _local_trees(path: Path, root: Path) -> Iterator[ast.Module]:
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # who runs it will say so
+            continue  # the run reports the error
         yield tree
         for name, level in _imported(tree):
             base = file.parents[level - 1] if level else root

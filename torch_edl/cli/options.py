@@ -71,16 +71,13 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
 
 def given_flags(args: argparse.Namespace, kind: str) -> list[str]:
     """The options that the user gave."""
-    ours = [(option.flags[0], _dest(option)) for *_, option in _options(kind)]
-    return [
-        flag
-        for flag, dest in [*ours, ("--detach", "detach")]
-        if getattr(args, dest) not in (None, False)
-    ]
+    options = [option for *_, option in _options(kind)]
+    found = [option.flags[0] for option in options if getattr(args, _dest(option)) is not None]
+    return [*found, *["--detach"] * args.detach]
 
 
 def absolute(path: str) -> str:
-    """The path for processes of other working folders; symbolic links stay what they are."""
+    """The path for processes of other working folders; symbolic links are kept."""
     return str(Path(path).expanduser().absolute()) if path else ""
 
 

@@ -73,7 +73,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     if place >= len(words) or not os.path.exists(words[place]):
         return None  # the parser of model files names what is missing
     file, rest = words[place], list(words[place + 1 :])
-    ours = [] if is_cut else rest[: rest.index("--")] if "--" in rest else rest
+    ours = [] if is_cut else _before_cut(rest)
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
     launched = any(name.startswith("PET_") for name in os.environ)
     kind = file_kind.kind_of(file, shown=file, has_data=has_data, launched=launched)
@@ -106,7 +106,7 @@ def _own_first(file: str, rest: list[str]) -> list[str]:
         count = 2 if OWN_OPTIONS[flag] and not equals else 1
         own += rest[:count]
         rest = rest[count:]
-    _check_swallowed(file, rest[: rest.index("--")] if "--" in rest else rest)
+    _check_swallowed(file, _before_cut(rest))
     if rest[:1] == ["--"]:
         rest = rest[1:]
     return [*own, file, *rest]
@@ -115,9 +115,12 @@ def _own_first(file: str, rest: list[str]) -> list[str]:
 def _check_behind_torchruns(words: Sequence[str]) -> None:
     for place, word in enumerate(words):
         if word.endswith(".py") and os.path.isfile(word):
-            rest = list(words[place + 1 :])
-            _check_swallowed(word, rest[: rest.index("--")] if "--" in rest else rest)
+            _check_swallowed(word, _before_cut(words[place + 1 :]))
             return
+
+
+def _before_cut(words: Sequence[str]) -> Sequence[str]:
+    return words[: words.index("--")] if "--" in words else words
 
 
 def _check_swallowed(file: str, words: Sequence[str]) -> None:
@@ -139,8 +142,8 @@ def _check_swallowed(file: str, words: Sequence[str]) -> None:
             )
         meant = "" if flag in OWN_OPTIONS else f"; did you mean {close[0]}?"
         log.warning(
-            "%s is passed to %s, which does not name it%s (options of torch-edl go before the "
-            "script)", flag, file, meant,
+            "%s is passed to %s, which does not name the option%s (options of torch-edl go before "
+            "the script)", flag, file, meant,
         )  # fmt: skip
 
 

@@ -129,9 +129,9 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
         ),
         (
             "elastic.py --lr 1 --job-name x",
-            "--job-name is passed to elastic.py, .* name it .options of",
+            "--job-name is passed to elastic.py, .* name the option .options of",
         ),
-        ("plain.py --workers 4", "--workers is passed to plain.py, which does not name it"),
+        ("plain.py --workers 4", "--workers is passed to plain.py, which does not name the option"),
         (
             "--nnodes 1 elastic.py --sede 1",
             "--sede is passed to elastic.py, .*did you mean --seed?",
