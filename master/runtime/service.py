@@ -90,6 +90,9 @@ class Service:
             "ReportFailure": now(calls.report_failure, keep=True),
             "WaitUntilReady": wait(calls.wait_until_ready, _READY_S, pb.WaitUntilReadyResponse),
             "Lease": wait(calls.lease, _LEASE_WAIT_S, calls.nothing_to_lease, changes=False),
+            "LeaseSnapshot": wait(
+                calls.lease_snapshot, _LEASE_WAIT_S, pb.LeaseSnapshotResponse, changes=False
+            ),
             "CompleteTask": now(calls.complete_task),
             "ReleaseTask": now(calls.release_task),
             "FailTask": now(calls.fail_task),
@@ -97,7 +100,8 @@ class Service:
             "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
             "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.StandByResponse),
             "LeaveRing": now(calls.leave_ring, keep=True),
-            "CommitCheckpoint": now(calls.commit_checkpoint, keep=True),
+            "CheckRing": now(calls.check_ring, notify=False),
+            "ReportCheckpoint": now(calls.report_checkpoint, keep=True),
             "AgentReport": now(calls.agent_report, keep=True),
             "JoinRound": wait(calls.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
             "GetRound": now(calls.get_round, keep=True),

@@ -114,7 +114,6 @@ class Calls:
             known=True,
             drain=member.draining or job.lifecycle.outcome is not None,
             stopping=job.lifecycle.stopping is not None,
-            incarnation=job.fleet.incarnation,
             broken_ring=ring.broken(now),
             stale_ring=ring.stale(),
         )
@@ -128,8 +127,8 @@ class Calls:
             return self._answer(pb.LeaseResponse.DRAIN)
         if job.milestones.settled:
             return self._answer(pb.LeaseResponse.FINISHED)
-        if job.lifecycle.ending or request.leaving:
-            return self._lease_to_leave(member, request, now)
+        if job.lifecycle.ending:
+            return self._answer(pb.LeaseResponse.DRAIN)
         cluster = job.fleet.cluster()
         if cluster is None or not job.tasks.ready:
             return None
@@ -154,22 +153,24 @@ class Calls:
         job.lifecycle.began(now)
         return self._answer(pb.LeaseResponse.LEASED, leases)
 
-    def _lease_to_leave(
-        self, member: Member, request: pb.LeaseRequest, now: float
-    ) -> pb.LeaseResponse | None:
-        """A worker that leaves writes the final checkpoint, if nobody else has the model."""
-        job, stopping = self._job, self._job.lifecycle.stopping is not None
+    def lease_snapshot(
+        self, request: pb.LeaseSnapshotRequest, now: float
+    ) -> pb.LeaseSnapshotResponse | None:
+        """A worker that leaves writes the model, if no other worker has it; None: not ready."""
+        job, member = self._job, self._job.members.get(request.worker_id)
+        stopping = job.lifecycle.stopping is not None and job.lifecycle.outcome is None
         holds = job.fleet.strategy in ("local", "allreduce") and not job.checkpoints.complete
-        over = job.lifecycle.outcome is not None or not stopping
-        if over or not request.leaving or not holds or not job.ring.may_lease(member):
-            return self._answer(pb.LeaseResponse.DRAIN)
+        if member is None or job.milestones.settled or not stopping or not holds:
+            return pb.LeaseSnapshotResponse(leave=True)
+        if not job.ring.may_lease(member):
+            return pb.LeaseSnapshotResponse(leave=True)
         # The worker has returned what it held.
         job.tasks.drop_worker(member.id)
         leases = job.tasks.lease_snapshot(member.id, now)
         if not leases:
             return None
         job.checkpoints.promote()
-        return self._answer(pb.LeaseResponse.LEASED, leases)
+        return pb.LeaseSnapshotResponse(lease=leases[0])
 
     def nothing_to_lease(self) -> pb.LeaseResponse:
         """The answer when there was nothing to lease for a while."""
@@ -284,16 +285,22 @@ class Calls:
             if not finished:
                 job.lifecycle.note("info", f"worker-{member.id} left", now)
 
-    def commit_checkpoint(
-        self, request: pb.CommitCheckpointRequest, now: float
-    ) -> pb.CommitCheckpointResponse:
-        """A member asks whether a checkpoint of its ring counts, or says that it is written."""
-        job, ring = self._job, self._job.ring.ring
-        newest = request.ring == ring.number and request.worker_id in ring.living()
-        accepted = newest and job.lifecycle.outcome is None
-        if accepted and request.written and job.workload.members_save:
+    def check_ring(self, request: pb.CheckRingRequest, now: float) -> pb.CheckRingResponse:
+        """A member asks whether a checkpoint of its ring may be committed."""
+        return pb.CheckRingResponse(newest=self._is_newest(request.worker_id, request.ring))
+
+    def report_checkpoint(
+        self, request: pb.ReportCheckpointRequest, now: float
+    ) -> pb.ReportCheckpointResponse:
+        """A member has committed a checkpoint; ignored if its ring is not the newest any more."""
+        job = self._job
+        if job.workload.members_save and self._is_newest(request.worker_id, request.ring):
             job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
-        return pb.CommitCheckpointResponse(accepted=accepted)
+        return pb.ReportCheckpointResponse()
+
+    def _is_newest(self, worker: int, number: int) -> bool:
+        ring, over = self._job.ring.ring, self._job.lifecycle.outcome is not None
+        return number == ring.number and worker in ring.living() and not over
 
     # ---- servers ----
 

@@ -71,7 +71,6 @@ class Evaluations:
         self._schedule = _Schedule(every)
         self._lease_ids = lease_ids
         self._timeout_s = timeout_s
-        self._count = 0
         self._running: _Running | None = None
 
     @property
@@ -103,9 +102,8 @@ class Evaluations:
         running = self._running
         if running is None:
             if self._schedule.due(steps, trained=trained):
-                self._count += 1
                 queue = TaskQueue(self.space, lease_ids=self._lease_ids, timeout_s=self._timeout_s)
-                tasks = TaskStream(pb.TASK_EVALUATE, queue, self._count)
+                tasks = TaskStream(pb.TASK_EVALUATE, queue)
                 self._running = _Running(steps, tasks, MetricStates())
             return None
         if not running.tasks.queue.complete:
@@ -116,7 +114,6 @@ class Evaluations:
                 "summary",
                 lease_ids=self._lease_ids,
                 timeout_s=self._timeout_s,
-                evaluation=self._count,
                 states=running.states.objects(),
             )
         if running.states.has_objects:

@@ -339,8 +339,6 @@ class TaskStream:
 
     kind: pb.TaskKind
     queue: TaskQueue
-    evaluation: int = 0
-    """Which evaluation it is part of."""
     states: Sequence[pb.MetricState] = ()
     """TASK_SUMMARIZE: the merged states to compute values from."""
     directory: str = ""
@@ -360,7 +358,6 @@ class TaskStream:
             epoch=task.epoch,
             offset=lease.offset,
             retried=lease.retried,
-            evaluation=self.evaluation,
             states=self.states,
             directory=self.directory,
             shard_records=shard.records,
@@ -375,10 +372,9 @@ def one_off_task(
     *,
     lease_ids: Iterator[int],
     timeout_s: float,
-    evaluation: int = 0,
     states: Sequence[pb.MetricState] = (),
     directory: str = "",
 ) -> TaskStream:
     """A stream of one task without data: something that any one worker is to do once."""
     queue = TaskQueue(TaskSpace([Shard(name, 1)], 1), lease_ids=lease_ids, timeout_s=timeout_s)
-    return TaskStream(kind, queue, evaluation, states, directory)
+    return TaskStream(kind, queue, states, directory)

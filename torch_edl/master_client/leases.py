@@ -52,11 +52,8 @@ class LeaseClient:
         self.incarnation = 0
         self.retired_before = 0
 
-    def lease(self, want: int, *, leaving: bool = False) -> pb.LeaseResponse:
+    def lease(self, want: int) -> pb.LeaseResponse:
         """Asks for up to ``want`` tasks; waits a while if there are none now.
-
-        Args:
-            leaving: only for what this worker alone can do before it goes.
 
         Raises:
             MasterLostError: no answer within the deadline.
@@ -72,7 +69,6 @@ class LeaseClient:
                 want=want,
                 incarnation=self.incarnation,
                 held=held,
-                leaving=leaving,
             ),
         )
         with self._lock:
@@ -139,13 +135,15 @@ class LeaseClient:
             self._held.discard(request.lease_id)
         return answer
 
-    def last_errands(self) -> Iterator[pb.LeaseMessage]:
-        """What this worker alone can do before it goes: write the model that only it has."""
-        while True:
-            answer = self.lease(want=1, leaving=True)
-            if not answer.leases and answer.next != pb.LeaseResponse.WAIT:
-                return
-            yield from answer.leases
+    def snapshots(self) -> Iterator[pb.LeaseMessage]:
+        """The snapshots that this worker is to write before it leaves, because no other worker
+        has the model."""
+        request = pb.LeaseSnapshotRequest(worker_id=self.worker_id)
+        while not (answer := self._call("LeaseSnapshot", request)).leave:
+            if answer.HasField("lease"):
+                with self._lock:
+                    self._held.add(answer.lease.lease_id)
+                yield answer.lease
 
     def _call(self, method: str, request: object) -> Any:
         try:

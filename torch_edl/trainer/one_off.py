@@ -107,7 +107,7 @@ class OneOffTasks:
 
     def do_last(self) -> None:
         """Writes the model, if the job is to end and no other worker has it."""
-        for lease in self._leases.last_errands():
+        for lease in self._leases.snapshots():
             self.do(ModelTask(lease))
 
     def _done(self, task: RecordTask | ModelTask) -> TaskResult:

@@ -200,7 +200,7 @@ class RingLoop:
         if self._engine.rank or self._heartbeat.lost.is_set():
             return
         self._loader.stop()
-        for lease in self._leases.last_errands():
+        for lease in self._leases.snapshots():
             self._snapshot(lease)
             if self._writing is not None:
                 self._writing.join()

@@ -168,9 +168,7 @@ class Saver:
         def write(folder: Path) -> Manifest:
             files = replica.write(state, folder)
             # A ring that the master has replaced must not overrule the newest one.
-            if self._rendezvous and not self._rendezvous.may_commit(
-                ring, str(folder), written=False
-            ):
+            if self._rendezvous and not self._rendezvous.may_commit(ring):
                 raise CheckpointError("the ring is not the newest, or the job is over")
             position = state.header["position"]
             return Manifest(
@@ -188,7 +186,7 @@ class Saver:
             log.info("checkpoint %s", folder)
             # Before older ones are removed: the master may have to name one that exists.
             if self._rendezvous:
-                self._rendezvous.may_commit(ring, str(folder), written=True)
+                self._rendezvous.report_checkpoint(ring, str(folder))
             layout.prune(self._root, self._settings.keep)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)

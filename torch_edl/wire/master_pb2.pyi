@@ -35,8 +35,10 @@ from torch_edl.wire.rings_pb2 import StandByRequest as StandByRequest
 from torch_edl.wire.rings_pb2 import StandByResponse as StandByResponse
 from torch_edl.wire.rings_pb2 import LeaveRingRequest as LeaveRingRequest
 from torch_edl.wire.rings_pb2 import LeaveRingResponse as LeaveRingResponse
-from torch_edl.wire.rings_pb2 import CommitCheckpointRequest as CommitCheckpointRequest
-from torch_edl.wire.rings_pb2 import CommitCheckpointResponse as CommitCheckpointResponse
+from torch_edl.wire.rings_pb2 import CheckRingRequest as CheckRingRequest
+from torch_edl.wire.rings_pb2 import CheckRingResponse as CheckRingResponse
+from torch_edl.wire.rings_pb2 import ReportCheckpointRequest as ReportCheckpointRequest
+from torch_edl.wire.rings_pb2 import ReportCheckpointResponse as ReportCheckpointResponse
 from torch_edl.wire.rounds_pb2 import JoinRoundRequest as JoinRoundRequest
 from torch_edl.wire.rounds_pb2 import Place as Place
 from torch_edl.wire.rounds_pb2 import JoinRoundResponse as JoinRoundResponse
@@ -49,6 +51,8 @@ from torch_edl.wire.rounds_pb2 import CloseRoundsResponse as CloseRoundsResponse
 from torch_edl.wire.tasks_pb2 import LeaseMessage as LeaseMessage
 from torch_edl.wire.tasks_pb2 import LeaseRequest as LeaseRequest
 from torch_edl.wire.tasks_pb2 import LeaseResponse as LeaseResponse
+from torch_edl.wire.tasks_pb2 import LeaseSnapshotRequest as LeaseSnapshotRequest
+from torch_edl.wire.tasks_pb2 import LeaseSnapshotResponse as LeaseSnapshotResponse
 from torch_edl.wire.tasks_pb2 import TaskCounts as TaskCounts
 from torch_edl.wire.tasks_pb2 import ModelSnapshot as ModelSnapshot
 from torch_edl.wire.tasks_pb2 import CompleteTaskRequest as CompleteTaskRequest

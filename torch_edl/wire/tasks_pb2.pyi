@@ -24,7 +24,7 @@ TASK_SUMMARIZE: TaskKind
 TASK_SNAPSHOT: TaskKind
 
 class LeaseMessage(_message.Message):
-    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "evaluation", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns")
+    __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -34,7 +34,6 @@ class LeaseMessage(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     RETRIED_FIELD_NUMBER: _ClassVar[int]
-    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     SHARD_RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -49,27 +48,24 @@ class LeaseMessage(_message.Message):
     epoch: int
     offset: int
     retried: bool
-    evaluation: int
     states: _containers.RepeatedCompositeFieldContainer[_metrics_pb2.MetricState]
     directory: str
     shard_records: int
     shard_size: int
     shard_mtime_ns: int
-    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., evaluation: _Optional[int] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "want", "incarnation", "held", "leaving")
+    __slots__ = ("worker_id", "want", "incarnation", "held")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
-    LEAVING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     want: int
     incarnation: int
     held: _containers.RepeatedScalarFieldContainer[int]
-    leaving: bool
-    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("next", "leases", "retired_before", "cluster")
@@ -94,6 +90,20 @@ class LeaseResponse(_message.Message):
     retired_before: int
     cluster: _cluster_pb2.Cluster
     def __init__(self, next: _Optional[_Union[LeaseResponse.Next, str]] = ..., leases: _Optional[_Iterable[_Union[LeaseMessage, _Mapping]]] = ..., retired_before: _Optional[int] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ...) -> None: ...
+
+class LeaseSnapshotRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
+
+class LeaseSnapshotResponse(_message.Message):
+    __slots__ = ("leave", "lease")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    leave: bool
+    lease: LeaseMessage
+    def __init__(self, leave: _Optional[bool] = ..., lease: _Optional[_Union[LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class TaskCounts(_message.Message):
     __slots__ = ("records", "steps", "nan_steps", "damaged")

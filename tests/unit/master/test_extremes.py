@@ -145,7 +145,9 @@ class World:
             "JoinRing": pb.JoinRingRequest(worker_id=worker, ring=ring, store="s:1"),
             "StandBy": pb.StandByRequest(worker_id=worker, ring=ring, store="s:1", step=2),
             "LeaveRing": pb.LeaveRingRequest(worker_id=worker),
-            "CommitCheckpoint": pb.CommitCheckpointRequest(
+            "LeaseSnapshot": pb.LeaseSnapshotRequest(worker_id=worker),
+            "CheckRing": pb.CheckRingRequest(worker_id=worker, ring=ring),
+            "ReportCheckpoint": pb.ReportCheckpointRequest(
                 worker_id=worker, ring=ring, directory="/ck/1"
             ),
             "GetStatus": pb.GetStatusRequest(),

@@ -820,11 +820,11 @@ class TestTheEnd:
         w.job.stop("SIGINT", w.now)
         w.tick()
         folder = w.settle(MakeFolder)
-        ask = pb.LeaseRequest(worker_id=0, leaving=True)
-        assert w.calls.lease(ask, w.now) is None, "it waits for the folder"
+        ask = pb.LeaseSnapshotRequest(worker_id=0)
+        assert w.calls.lease_snapshot(ask, w.now) is None, "it waits for the folder"
         w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         assert w.lease(0).next == pb.LeaseResponse.DRAIN, "it does not train on"
-        (lease,) = w.calls.lease(ask, w.now).leases
+        lease = w.calls.lease_snapshot(ask, w.now).lease
         assert w.complete(0, lease, result=SNAPSHOT)
         w.exit("worker", 0, code=0)
         w.tick()

@@ -391,11 +391,11 @@ def test_commits_are_fenced_for_model_files_too() -> None:
     w = World()
     w.up()
     w.meet()
-    ask = pb.CommitCheckpointRequest(worker_id=1, ring=1, directory="/ck/1")
-    assert w.calls.commit_checkpoint(ask, w.now).accepted
+    ask = pb.CheckRingRequest(worker_id=1, ring=1)
+    assert w.calls.check_ring(ask, w.now).newest
     w.exit(0)
     w.meet(step=1)
-    assert not w.calls.commit_checkpoint(ask, w.now).accepted
+    assert not w.calls.check_ring(ask, w.now).newest
 
 
 def test_a_job_that_starts_its_workers_takes_no_others() -> None:

@@ -107,11 +107,13 @@ class World:
         request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
         return self.calls.agent_report(request, self.now)
 
-    def commit(self, worker: int, ring: int, *, written: bool = False, to: str = "/c/1") -> bool:
-        request = pb.CommitCheckpointRequest(
-            worker_id=worker, ring=ring, directory=to, written=written
-        )
-        return self.calls.commit_checkpoint(request, self.now).accepted
+    def may_commit(self, worker: int, ring: int) -> bool:
+        request = pb.CheckRingRequest(worker_id=worker, ring=ring)
+        return self.calls.check_ring(request, self.now).newest
+
+    def committed(self, worker: int, ring: int, to: str = "/c/1") -> None:
+        request = pb.ReportCheckpointRequest(worker_id=worker, ring=ring, directory=to)
+        self.calls.report_checkpoint(request, self.now)
 
     def status(self) -> pb.GetStatusResponse:
         return describe(
@@ -550,8 +552,8 @@ def test_the_last_member_of_a_ring_that_stops_keeps_its_model() -> None:
     # One left a step before the other, which finds itself alone, and writes.
     w.leave(1)
     assert w.join(0, ring=1, step=3).ring.workers == [0]
-    assert w.commit(0, 2)
-    assert w.commit(0, 2, written=True)
+    assert w.may_commit(0, 2)
+    w.committed(0, 2)
     w.tick()
     assert w.outcome is None
     w.leave(0)
@@ -612,18 +614,19 @@ def test_only_the_newest_ring_writes_checkpoints_and_a_new_life_begins_there() -
     w.register(11)
     w.register(12, local_rank=1)
     w.ring(0, 1)
-    assert w.commit(0, 1)
-    assert w.commit(0, 1, written=True)
+    assert w.may_commit(0, 1)
+    w.committed(0, 1)
     assert w.status().checkpoint == "/c/1"
     w.register(13, local_rank=1)
     w.ring(0, 2, ring=1, step=9)
-    assert not w.commit(1, 1, written=True, to="/c/2")
-    assert not w.commit(0, 1, written=True, to="/c/2")
+    for worker in (0, 1):
+        assert not w.may_commit(worker, 1)
+        w.committed(worker, 1, to="/c/2")
     w.register(14)
     w.register(15, local_rank=1)
     answer = w.ring(3, 4)
     assert (answer.ring.number, answer.ring.fresh, answer.ring.restored_from) == (3, True, "/c/1")
-    assert w.beat(3).incarnation == 2
+    assert w.job.fleet.incarnation == 2
 
 
 def test_the_first_ring_begins_with_the_checkpoint_to_resume() -> None:
@@ -639,7 +642,7 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     w.register(11)
     w.register(12, local_rank=1)
     w.ring(0, 1)
-    w.commit(0, 1, written=True)
+    w.committed(0, 1)
     w.now += 1000
     w = w.again()
     w.tick()

@@ -29,12 +29,15 @@ class RingRendezvous:
 
     def __init__(self, *, accept: bool) -> None:
         self.accept = accept
-        self.asked: list[bool] = []
+        self.asked: list[str] = []
 
-    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
-        assert not written or layout.read(directory)
-        self.asked.append(written)
+    def may_commit(self, ring: int) -> bool:
+        self.asked.append("may")
         return self.accept
+
+    def report_checkpoint(self, ring: int, directory: str) -> None:
+        assert layout.read(directory)
+        self.asked.append("committed")
 
 
 def names(folder: Path) -> list[str]:
@@ -67,7 +70,7 @@ def test_a_ring_that_is_not_the_newest_commits_nothing(tmp_path: Path, accept: b
     saver.after_step(engine(1))
     saver.close()
     assert names(tmp_path) == (["step-0000000001"] if accept else [])
-    assert rendezvous.asked == ([False, True] if accept else [False])
+    assert rendezvous.asked == (["may", "committed"] if accept else ["may"])
 
 
 def test_what_a_crash_left_behind_is_written_anew(tmp_path: Path) -> None:

@@ -126,13 +126,13 @@ class RingRendezvous(Protocol):
         """Whether all processes were asked to leave, since the user stops the job."""
         return False
 
-    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
-        """Whether a checkpoint that was taken in that ring may be committed.
-
-        Args:
-            written: it was: it is the one to restore from now on.
-        """
+    def may_commit(self, ring: int) -> bool:
+        """Whether a checkpoint that was taken in that ring may be committed."""
         return True
+
+    def report_checkpoint(self, ring: int, directory: str) -> None:
+        """A checkpoint of that ring is committed: it is the one to restore from now on."""
+        return
 
     def leave(self, ring: int, *, finished: bool) -> None:
         """This process joins no other ring.
@@ -262,20 +262,27 @@ class MasterRendezvous(RingRendezvous):
         """Whether a heartbeat said so."""
         return self._heartbeat.stopping.is_set()
 
-    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+    def may_commit(self, ring: int) -> bool:
         """Whether the master says that the ring is the newest; False if it does not answer."""
-        request = pb.CommitCheckpointRequest(
-            worker_id=self._worker_id, ring=ring, directory=directory, written=written
+        request = pb.CheckRingRequest(worker_id=self._worker_id, ring=ring)
+        try:
+            return bool(self._master.insist("CheckRing", request, timeout_s=_CALL_S).newest)
+        except grpc.RpcError as error:
+            log.warning("the master does not answer: %s", error.code().name)
+            return False
+
+    def report_checkpoint(self, ring: int, directory: str) -> None:
+        """Tells the master; a master that does not answer knows an older checkpoint."""
+        request = pb.ReportCheckpointRequest(
+            worker_id=self._worker_id, ring=ring, directory=directory
         )
         try:
-            answer = self._master.insist("CommitCheckpoint", request, timeout_s=_CALL_S)
+            self._master.insist("ReportCheckpoint", request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.warning(
                 "the master was not told of checkpoint %s and does not answer: %s",
                 directory, error.code().name,
             )  # fmt: skip
-            return False
-        return bool(answer.accepted)
 
     def leave(self, ring: int, *, finished: bool) -> None:
         """Tells the master, which otherwise notices by itself, later."""

@@ -324,10 +324,13 @@ class Member:
     def beat(self) -> None:
         """Nothing: flags are shared with the test, so what a heartbeat would tell is known."""
 
-    def may_commit(self, ring: int, directory: str, *, written: bool) -> bool:
+    def may_commit(self, ring: int) -> bool:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self._asks.send(("commit",))
         return bool(self._asks.recv())
+
+    def report_checkpoint(self, ring: int, directory: str) -> None:
+        """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
 
     def leave(self, ring: int, *, finished: bool) -> None:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
