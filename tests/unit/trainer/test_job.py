@@ -15,7 +15,8 @@ import torch_edl
 from tests.unit.engine.ring.rings import Member, office, wait_until
 from torch_edl.checkpoint import layout
 from torch_edl.engine import replica as replicas
-from torch_edl.engine.ring.engine import DivergedError, RingEngine
+from torch_edl.engine.ring.control_flags import DivergedError
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
 

@@ -9,30 +9,21 @@ another lost); the most advanced one then gives its state to the others, and to 
 
 from __future__ import annotations
 
-import json
 import logging
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.replica import Replica
-from torch_edl.engine.ring import control_flags
-from torch_edl.engine.ring.control_flags import ControlFlags, ControlSums
+from torch_edl.engine.ring.control_flags import COUNT, UNAUTHORIZED, Controls
 from torch_edl.engine.ring.membership import Membership
 from torch_edl.engine.ring.process_group import RingBrokenError
 from torch_edl.engine.ring.reducer import Phase, Reducer
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.errors import DismissedError, EdlError
+from torch_edl.errors import DismissedError
 
 log = logging.getLogger(__name__)
-
-_UNAUTHORIZED = "no member has heard of the master lately"
-
-
-class DivergedError(EdlError):
-    """The parameters of two members differ: something in the script is not the same in all."""
 
 
 class RingEngine:
@@ -61,22 +52,16 @@ class RingEngine:
         self.catching_up = False
         """The script runs through what the other members did before this process joined."""
         self._rendezvous = rendezvous
-        self._check_every = check_every
         self._on_resize = on_resize
         self._membership = Membership(replica, rendezvous, checkpoint)
-        self._reducer = Reducer(
-            replica.model, control_flags.COUNT, self._send_flags, self._check_flags
-        )
+        self._controls = Controls(replica, rendezvous, self._membership, check_every)
+        self._reducer = Reducer(replica.model, COUNT, self._controls.send, self._controls.receive)
         self._accumulation = ManualAccumulation(replica.model)
         if rendezvous is not None:
             self._accumulation.watch()
         # Of the update that is open:
         self._records = 0
-        self._place = 0  # checksum of where it is in the data
         self._steps = 0  # of optimizers that moved the model
-        self._skipped = False  # the script left its batch out
-        self._flags: ControlFlags | None = None  # what this member told the others
-        self._sums = ControlSums()  # what all members told
         self._put_gradients_back: Callable[[], None] = lambda: None
         self._warned = False
         self._hooks = [
@@ -118,7 +103,7 @@ class RingEngine:
     @property
     def last(self) -> bool:
         """Whether no member that has the model stays: all were asked to leave."""
-        return self._membership.group is None or self._sums.leaving == self.world
+        return self._membership.group is None or self._controls.sums.leaving == self.world
 
     def join(self, *, handing_over: bool = False) -> None:
         """Joins the next ring, and takes over the state that its members share.
@@ -132,7 +117,7 @@ class RingEngine:
         if self._rendezvous is None:
             return
         self._reducer.use(None)
-        self._sums = ControlSums()
+        self._controls.clear()
         self._membership.join(self._steps, handing_over=handing_over)
         self._steps = 0
         self._reducer.use(self._membership.group)
@@ -146,7 +131,7 @@ class RingEngine:
         """
         rendezvous, alone = self._rendezvous, self._membership.group is None
         if rendezvous is None or not (
-            self._sums.stale or (alone and rendezvous.is_stale(self.ring))
+            self._controls.sums.stale or (alone and rendezvous.is_stale(self.ring))
         ):
             return
         if not rendezvous.leaving:
@@ -186,10 +171,7 @@ class RingEngine:
     def set_update_size(self, records: int) -> None:
         """The update that begins takes so many records, of all members together."""
         self._records = records
-        if self._rendezvous is not None:
-            at = self.replica.position
-            place = json.dumps([at.pass_index, at.records, records, at.data, at.epochs])
-            self._place = zlib.crc32(place.encode())
+        self._controls.begin_update(records)
 
     def begin(self, share: float, *, last: bool, lead: bool) -> None:
         """The next backward is of a minibatch.
@@ -202,9 +184,9 @@ class RingEngine:
         reducer, rendezvous = self._reducer, self._rendezvous
         if reducer.phase is Phase.IDLE:
             reducer.begin_update(can_undo=rendezvous is not None)
-            self._steps, self._skipped = 0, False
+            self._steps = 0
         if self._membership.group is None and rendezvous is not None and not rendezvous.authorized:
-            reducer.fail(_UNAUTHORIZED)
+            reducer.fail(UNAUTHORIZED)
         reducer.begin_minibatch(share, last=last, leads=lead)
 
     def complete(self) -> None:
@@ -235,7 +217,7 @@ class RingEngine:
         if not self._steps:
             self._accumulation.forbid()
         self._steps = 0
-        if 0 < self._sums.skipped < self.world:
+        if 0 < self._controls.sums.skipped < self.world:
             self._synchronize()
         return True
 
@@ -308,7 +290,7 @@ class RingEngine:
         if not self._warned:
             self._warned = True
             log.warning("a batch was left without backward(): its records count, with no gradient")
-        self._skipped = True
+        self._controls.skipped = True
         self._reducer.reduce_nothing()
         if self._reducer.phase is Phase.REDUCED:
             self._reducer.drop()
@@ -316,46 +298,10 @@ class RingEngine:
     def _synchronize(self) -> None:
         """A member whose script left a batch out takes over what the others did to the model."""
         try:
-            self._membership.synchronize(has_model=not self._skipped)
+            self._membership.synchronize(has_model=not self._controls.skipped)
         except RingBrokenError as error:
             log.warning("ring %d broke: %s", self.ring, error)
             self.join()
-
-    # ---- what travels with the gradients ----
-
-    def _send_flags(self) -> list[float]:
-        assert self._rendezvous is not None
-        due = self._check_every and self.replica.position.step % self._check_every == 0
-        self._flags = ControlFlags(
-            stale=self._rendezvous.is_stale(self.ring),
-            authorized=self._rendezvous.authorized,
-            skipped=self._skipped,
-            leaving=self._rendezvous.leaving,
-            place=self._place,
-            digest=self.replica.digest() if due else 0,
-        )
-        return self._flags.numbers()
-
-    def _check_flags(self, numbers: list[float]) -> str:
-        assert self._flags is not None
-        self._sums = ControlSums(numbers, self.world)
-        if not self._sums.authorized:
-            return _UNAUTHORIZED
-        if not self._sums.same_place(self._flags.place):
-            position = self.replica.position
-            raise DivergedError(
-                f"the processes are not at the same place: this one is at record "
-                f"{position.records:,} of pass {position.pass_index}, over {position.data}; every "
-                "process must go through the same loaders and evaluations, over the same data, "
-                "and leave a loop at the same job.step"
-            )
-        if not self._sums.same_digest(self._flags.digest):
-            raise DivergedError(
-                f"step {self.replica.position.step}: the parameters of the members differ; "
-                "something in the script depends on the process (the rank, a random number, "
-                "a condition on a local value), see the docs on what must be alike"
-            )
-        return ""
 
     # ---- alike for all members ----
 
