@@ -1,15 +1,14 @@
-"""One ring of processes: the sockets and collectives between them, and how to get out of both.
+"""The sockets and collectives between the members of one ring, and how to get out of both.
 
-A ring is made once and never mended. When it breaks, every member closes it and asks the master
-for the next one; nothing of it may survive in the process, since an open socket keeps the others
-waiting. Gloo's ``abort`` and ``shutdown`` leave a stuck operation stuck (torch 2.13), so a ring
-knows its sockets and shuts them down itself.
+A ring is formed once and never mended. When a ring breaks, every member closes it and asks the
+master for the next one. Nothing of a closed ring may survive in the process, since an open socket
+keeps the other members waiting. Gloo's ``abort`` and ``shutdown`` leave a stuck operation stuck
+(torch 2.13), so a process group knows its sockets and shuts them down itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import threading
@@ -23,16 +22,14 @@ import torch.distributed
 
 from torch_edl.errors import EdlError
 
-log = logging.getLogger(__name__)
-
-# Its compiled parts have no types.
+# The compiled parts of torch.distributed have no types.
 dist: Any = torch.distributed
 
-# How long the members of a new ring wait for each other. All of them have just asked for it, so
-# one that is not there by then has died.
+# How long the members of a new ring wait for each other. All members have just asked for the ring,
+# so a member that has not connected by then has died.
 MEET_S = 10.0
-# A collective has no limit of its own: a member may evaluate for an hour. What ends a stuck one
-# is the master, which knows who lives.
+# A collective has no time limit: a member may evaluate for an hour. The master, which knows which
+# members live, ends a stuck collective.
 _COLLECTIVE_S = 7 * 24 * 3600.0
 _MAX_PAYLOAD_BYTES = 1 << 31
 
@@ -49,22 +46,21 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class RingBrokenError(EdlError):
-    """A member is gone or does not answer; the text is all that is kept of the cause."""
+    """A member is gone or does not answer. Only the text of the cause is kept."""
 
 
 def local_address(towards: str) -> str:
-    """The address of this machine that a peer reaches: the one that leads to the host
-    ``towards``; the loopback address where that is loopback."""
+    """The address of this machine from which packets to the host ``towards`` are sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 class StoreServer:
-    """A key-value store that this process serves, for the rings whose rank 0 it is.
+    """A key-value store that this process serves for the rings in which its rank is 0.
 
     Args:
-        host: address to listen on; nobody else is let in elsewhere.
+        host: the only address to listen on.
     """
 
     def __init__(self, host: str) -> None:
@@ -77,7 +73,7 @@ class StoreServer:
             is_master=True,
             timeout=timedelta(seconds=MEET_S),
             wait_for_workers=False,
-            # A server that binds by itself listens on all interfaces.
+            # A TCPStore that opens the port by itself listens on all interfaces.
             master_listen_fd=listener.detach(),
         )
 
@@ -87,13 +83,13 @@ class ProcessGroup:
 
     Args:
         store: ``host:port`` where the members meet.
-        ring: number of the ring; its keys in the store are no other ring's.
-        host: address of this machine for the others.
-        device: of the model: NCCL carries the collectives of tensors on a GPU.
-        meet_s: how long to wait for the others.
+        ring: number of the ring, which prefixes the keys in the store.
+        host: address of this machine for the other members.
+        device: of the model; tensors on a GPU are reduced by NCCL.
+        meet_s: seconds to wait for the other members.
 
     Raises:
-        RingBrokenError: a member did not come.
+        RingBrokenError: a member did not connect.
     """
 
     def __init__(
@@ -123,8 +119,8 @@ class ProcessGroup:
         except (RuntimeError, OSError) as error:
             raise RingBrokenError(f"ring {ring} was not formed: {_first_line(error)}") from None
         port = int(store.rpartition(":")[2])
-        # Connections of this moment; gloo does not name its own. One of another thread that was
-        # opened meanwhile may be among them, and would have to be opened again.
+        # Gloo does not name its connections, so all that were opened meanwhile are taken for its
+        # own. If another thread opened one, that thread has to connect again.
         for fd, name in _sockets().items():
             if before.get(fd) != name:
                 if _is_listening(fd):
@@ -137,7 +133,7 @@ class ProcessGroup:
         """Begins to sum ``tensor`` over all members, in place; ``wait`` on what it returns.
 
         Raises:
-            RingBrokenError: it did not even begin.
+            RingBrokenError: the collective could not begin.
         """
         with _broken_ring():
             return self._of(tensor).allreduce([tensor])
@@ -146,17 +142,17 @@ class ProcessGroup:
         """Waits for collectives that were begun.
 
         Raises:
-            RingBrokenError: one of them failed; none of the tensors can be relied on.
+            RingBrokenError: a collective failed; the contents of all tensors are undefined.
         """
         with _broken_ring():
             for work in works:
                 work.wait()
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Copies ``tensor`` of the rank ``source`` to all, in place.
+        """Copies ``tensor`` of the rank ``source`` to all members, in place.
 
         Raises:
-            RingBrokenError: it failed.
+            RingBrokenError: the operation failed.
         """
         options = dist.BroadcastOptions()
         options.rootRank = source
@@ -168,7 +164,7 @@ class ProcessGroup:
         """Sends a tensor of the CPU to one member, which calls :meth:`receive`.
 
         Raises:
-            RingBrokenError: it failed.
+            RingBrokenError: the operation failed.
         """
         with _broken_ring():
             self._of(tensor).send([tensor], to, 0).wait()
@@ -177,23 +173,23 @@ class ProcessGroup:
         """Receives in place what one member sends.
 
         Raises:
-            RingBrokenError: it failed.
+            RingBrokenError: the operation failed.
         """
         with _broken_ring():
             self._of(tensor).recv([tensor], source, 0).wait()
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """What every member gave, in the order of ranks.
+        """Returns the payloads of all members, in the order of ranks.
 
         Raises:
-            RingBrokenError: it failed.
+            RingBrokenError: the operation failed.
         """
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(payload)
         self.wait([self.allreduce(sizes)])
         parts = []
         if not all(0 <= size <= _MAX_PAYLOAD_BYTES for size in sizes.tolist()):
-            raise RingBrokenError(f"parts of {sizes.tolist()} bytes")
+            raise RingBrokenError(f"payloads of {sizes.tolist()} bytes")
         for rank, size in enumerate(sizes.tolist()):
             part = torch.empty(size, dtype=torch.uint8)
             if rank == self.rank and size:
@@ -204,9 +200,9 @@ class ProcessGroup:
         return parts
 
     def interrupt(self) -> None:
-        """Ends whatever operation is under way, on this side and on the others'. From any thread.
+        """Ends the operation that is under way, here and in the other members. From any thread.
 
-        Safe at any time: the sockets are known by number and identity.
+        Safe at any time: a socket is shut down only if its descriptor still is that socket.
         """
         with self._lock:
             if self._interrupted:
@@ -219,14 +215,14 @@ class ProcessGroup:
                 self._nccl.abort()
 
     def close(self) -> None:
-        """Lets go of everything, so that no other member waits for this one."""
+        """Closes all connections, so that no other member waits for this process."""
         self.interrupt()
         self._gloo = self._nccl = None
         _open_groups.discard(self)
 
     def forget(self) -> None:
-        """In a child that was forked: it must not keep the sockets of its parent open, or the
-        others would not see the parent die."""
+        """Closes the sockets in a forked child. Left open there, they would hide the death of the
+        parent from the other members."""
         for fd in _still_open({**self._names, **self._listening}):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -248,8 +244,8 @@ def _broken_ring() -> Iterator[None]:
 
 def _connect(address: str, meet_s: float) -> Any:
     host, _, port = address.rpartition(":")
-    # Rank 0 listened before it asked for the ring. Where nobody does, it is dead, and TCPStore
-    # would try for longer than its timeout (17 s of 10).
+    # Rank 0 listened before it asked for the ring. If nothing listens, rank 0 is dead, and TCPStore
+    # would retry for longer than its timeout (17 s instead of 10).
     socket.create_connection((host, int(port)), timeout=meet_s).close()
     return dist.TCPStore(
         host,
@@ -263,7 +259,7 @@ def _connect(address: str, meet_s: float) -> Any:
 def _gloo(store: Any, rank: int, size: int, host: str, meet_s: float) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    # While the members meet; operations wait as long as it takes.
+    # While members connect; collectives get another limit below.
     options._timeout = timedelta(seconds=meet_s)
     group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
     group._set_default_timeout(timedelta(seconds=_COLLECTIVE_S))
@@ -277,7 +273,7 @@ def _nccl(store: Any, rank: int, size: int) -> Any:
 
 
 def _sockets() -> dict[int, str]:
-    """File descriptors of sockets, and the identity that the kernel gives each."""
+    """The file descriptors of sockets, with the identity that the kernel gives each socket."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -288,20 +284,20 @@ def _sockets() -> dict[int, str]:
 
 
 def _still_open(names: Mapping[int, str]) -> list[int]:
-    """Those that are still what they were: numbers are used again."""
+    """The descriptors that are still the same sockets; the kernel reuses numbers."""
     now = _sockets()
     return [fd for fd, name in names.items() if now.get(fd) == name]
 
 
 def _is_listening(fd: int) -> bool:
-    """Gloo ends the process when its listening socket is shut down."""
+    """Whether it is a listening socket: Gloo ends the process when its own is shut down."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
         return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     return False
 
 
 def _is_connection(fd: int, *, besides: int) -> bool:
-    """A TCP connection, but none with the store, which other rings may need."""
+    """Whether it is a TCP connection, but none with the store, which other rings may need."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
         if one.family in (socket.AF_INET, socket.AF_INET6):
             return besides not in (one.getpeername()[1], one.getsockname()[1])

@@ -1,0 +1,81 @@
+"""Calls that are repeated until there is an answer that will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.server import serve
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
+
+Answers = list[Exception | str]
+
+
+@pytest.fixture
+def stub() -> Iterator[Callable[[Answers], Stub]]:
+    """``stub(answers)``: of a master whose status is called these one after the other."""
+    opened: list[Callable[[], object]] = []
+
+    def start(answers: Answers) -> Stub:
+        def answer(*_: Any) -> pb.GetStatusResponse:
+            if isinstance(answers[0], Exception):
+                raise answers.pop(0)  # type: ignore[misc]
+            return pb.GetStatusResponse(job=str(answers.pop(0)))
+
+        handlers = {m.name: answer for m in SERVICE.methods}
+        server, port = serve(SERVICE, handlers, address="127.0.0.1:0", token="t", threads=1)
+        made = Stub(SERVICE, f"127.0.0.1:{port}", "t")
+        opened.extend([made.close, lambda: server.stop(grace=None).wait()])
+        return made
+
+    yield start
+    for close in opened:
+        close()
+
+
+def insist(stub: Stub, **options: Any) -> str:
+    answer = stub.insist("GetStatus", pb.GetStatusRequest(), timeout_s=30.0, **options)
+    return str(answer.job)
+
+
+def test_a_call_is_repeated_while_the_disk_is_full_or_the_answer_will_not_do(
+    stub: Callable[[Answers], Stub],
+) -> None:
+    calls: list[None] = []
+    said = insist(
+        stub([OSError("no space left"), "not yet", "ready"]),
+        until=lambda answer: answer.job == "ready",
+        before_call=lambda: calls.append(None),
+    )
+    assert said == "ready"
+    assert len(calls) == 3
+
+
+def test_the_other_side_may_be_away_for_a_while_if_the_caller_says_so(
+    stub: Callable[[Answers], Stub],
+) -> None:
+    assert insist(stub([TimeoutError("busy"), "here"]), away_s=60.0) == "here"
+    with pytest.raises(grpc.RpcError) as caught:
+        insist(stub([TimeoutError("busy"), "here"]))
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_call_that_is_rejected_is_not_repeated(stub: Callable[[Answers], Stub]) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        insist(stub([UsageError("wrong"), "never"]), away_s=60.0)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_is_raised_before_a_call_ends_the_wait(stub: Callable[[Answers], Stub]) -> None:
+    def stop() -> None:
+        raise UsageError("enough")
+
+    with pytest.raises(UsageError, match="enough"):
+        insist(stub(["never"]), before_call=stop)
