@@ -57,8 +57,6 @@ class RingEngine:
         self._controls = Controls(replica, rendezvous, self._membership, check_every)
         self._reducer = Reducer(replica.model, COUNT, self._controls.send, self._controls.receive)
         self._accumulation = ManualAccumulation(replica.model)
-        if rendezvous is not None:
-            self._accumulation.watch()
         # Of the update that is open:
         self._records = 0
         self._steps = 0  # of optimizers that moved the model
@@ -182,11 +180,14 @@ class RingEngine:
             lead: this member has the first records of the update.
         """
         reducer, rendezvous = self._reducer, self._rendezvous
+        alone = self._membership.group is None
         if reducer.phase is Phase.IDLE:
             reducer.begin_update(can_undo=rendezvous is not None)
             self._steps = 0
-        if self._membership.group is None and rendezvous is not None and not rendezvous.authorized:
+        if alone and rendezvous is not None and not rendezvous.authorized:
             reducer.fail(UNAUTHORIZED)
+        if not alone or share < 1.0:
+            self._accumulation.watch()  # before the reducer, whose hooks change gradients
         reducer.begin_minibatch(share, last=last, leads=lead)
 
     def complete(self) -> None:
