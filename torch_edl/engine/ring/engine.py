@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.replica import Replica
-from torch_edl.engine.ring.control_flags import COUNT, UNAUTHORIZED, Controls
+from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
 from torch_edl.engine.ring.membership import Membership
 from torch_edl.engine.ring.process_group import RingBrokenError
 from torch_edl.engine.ring.reducer import Phase, Reducer
@@ -54,8 +54,10 @@ class RingEngine:
         self._rendezvous = rendezvous
         self._on_resize = on_resize
         self._membership = Membership(replica, rendezvous, checkpoint)
-        self._controls = Controls(replica, rendezvous, self._membership, check_every)
-        self._reducer = Reducer(replica.model, COUNT, self._controls.send, self._controls.receive)
+        self._flags = ControlFlags(replica, rendezvous, self._membership, check_every)
+        self._reducer = Reducer(
+            replica.model, ControlFlags.COUNT, self._flags.send, self._flags.receive
+        )
         self._accumulation = ManualAccumulation(replica.model)
         # Of the update that is open:
         self._records = 0
@@ -101,7 +103,7 @@ class RingEngine:
     @property
     def last(self) -> bool:
         """Whether no member that has the model stays: all were asked to leave."""
-        return self._membership.group is None or self._controls.sums.leaving == self.world
+        return self._membership.group is None or self._flags.leaving == self.world
 
     def join(self, *, handing_over: bool = False) -> None:
         """Joins the next ring, and takes over the state that its members share.
@@ -115,7 +117,7 @@ class RingEngine:
         if self._rendezvous is None:
             return
         self._reducer.use(None)
-        self._controls.clear()
+        self._flags.clear()
         self._membership.join(self._steps, handing_over=handing_over)
         self._steps = 0
         self._reducer.use(self._membership.group)
@@ -129,7 +131,7 @@ class RingEngine:
         """
         rendezvous, alone = self._rendezvous, self._membership.group is None
         if rendezvous is None or not (
-            self._controls.sums.stale or (alone and rendezvous.is_stale(self.ring))
+            self._flags.stale or (alone and rendezvous.is_stale(self.ring))
         ):
             return
         if not rendezvous.leaving:
@@ -169,7 +171,7 @@ class RingEngine:
     def set_update_size(self, records: int) -> None:
         """The update that begins takes so many records, of all members together."""
         self._records = records
-        self._controls.begin_update(records)
+        self._flags.begin_update(records)
 
     def begin(self, share: float, *, last: bool, lead: bool) -> None:
         """The next backward is of a minibatch.
@@ -218,7 +220,7 @@ class RingEngine:
         if not self._steps:
             self._accumulation.forbid()
         self._steps = 0
-        if 0 < self._controls.sums.skipped < self.world:
+        if 0 < self._flags.skipped < self.world:
             self._synchronize()
         return True
 
@@ -291,7 +293,7 @@ class RingEngine:
         if not self._warned:
             self._warned = True
             log.warning("a batch was left without backward(): its records count, with no gradient")
-        self._controls.skipped = True
+        self._flags.skip = True
         self._reducer.reduce_nothing()
         if self._reducer.phase is Phase.REDUCED:
             self._reducer.drop()
@@ -299,7 +301,7 @@ class RingEngine:
     def _synchronize(self) -> None:
         """A member whose script left a batch out takes over what the others did to the model."""
         try:
-            self._membership.synchronize(has_model=not self._controls.skipped)
+            self._membership.synchronize(has_model=not self._flags.skip)
         except RingBrokenError as error:
             log.warning("ring %d broke: %s", self.ring, error)
             self.join()
