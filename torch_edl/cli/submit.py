@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -112,23 +112,20 @@ class _Client:
         display: Display,
         observers: Sequence[Observer],
         signals: StopSignals,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
         self._master = master
         self._display = display
         self._observers = observers
         self._signals = signals
-        self._clock = clock
         self._stub: Stub | None = None
         self._status: pb.GetStatusResponse | None = None
         self._tails: dict[str, LogTail] = {}
         self._events_after = 0
-        self._heard = clock()
+        self._heard = time.monotonic()
         self._silence_told = False
         self._stopping_since: float | None = None
         self._hurried_at: float | None = None
-        self._terminated = False
         # Then warnings of processes that lose each other are left out.
         self._is_stopped = False
         self._stop_reason = ""
@@ -176,7 +173,7 @@ class _Client:
         try:
             status = self._stub.call("GetStatus", request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
-            silent_s = self._clock() - self._heard
+            silent_s = time.monotonic() - self._heard
             if silent_s > _SILENT_S and not self._silence_told:
                 self._silence_told = True
                 self._display.note(
@@ -184,7 +181,7 @@ class _Client:
                     f"({error.code().name.lower()}); still waiting"
                 )
             return
-        self._heard, self._silence_told = self._clock(), False
+        self._heard, self._silence_told = time.monotonic(), False
         self._take(status)
 
     def _take(self, status: pb.GetStatusResponse) -> None:
@@ -217,7 +214,7 @@ class _Client:
     def _heed_signals(self) -> None:
         if not self._signals.count:
             return
-        now = self._clock()
+        now = time.monotonic()
         if self._stopping_since is None:
             self._stopping_since = now
             name = self._signals.name
@@ -231,10 +228,7 @@ class _Client:
         elif self._hurried_at is not None:
             if self._signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
                 self._master.stop(grace_s=0)
-        elif now - self._stopping_since > self._patience_s + _KILL_AFTER_S:
-            self._master.stop(grace_s=0)
-        elif now - self._stopping_since > self._patience_s and not self._terminated:
-            self._terminated = True
+        elif now - self._stopping_since > self._patience_s:
             self._master.stop(grace_s=_KILL_AFTER_S)
 
     @property
@@ -247,7 +241,6 @@ class _Client:
         from torch_edl.wire import master_pb2 as pb
 
         if self._stub is None:  # it does not listen yet
-            self._terminated = True
             self._master.stop(grace_s=_KILL_AFTER_S)
             return
         # Without waiting: the next status shows whether the master stops.
@@ -261,16 +254,15 @@ class _Client:
             return
         seen |= {"state": outcome.state, "error": outcome.error, "traceback": outcome.traceback}
         try:
-            text = json.dumps(seen, indent=1)
-            write_text(self._job.status_file, text)
+            write_text(self._job.status_file, json.dumps(seen, indent=1))
         except OSError as error:  # only `torch-edl status` of a dead job would read it
             self._display.note(f"{self._job.dir}: {error.strerror}: the end is not noted there")
 
     def _let_leave(self) -> None:
         """Gives the master time to leave by itself after the job is over."""
-        deadline = self._clock() + _LEAVE_GRACE_S
+        deadline = time.monotonic() + _LEAVE_GRACE_S
         signals_before = self._signals.count
-        while self._master.exit is None and self._clock() < deadline:
+        while self._master.exit is None and time.monotonic() < deadline:
             if self._signals.count > max(1, signals_before):
                 return
             self._master.poll()

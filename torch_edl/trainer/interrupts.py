@@ -8,8 +8,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+
+from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_
 
 
 class Interrupts:
-    """Puts a signal off to the end of the update: in the middle of one no checkpoint can be taken.
+    """Delays a signal to the end of the update: during one no checkpoint can be taken.
 
     Args:
         save: writes the last checkpoint.
@@ -25,47 +25,40 @@ class Interrupts:
 
     def __init__(self, save: Callable[[], None]) -> None:
         self._save = save
-        self._number = 0
-        self._before: dict[int, Any] = {}
+        self._signals = StopSignals(())
 
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
         """Within it the first signal waits for :meth:`heed`; the second one acts at once."""
-        if threading.current_thread() is threading.main_thread():
-            for number, usual in _USUAL.items():
-                if signal.getsignal(number) is usual:
-                    self._before[number] = signal.signal(number, self._handle)
+        usual = [n for n, handler in _USUAL.items() if signal.getsignal(n) is handler]
+        if threading.current_thread() is not threading.main_thread():
+            usual = []
         try:
-            yield
+            with StopSignals(usual, wake=self._noted) as self._signals:
+                yield
         finally:
-            self._restore()
+            self._signals = StopSignals(())
 
     def heed(self) -> None:
-        """Between two updates: does what the signal asked for, with a last checkpoint before.
+        """Does between two updates what a signal asked for, after a last checkpoint.
 
         Raises:
-            KeyboardInterrupt: it was SIGINT.
+            KeyboardInterrupt: the signal was SIGINT.
         """
-        if self._number:
+        if self._signals.count:
             self._save()
-            self._act(self._number)
+            self._act()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._number:
-            self._act(number)
-        self._number = number
-        name = signal.Signals(number).name
-        log.warning("%s: ending after this update, with a last checkpoint; again: at once", name)
+    def _noted(self) -> None:
+        if self._signals.count > 1:
+            self._act()
+        text = "%s: ending after this update, with a last checkpoint; again: at once"
+        log.warning(text, self._signals.name)
 
-    def _act(self, number: int) -> None:
-        self._restore()
-        if number == signal.SIGINT:
+    def _act(self) -> None:
+        signals, self._signals = self._signals, StopSignals(())
+        signals.restore()
+        if signals.first == signal.SIGINT:
             raise KeyboardInterrupt
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signals.first)
         threading.Event().wait()
-
-    def _restore(self) -> None:
-        self._number = 0
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before.clear()
