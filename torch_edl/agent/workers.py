@@ -104,7 +104,7 @@ class _Running:
 
 
 class _LogsOfOne(LogsSpecs):
-    """Where one worker's output goes, in the folders that were made for all."""
+    """The files of one worker's output, in the folders that were made for all workers."""
 
     def __init__(self, dest: LogsDest, local_rank: int) -> None:
         super().__init__()
@@ -133,15 +133,15 @@ class Workers:
     """Starts, watches and stops workers. One thread, the main one, owns it.
 
     Args:
-        config: as torchrun makes it of its options.
-        command: what to run, and its words.
+        config: torchrun's configuration.
+        command: the command of a worker, with its arguments.
         env: added to torchrun's variables of each worker.
     """
 
     def __init__(self, config: LaunchConfig, command: Sequence[str], env: dict[str, str]) -> None:
         self._config = config
         self._command = list(command)
-        # As torchrun makes it, but for --no-python: a shell script may not pass a signal on.
+        # Any other program, such as a shell script, may not pass a signal on.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
         self._running: dict[int, _Running] = {}
@@ -151,9 +151,8 @@ class Workers:
         """Starts workers; each call is an attempt with a log folder of its own.
 
         Raises:
-            SignalException: a signal came meanwhile; none of those that were not started before
-                is left.
-            OSError: one could not be started.
+            SignalException: a signal came meanwhile; the worker that was being started is gone.
+            OSError: a worker could not be started.
         """
         wanted = sorted(local_ranks)
         assert not self._running.keys() & set(wanted), f"of {wanted}, some run"
@@ -168,7 +167,7 @@ class Workers:
         dest = self._config.logs_specs.reify(envs)
         for local_rank, file in dest.error_files.items():
             if local_rank not in wanted:
-                with contextlib.suppress(OSError):  # the folder of one that was not lost
+                with contextlib.suppress(OSError):  # the folder of a worker that runs on
                     os.rmdir(os.path.dirname(file))
         self._attempt += 1
         for local_rank in wanted:
@@ -208,11 +207,11 @@ class Workers:
         return ended
 
     def stop(self, local_ranks: Iterable[int], *, grace_s: float, now: float) -> None:
-        """SIGTERM now, SIGKILL ``grace_s`` later (by :meth:`kill_overdue`). Asking again may
+        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`kill_overdue`). Another call may
         shorten the grace.
 
-        Of Python the process alone gets SIGTERM: readers of its DataLoader that die before it are
-        an error in the middle of its step. What is left of its group when it ended gets SIGKILL.
+        A Python worker gets SIGTERM alone: if the readers of its DataLoader ended first, its step
+        would fail. What is left of its process group after its end gets SIGKILL.
         """
         for local_rank in local_ranks:
             if local_rank in self._running:
@@ -288,7 +287,7 @@ def _filter(
     local_rank: int,
 ) -> None:
     """Starts the tails of --duplicate-*-filters. torch's context would truncate the file of all
-    workers each time that one is started."""
+    workers each time a worker is started."""
     prefix = {0: _prefix(config, env, local_rank)}
     for filters, tees, target in (
         (config.duplicate_stdout_filters, dest.tee_stdouts, dest.filtered_stdout),
