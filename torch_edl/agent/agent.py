@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import select
@@ -81,7 +82,6 @@ class Agent:
         self._config = spec.config
         self._master = spec.master
         self._node = f"{socket.gethostname()}-{os.getpid()}"
-        self._is_alone = spec.config.max_nodes == 1
         self._workers = Workers(spec.config, spec.command, spec.master.environment(self._node))
         self._outputs = Outputs(spec.watch)
         self._restart_policy = RestartPolicy(max_restarts=spec.config.max_restarts)
@@ -97,7 +97,8 @@ class Agent:
         """Why all workers are to end; empty: they are to run."""
         self._is_stopped = False  # the whole job
         self._hurried = False
-        self._over: pb.AgentReportResponse | None = None
+        self._over: str | None = None
+        """Why the job failed, empty if it ended well; None: the job is not over."""
         self._stop_at: float | None = None
         self._ended_at: float | None = None
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -106,16 +107,19 @@ class Agent:
         )
         calls, master = services.AGENTS + services.CONTROL, spec.master
         self._stub = Stub(services.CONTROL, master.address, master.token)
+        address = spec.config.local_addr
         self._reporter = Reporter(
             Stub(calls, master.address, master.token),
-            node=self._node,
-            host=spec.config.local_addr or socket.gethostname(),
-            pid=os.getpid(),
-            experiment=spec.experiment,
-            address=spec.config.local_addr or own_address(spec.master.address),
-            port=free_port(),
+            pb.AgentReportRequest(
+                node=self._node,
+                pid=os.getpid(),
+                host=address or socket.gethostname(),
+                experiment=pb.Experiment(**dataclasses.asdict(spec.experiment)),
+                address=address or own_address(master.address),
+                port=free_port(),
+            ),
             wake=self._wake,
-            wants_events=spec.master.hosted is not None,
+            wants_events=master.hosted is not None,
         )
 
     def run(self) -> int:
@@ -215,7 +219,7 @@ class Agent:
     @property
     def _stops_all(self) -> bool:
         """Whether the job ends with this agent."""
-        return self._is_alone or self._master.hosted is not None
+        return self._config.max_nodes == 1 or self._master.hosted is not None
 
     def _take_ends(self, ends: Sequence[Ended], now: float) -> None:
         if not ends:
@@ -256,7 +260,7 @@ class Agent:
         ended = hosted.revive()
         if ended is not None:
             error = "" if ended.code == 0 else hosted.cause() or f"the master ended ({ended})"
-            self._leave(pb.AgentReportResponse(over=True, error=error), now)
+            self._leave(error, now)
 
     def _obey(self, response: pb.AgentReportResponse, now: float) -> None:
         if self._master.hosted is not None:
@@ -277,7 +281,7 @@ class Agent:
         if response.workers_wanted and response.nodes == 1:
             self._wanted = response.workers_wanted
         if response.over:
-            self._leave(response, now)
+            self._leave(response.error, now)
         elif response.stopping and not self._stopping:
             log.warning("%s: stopping %d workers", response.stopping, len(self._workers.running()))
             self._is_stopped = True
@@ -290,9 +294,9 @@ class Agent:
             error = f"no answer for {silent_s:.0f} s"
         if error:
             error = f"the master at {self._master.address}: {error}"
-            self._leave(pb.AgentReportResponse(over=True, error=error), now)
+            self._leave(error, now)
         elif self._is_done() and silent_s > _DONE_SILENCE_S:
-            self._leave(pb.AgentReportResponse(over=True), now)
+            self._leave("", now)
 
     def _heed_absence(self, now: float) -> None:
         """Ends an agent whose job did not begin in time: too few machines joined, or too many."""
@@ -310,7 +314,7 @@ class Agent:
             self._reporter.tell(self._workers.running(), error=error)
         else:
             self._reporter.tell(self._workers.running(), done=True)
-        self._leave(pb.AgentReportResponse(over=True, error=error), now)
+        self._leave(error, now)
 
     def _balance(self, placement: Placement, now: float) -> None:
         """Starts the workers that are wanted and missing, stops those in excess."""
@@ -351,14 +355,18 @@ class Agent:
         grace_s = self._grace_s if grace_s is None else grace_s
         self._workers.stop(self._workers.local_ranks, grace_s=grace_s, now=now)
 
-    def _leave(self, over: pb.AgentReportResponse, now: float) -> None:
-        """The job is over; if it ended well, workers have some time to leave by themselves."""
+    def _leave(self, error: str, now: float) -> None:
+        """Notes that the job is over. If it ended well, workers have time to leave by themselves.
+
+        Args:
+            error: why the job failed; empty: it ended well.
+        """
         if self._over is not None:
             return
-        self._over = over
+        self._over = error
         self._start_at.clear()
-        if over.error:
-            self._stop(over.error, now)
+        if error:
+            self._stop(error, now)
         else:
             self._stopping = self._stopping or "the job is over"
             self._stop_at = now + _OVER_GRACE_S
@@ -367,7 +375,7 @@ class Agent:
         return not self._workers.local_ranks and self._done.issuperset(range(self._wanted))
 
     def _is_finished(self) -> bool:
-        if self._workers.local_ranks or not (self._stopping or self._over):
+        if self._workers.local_ranks or not (self._stopping or self._over is not None):
             self._ended_at = None
             return False
         if self._over is not None:
@@ -387,6 +395,6 @@ class Agent:
             return self._signals.exit_code
         if self._failures:
             raise ChildFailedError(name=self._spec.name, failures=self._failures)
-        if self._over is not None and self._over.error:
-            raise JobFailedError(self._over.error)
+        if self._over:
+            raise JobFailedError(self._over)
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 import time
@@ -12,7 +11,6 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from torch_edl.agent.workers import Ended, Worker
-from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import FULL, Stub
 
@@ -38,34 +36,21 @@ class Reporter:
 
     Args:
         stub: of the master; closed with the reporter.
-        node: the agent's name.
-        experiment: what it was asked to run.
-        address: of this machine for the others.
-        port: free here.
-        wake: called in the reporter's thread when there is an answer, or the lack of one.
-        wants_events: :meth:`statuses` are to have the events of the job.
+        agent: the fields of a report that never change: who reports, from where, and what for.
+        wake: called in the reporter's thread after an answer, or the lack of one.
+        wants_events: the statuses of :meth:`statuses` are to have the events of the job.
     """
 
     def __init__(
         self,
         stub: Stub,
+        agent: pb.AgentReportRequest,
         *,
-        node: str,
-        host: str,
-        pid: int,
-        experiment: Experiment,
-        address: str,
-        port: int,
         wake: Callable[[], None],
         wants_events: bool,
     ) -> None:
         self._stub = stub
-        self._node = node
-        self._host = host
-        self._pid = pid
-        self._experiment = pb.Experiment(**dataclasses.asdict(experiment))
-        self._address = address
-        self._port = port
+        self._agent = agent
         self._wake = wake
         self._changed = threading.Condition()
         self._running: list[pb.AgentWorker] = []
@@ -79,9 +64,9 @@ class Reporter:
         self._statuses: list[pb.GetStatusResponse] = []
         self._events_after = 0 if wants_events else _NO_EVENTS
         self.status: pb.GetStatusResponse | None = None
-        """Of the job, as the master told it last."""
+        """The newest status of the job; None before the first one."""
         self.heard = time.monotonic()
-        """When the master answered last, or this began."""
+        """When the master answered last, or the reporter was started."""
         self.refusal = ""
         """Why the master will never answer; empty: it may."""
         self._thread = threading.Thread(target=self._report, name="agent-report", daemon=True)
@@ -96,7 +81,7 @@ class Reporter:
         error: str = "",
         traceback: str = "",
     ) -> None:
-        """Says how things are now; an end is repeated until the master has heard it."""
+        """Reports the state of the workers; an end is repeated until the master has answered."""
         with self._changed:
             self._running = [_told(worker) for worker in running]
             self._ended += [_told(end.worker, exited=True, code=end.code) for end in ended]
@@ -107,19 +92,19 @@ class Reporter:
             self._changed.notify()
 
     def answers(self) -> list[pb.AgentReportResponse]:
-        """What the master said since the last call."""
+        """The answers of the master since the last call."""
         with self._changed:
             answers, self._answers = self._answers, []
         return answers
 
     def statuses(self) -> list[pb.GetStatusResponse]:
-        """Of the job since the last call, each with its new events."""
+        """The statuses of the job since the last call, each with its new events."""
         with self._changed:
             statuses, self._statuses = self._statuses, []
         return statuses
 
     def close(self) -> None:
-        """Ends the thread; the last news is told once more if nobody has heard it yet."""
+        """Ends the thread, after one more try to report what the master does not know yet."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -136,17 +121,12 @@ class Reporter:
                 closing, self._news = self._closed, False
                 told = len(self._ended)
                 request = pb.AgentReportRequest(
-                    node=self._node,
-                    pid=self._pid,
-                    host=self._host,
                     workers=[*self._running, *self._ended],
                     done=self._done,
                     error=self._error[0],
                     traceback=self._error[1],
-                    experiment=self._experiment,
-                    address=self._address,
-                    port=self._port,
                 )
+                request.MergeFrom(self._agent)
             timeout_s = _FINAL_TIMEOUT_S if closing else _CALL_TIMEOUT_S
             try:
                 response = self._stub.call("AgentReport", request, timeout_s=timeout_s)

@@ -9,7 +9,7 @@ from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.agent.reporter import Reporter
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
-from torch_edl.environment import this_experiment
+from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
@@ -33,12 +33,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
     answered = threading.Event()
     reporter = Reporter(
         Stub(services.MASTER, address, TOKEN),
-        node="n",
-        host="h",
-        pid=1,
-        experiment=this_experiment("train.py", [], rdzv_id="none", file=None),
-        address="127.0.0.1",
-        port=1,
+        pb.AgentReportRequest(node="n", host="h", pid=1, address="127.0.0.1", port=1),
         wake=answered.set,
         wants_events=False,
     )
