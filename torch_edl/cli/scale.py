@@ -10,7 +10,7 @@ from torch_edl.jobs import calls, catalog
 
 
 def main(args: argparse.Namespace) -> int:
-    """Tells the master; it starts workers, or lets some finish what they hold and leave.
+    """Tells the master, which starts workers, or lets some finish their tasks and leave.
 
     Raises:
         UsageError: a range that cannot be, no such job, or the master refused.

@@ -1,4 +1,4 @@
-"""``torch-edl status``: a job as its master tells it, or as it was last seen."""
+"""``torch-edl status``: the status of a job from its master, or the last one in its folder."""
 
 from __future__ import annotations
 
