@@ -76,7 +76,9 @@ def _write_table(table: SavedTable, path: Path) -> None:
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     n, dim = len(ids), int(table.info["dim"])
-    head = files.header({"ids": ("int64", (n,)), "vectors": ("float32", (n, dim))}, {})
+    head = files.header(
+        {"ids": ("I64", (n,), n * 8), "vectors": ("F32", (n, dim), n * dim * 4)}, {}
+    )
     if n == 0:
         path.write_bytes(head)
         return

@@ -8,7 +8,6 @@ member that joins, and written to checkpoints. Nothing is pickled.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from torch_edl.checkpoint import layout
+from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.writer import write_tables
 from torch_edl.engine import same_model, state_dict
 from torch_edl.engine.position import Position
-from torch_edl.errors import CheckpointError
+from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn import table_state
 from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.model_tables import bind_tables, dense_names
@@ -37,6 +34,26 @@ from torch_edl.tables.table import EmbeddingTable
 _STEM = "shard-0-of-1"
 MODEL_FILE = f"{_STEM}.dense.safetensors"
 OPTIMIZER_FILE = f"{_STEM}.optimizer.safetensors"
+
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -229,18 +246,15 @@ def write(state: State, folder: Path) -> dict[str, int]:
     The file of the model is a plain ``state_dict`` in safetensors.
 
     Raises:
+        UsageError: a tensor has a type that cannot be written.
         OSError: the disk is full or read-only.
     """
     slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
     header = {key: value for key, value in state.header.items() if key != "tensors"}
-    try:
-        safetensors.torch.save_file(state.model, folder / MODEL_FILE)
-        safetensors.torch.save_file(
-            slots, folder / OPTIMIZER_FILE, metadata={"state": json.dumps(header)}
-        )
-    except SafetensorError as error:
-        raise OSError(f"{folder}: cannot be written: {error}") from error
-    sizes = {name: os.path.getsize(folder / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+    sizes = {
+        MODEL_FILE: _write_file(folder / MODEL_FILE, state.model, {"format": "pt"}),
+        OPTIMIZER_FILE: _write_file(folder / OPTIMIZER_FILE, slots, {"state": json.dumps(header)}),
+    }
     return sizes | write_tables(state.tables, folder, _STEM)
 
 
@@ -250,16 +264,13 @@ def read(folder: Path, without: Collection[str] = ()) -> State:
     Raises:
         CheckpointError: the folder holds something else.
     """
+    file = folder / OPTIMIZER_FILE
     try:
-        with safe_open(folder / OPTIMIZER_FILE, "pt") as file:
-            header = json.loads((file.metadata() or {})["state"])
-            # Cloned: tensors in the memory of the file lie at any address, and the last bit of a
-            # sum over a vector depends on that.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        model = read_model(folder, without)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{folder}: not a checkpoint that can be read: {error}") from error
-    return State(header, {f"model.{n}": t for n, t in model.items()} | tensors)
+        header = json.loads(files.metadata(file)["state"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{file}: not the state of optimizers: {error}") from error
+    model = read_model(folder, without)
+    return State(header, {f"model.{n}": t for n, t in model.items()} | _read_file(file))
 
 
 def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -277,11 +288,8 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
     if layout.is_checkpoint(folder) and source.manifest.strategy == "ps":
         values = {name: torch.from_numpy(value) for name, value in source.dense()[0].items()}
     else:  # with types that numpy does not have
-        file = folder / (MODEL_FILE if layout.is_checkpoint(folder) else layout.EXPORTED_MODEL)
-        try:
-            values = safetensors.torch.load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: {error}; it is damaged") from error
+        name = MODEL_FILE if layout.is_checkpoint(folder) else layout.EXPORTED_MODEL
+        values = _read_file(folder / name)
     for name in without:
         values.pop(f"{name}.weight", None)  # a plain weight there, a table here
     for table in source.tables.values():
@@ -295,6 +303,26 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
             vectors = np.concatenate([rows.vectors for rows in found])
             values |= table_state.of_rows(table.modules, ids, vectors)
     return values
+
+
+def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str, str]) -> int:
+    """Writes contiguous tensors on the CPU; returns the size in bytes."""
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _TYPE_NAMES:
+            raise UsageError(f"{name}: {tensor.dtype} cannot be written to a checkpoint")
+        content = as_bytes(tensor).numpy()
+        found[name] = files.Tensor(_TYPE_NAMES[tensor.dtype], tuple(tensor.shape), content)
+    return files.write(path, found, about)
+
+
+def _read_file(path: Path) -> dict[str, torch.Tensor]:
+    made = {}
+    for name, found in files.read_tensors(path).items():
+        # In memory that torch aligns: the last bit of a sum over a vector depends on that.
+        made[name] = torch.empty(found.shape, dtype=_TYPES[found.dtype])
+        as_bytes(made[name]).copy_(torch.from_numpy(found.content))
+    return made
 
 
 def chunks(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
@@ -17,7 +18,7 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.engine import replica as replicas
 from torch_edl.engine.replica import Replica, State
-from torch_edl.errors import CheckpointError
+from torch_edl.errors import CheckpointError, UsageError
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
@@ -214,6 +215,36 @@ def test_a_damaged_file_is_said_to_be_damaged(name: str, tmp_path: Path) -> None
     (tmp_path / name).write_bytes(b"\xff" * size)
     with pytest.raises(CheckpointError):
         replicas.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", [replicas.MODEL_FILE, replicas.OPTIMIZER_FILE])
+def test_a_single_bit_that_has_changed_is_found(name: str, tmp_path: Path) -> None:
+    source = Parts("adam", "step", 1)
+    source.step(0)
+    commit(source.replica.copy(), tmp_path)
+    raw = bytearray((tmp_path / name).read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(CheckpointError, match=f"{name}: the checksum of .* does not match"):
+        replicas.read(tmp_path)
+
+
+def test_the_files_are_those_of_safetensors(tmp_path: Path) -> None:
+    model = Odd()
+    commit(Replica(model, []).copy(), tmp_path)
+    found = safetensors.torch.load_file(tmp_path / replicas.MODEL_FILE)
+    wanted = model.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        assert value.dtype == wanted[name].dtype
+        assert torch.equal(value, wanted[name])
+
+
+def test_a_type_that_no_file_holds_is_named(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.register_buffer("z", torch.zeros(1, dtype=torch.complex128))
+    with pytest.raises(UsageError, match=r"z: torch\.complex128 cannot be written"):
+        replicas.write(Replica(model, []).copy(), tmp_path)
 
 
 def test_a_digest_sees_a_single_bit() -> None:

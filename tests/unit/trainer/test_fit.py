@@ -503,7 +503,7 @@ def test_nothing_to_evaluate() -> None:
     for call in (trainer().evaluate, trainer().predict):
         with pytest.raises(UsageError, match="the dataset is empty"):
             call(empty)
-    with pytest.raises(UsageError, match="the suffix says"):
+    with pytest.raises(UsageError, match="the suffix selects"):
         trainer().save("model.bin")
 
 
