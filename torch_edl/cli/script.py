@@ -95,15 +95,16 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
         found = file_kind.uses_torch_edl(script)
     if found:
         return True
+    given = given_flags(args, "script")
     # A seed salts hash() of any script.
-    own = [flag for flag in given_flags(args, "script") if flag != "--seed"]
-    if not own:
+    if not set(given) - {"--seed"}:
         return False
     if args.no_python or args.module:
         return None
-    if own != ["--workers"]:
+    without_effect = [flag for flag in given if flag not in ("--seed", "--workers")]
+    if without_effect:
         raise UsageError(
-            f"{own[0]}: no effect, since {script} does not use torch_edl; "
+            f"{without_effect[0]}: no effect, since {script} does not use torch_edl; "
             "add torch_edl.init() to the script, or leave the option out"
         )
     return False

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.job_config import default_name, model_file_job
+from torch_edl.cli.job_config import default_name, model_file_job, script_job
 from torch_edl.cli.parser import parse
+from torch_edl.cli.torchrun_arguments import parse as parse_script
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
 
@@ -123,3 +124,40 @@ def test_default_names(path: str, stem: str) -> None:
     assert name.rpartition("-")[0] == stem
     assert name != other
     JobConfig(name=name, model_file=path)
+
+
+def made_of_script(folder: Path, words: str) -> JobConfig:
+    script = folder / "train.py"
+    script.write_text("import torch_edl\njob = torch_edl.init()\n")
+    args = parse_script([*words.split(), str(script)])
+    return script_job(args, name="j", min_workers=1, max_workers=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy", "servers"),
+    [
+        ("", "auto", ClusterConfig().servers),
+        ("--ps 3", "ps", 3),
+        ("--ps 3 --strategy ps", "ps", 3),
+        ("--strategy ps", "ps", ClusterConfig().servers),
+        ("--strategy allreduce", "allreduce", ClusterConfig().servers),
+    ],
+)
+def test_servers_that_are_named_are_wanted(
+    tmp_path: Path, words: str, strategy: str, servers: int
+) -> None:
+    config = made_of_script(tmp_path, words)
+    assert (config.train.strategy, config.cluster.servers) == (strategy, servers)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--ps 2 --strategy allreduce", "--ps 2 and --strategy allreduce"),
+        ("--strategy local", "--strategy local: it is for model files"),
+        ("--strategy pss", "pss"),
+    ],
+)
+def test_what_a_script_cannot_have(tmp_path: Path, words: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        made_of_script(tmp_path, words)

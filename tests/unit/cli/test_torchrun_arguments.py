@@ -1,14 +1,21 @@
-"""Where the agents of a script meet, from torchrun's options."""
+"""torchrun's command line with our options: where agents meet, threads, the table of the page."""
 
 from __future__ import annotations
 
+import argparse
+import os
+import re
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
+from torch_edl.cli.options import add_options
 from torch_edl.cli.torchrun_arguments import endpoint as endpoint_of
 from torch_edl.cli.torchrun_arguments import launch_config, may_restart_here, parse
 from torch_edl.jobs.master_host import ANY_PORT
+
+DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
 
 
 @pytest.mark.parametrize(
@@ -57,3 +64,48 @@ def test_who_may_restart_a_plain_script_does_not_meet_at_a_store_of_the_dead(
     (tmp_path / "plain.py").write_text("import torch\n")
     args = parse([*line.split(), str(tmp_path / "plain.py")])
     assert may_restart_here(args) is may
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "threads"),
+    [
+        ("--nproc-per-node 2", None, "4"),
+        ("--workers 1:3", None, "2"),
+        ("--workers 20", None, "1"),
+        ("--nproc-per-node 1", None, None),  # torch takes all cores
+        ("--workers 2", "7", "7"),
+    ],
+)
+def test_the_cores_are_divided_without_a_warning(
+    words: str,
+    named: str | None,
+    threads: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", named or "")  # put back after the test
+    if named is None:
+        del os.environ["OMP_NUM_THREADS"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    script = tmp_path / "train.py"
+    script.write_text("import torch_edl\njob = torch_edl.init()\n")
+    launch_config(parse([*words.split(), str(script)]))
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+    assert "OMP" not in capfd.readouterr().err
+
+
+def flags_of_the_tables() -> set[str]:
+    rows = re.findall(r"^\| (`-[^|]*)\|", DOCS.read_text(), re.MULTILINE)
+    return {flag for row in rows for flag in re.findall(r"`(-[^`]*)`", row)}
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Every flag, in the spelling with dashes."""
+    return {flag for action in parser._actions for flag in action.option_strings if "_" not in flag}
+
+
+def test_every_flag_is_in_the_table_and_no_other() -> None:
+    parser = get_args_parser()
+    add_options(parser, "script")
+    assert flags_of_the_tables() == flags_of(parser)
