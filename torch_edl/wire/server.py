@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.wire.channel import COMMON_OPTIONS, request_limit
+from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
 from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,17 @@ def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHand
     return grpc.unary_unary_rpc_method_handler(
         _guarded(method.name, handler),
         request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=lambda message: message.SerializeToString(),
+        response_serializer=_encode,
     )
+
+
+def _encode(answer: Any) -> bytes:
+    encoded: bytes = answer.SerializeToString()
+    if len(encoded) > MAX_MESSAGE_BYTES:
+        # gRPC ends the call with INTERNAL then. The check of gRPC itself would end the call with
+        # RESOURCE_EXHAUSTED, which means that the caller is to call again.
+        raise UsageError(f"an answer of {len(encoded)} bytes; at most {MAX_MESSAGE_BYTES} travel")
+    return encoded
 
 
 def _guarded(name: str, handler: Handler) -> Handler:
