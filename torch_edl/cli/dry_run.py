@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
 from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
+from torch_edl.master_client.leases import Lease
 
 if TYPE_CHECKING:
     from torch_edl.trainer.model_file import ModelFile
@@ -179,7 +180,7 @@ def _try_batch(file: ModelFile, config: JobConfig) -> str:
     shard = next((shard for shard in shards if shard.records), None)
     if shard is None:
         raise UsageError("no data: name files with --data, or give the model file a data_source")
-    lease = pb.LeaseMessage(
+    lease = Lease(
         kind=pb.TASK_TRAIN,
         shard=shard.name,
         end=min(shard.records, config.data.batch_size),

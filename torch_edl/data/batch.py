@@ -12,7 +12,7 @@ import torch
 
 from torch_edl.data.samples import Damaged
 from torch_edl.errors import UsageError
-from torch_edl.wire import master_pb2 as pb
+from torch_edl.master_client.leases import Lease
 
 LABEL_KEYS = ("labels", "label")
 
@@ -66,7 +66,7 @@ class Update:
     """How many minibatches there are."""
     records: int
     """Records that give a gradient, of all processes that take part."""
-    lease: pb.LeaseMessage | None = None
+    lease: Lease | None = None
     """Whose records these are, where tasks are leased."""
     incarnation: int = 0
     """Incarnation of the servers at which the task was leased."""

@@ -23,6 +23,7 @@ from torch_edl.data.sources import Source, open_source
 from torch_edl.data.task_records import check_unchanged, read_task, record_of
 from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import EdlError, describe_error
+from torch_edl.master_client.leases import Lease
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,7 @@ Updates = Callable[[int], Iterator[Update]]
 class FeedError(EdlError):
     """The user's ``feed`` raised, or what it returned cannot be cut into minibatches."""
 
-    def __init__(
-        self, message: str, lease: pb.LeaseMessage | None = None, index: int | None = None
-    ) -> None:
+    def __init__(self, message: str, lease: Lease | None = None, index: int | None = None) -> None:
         # A DataLoader makes it again in another process, with the message alone.
         super().__init__(message)
         self.lease = lease
@@ -72,7 +71,7 @@ class Feeder:
         self._open = open_shard or self._open_file
         self._sources: dict[str, Source] = {}
 
-    def prepare(self, lease: pb.LeaseMessage) -> Updates:
+    def prepare(self, lease: Lease) -> Updates:
         """Reads a task and calls ``feed``; the updates from the first record of any of them on.
 
         Raises:
@@ -98,7 +97,7 @@ class Feeder:
         Raises:
             FeedError: the user's code failed; its exception is the cause.
         """
-        lease = pb.LeaseMessage(kind=pb.TASK_TRAIN, shard=shard)
+        lease = Lease(kind=pb.TASK_TRAIN, shard=shard)
         mode = MODES[pb.TASK_TRAIN]
         damaged: Sequence[Damaged] = ()
         known = False  # which record a sample is
@@ -120,9 +119,7 @@ class Feeder:
             raise FeedError(f"feed raised {said}", lease) from error
         return _batch(fed, mode, lease, damaged)
 
-    def _group(
-        self, batches: Iterator[Batch], lease: pb.LeaseMessage, offset: int
-    ) -> Iterator[Update]:
+    def _group(self, batches: Iterator[Batch], lease: Lease, offset: int) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
         each = self._config.train.local_steps if lease.kind == pb.TASK_TRAIN else 1
         taken: list[Batch] = []
@@ -141,18 +138,18 @@ class Feeder:
         # The last update answers for the rest of the records, also those that feed left out.
         yield _update(lease, offset, length, size, taken)
 
-    def _records(self, lease: pb.LeaseMessage) -> Any:
+    def _records(self, lease: Lease) -> Any:
         source = self.source(lease.shard)
         counted = lease.shard_records, lease.shard_size, lease.shard_mtime_ns
         check_unchanged(source, Shard(lease.shard, *counted))
         each, seed = self._config.records_per_task, self._seed(lease)
         return read_task(source, _task(lease), each, seed)
 
-    def _seed(self, lease: pb.LeaseMessage) -> int | None:
+    def _seed(self, lease: Lease) -> int | None:
         shuffle = lease.kind == pb.TASK_TRAIN and self._config.data.shuffle
         return self._config.train.seed if shuffle else None
 
-    def _name(self, lease: pb.LeaseMessage, samples: int, index: int) -> str:
+    def _name(self, lease: Lease, samples: int, index: int) -> str:
         """What a person calls a sample of the dataset that ``feed`` made of a task."""
         if samples != lease.end - lease.start:
             return f"sample {index:,} of {samples:,} (records {lease.start:,} to {lease.end - 1:,})"
@@ -170,7 +167,7 @@ class Feeder:
         data = self._config.data
         return open_source(path, format=data.format, skip_damaged=data.skip_damaged)
 
-    def _batches(self, fed: Any, lease: pb.LeaseMessage, mode: str, offset: int) -> Iterator[Batch]:
+    def _batches(self, fed: Any, lease: Lease, mode: str, offset: int) -> Iterator[Batch]:
         size = self._config.data.batch_size
         if isinstance(fed, Dataset):
             return self._dataset_batches(fed, mode, offset // size, lease)
@@ -183,7 +180,7 @@ class Feeder:
         return _sliced(features, labels, count, size, offset)
 
     def _dataset_batches(
-        self, dataset: Dataset[Any], mode: str, skip: int, lease: pb.LeaseMessage
+        self, dataset: Dataset[Any], mode: str, skip: int, lease: Lease
     ) -> Iterator[Batch]:
         data = self._config.data
 
@@ -210,7 +207,7 @@ class Feeder:
             raise FeedError(f"the dataset of feed {error}{where}", lease) from error.__cause__
 
 
-def _batch(item: Any, mode: str, lease: pb.LeaseMessage, damaged: Sequence[Damaged]) -> Batch:
+def _batch(item: Any, mode: str, lease: Lease, damaged: Sequence[Damaged]) -> Batch:
     """A collated minibatch, of which the ``damaged`` samples were left out."""
     if item is None and damaged:
         return Batch(None, None, 0, damaged)
@@ -218,9 +215,7 @@ def _batch(item: Any, mode: str, lease: pb.LeaseMessage, damaged: Sequence[Damag
     return Batch(features, labels, _length(features, lease), damaged)
 
 
-def _update(
-    lease: pb.LeaseMessage, first: int, last: int, size: int, batches: Sequence[Batch]
-) -> Update:
+def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Batch]) -> Update:
     """Minibatches of which nothing is left are none."""
     kept = [(n, b) for n, b in enumerate(batches) if b.size or not b.damaged]
     return Update(
@@ -237,7 +232,7 @@ def _update(
     )
 
 
-def _task(lease: pb.LeaseMessage) -> Task:
+def _task(lease: Lease) -> Task:
     return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
 
 
@@ -253,7 +248,7 @@ def _what_records_are(records: Any, error: BaseException) -> str:
     return f" (records is a pyarrow.Table with the columns {shown})"
 
 
-def _split(fed: Any, mode: str, lease: pb.LeaseMessage) -> tuple[Any, Any]:
+def _split(fed: Any, mode: str, lease: Lease) -> tuple[Any, Any]:
     """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
     if mode == "prediction":
         return (dict(fed) if isinstance(fed, Mapping) else fed), None
@@ -263,7 +258,7 @@ def _split(fed: Any, mode: str, lease: pb.LeaseMessage) -> tuple[Any, Any]:
         raise FeedError(f"feed returned {error}, or a torch Dataset", lease) from None
 
 
-def _length(value: Any, lease: pb.LeaseMessage) -> int:
+def _length(value: Any, lease: Lease) -> int:
     try:
         return length(value)
     except BatchError as error:

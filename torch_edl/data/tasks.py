@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch_edl.data.feeder import MODES, Updates
-from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -18,7 +18,7 @@ from torch_edl.wire import master_pb2 as pb
 class RecordTask:
     """A task whose records are read: training, evaluation and prediction tasks."""
 
-    lease: pb.LeaseMessage
+    lease: Lease
     updates: Updates
     incarnation: int
     """Incarnation of the servers at which the task was leased."""
@@ -28,7 +28,7 @@ class RecordTask:
 class ModelTask:
     """A task without records: summarize, snapshot."""
 
-    lease: pb.LeaseMessage
+    lease: Lease
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class TaskFailed:
     """The records of a task could not be prepared; or, without a lease, the master is lost."""
 
     error: Exception
-    lease: pb.LeaseMessage | None
+    lease: Lease | None
 
 
 Item = RecordTask | ModelTask | ServersChanged | NoMoreTasks | TaskFailed
-Prepare = Callable[[pb.LeaseMessage], Updates]
+Prepare = Callable[[Lease], Updates]
 """Reads the records of a task."""
 
 
@@ -161,7 +161,7 @@ class TaskPrefetcher:
             except queue.Full:
                 continue
 
-    def _prepare_unless_stopped(self, lease: pb.LeaseMessage) -> Updates:
+    def _prepare_unless_stopped(self, lease: Lease) -> Updates:
         with self._preparing:
             if self._stop.is_set():
                 raise RuntimeError("nobody takes this task any more")
@@ -183,7 +183,7 @@ def _ask(leases: LeaseClient, prepare: Prepare) -> Iterator[Item]:
         yield _prepared(lease, leases, prepare)
 
 
-def _prepared(lease: pb.LeaseMessage, leases: LeaseClient, prepare: Prepare) -> Item:
+def _prepared(lease: Lease, leases: LeaseClient, prepare: Prepare) -> Item:
     if lease.kind not in MODES:
         return ModelTask(lease)
     try:

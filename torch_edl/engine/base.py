@@ -27,6 +27,7 @@ from torch import nn
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
+from torch_edl.master_client.leases import Lease
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -128,7 +129,7 @@ class LeasedEngine(Engine, Protocol):
         """
         ...
 
-    def committed(self, lease: pb.LeaseMessage) -> int:
+    def committed(self, lease: Lease) -> int:
         """How many records of a task, from its start, are in the model for good."""
         ...
 

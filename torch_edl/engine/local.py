@@ -18,6 +18,7 @@ from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine import replica
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import Lease
 from torch_edl.optim import optimizer_config
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -57,7 +58,7 @@ class LocalEngine:
             if manifest is not None:
                 self._watermarks = manifest.watermarks.copy()
 
-    def committed(self, lease: pb.LeaseMessage) -> int:
+    def committed(self, lease: Lease) -> int:
         """What this process trained, or found in its checkpoint."""
         return self._watermarks.offset(lease.task_id)
 

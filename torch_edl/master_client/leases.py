@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
@@ -16,6 +16,41 @@ from torch_edl.wire.channel import Stub
 
 # Above the master's long poll of 2 s.
 _CALL_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """A task that a worker has; ``tasks.proto`` describes the fields."""
+
+    lease_id: int = 0
+    kind: pb.TaskKind = pb.TASK_TRAIN
+    task_id: int = 0
+    shard: str = ""
+    start: int = 0
+    end: int = 0
+    epoch: int = 0
+    offset: int = 0
+    retried: bool = False
+    states: Sequence[pb.MetricState] = ()
+    directory: str = ""
+    shard_records: int = 0
+    shard_size: int = 0
+    shard_mtime_ns: int = 0
+
+    @classmethod
+    def from_proto(cls, message: pb.LeaseMessage) -> Lease:
+        """The lease that a message describes."""
+        return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class LeaseAnswer:
+    """What the master answers to a worker that asks for tasks."""
+
+    next: pb.LeaseResponse.Next
+    leases: Sequence[Lease] = ()
+    cluster: pb.Cluster = field(default_factory=pb.Cluster)
+    """``CLUSTER_CHANGED``: the servers of today."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +87,7 @@ class LeaseClient:
         self.incarnation = 0
         self.retired_before = 0
 
-    def lease(self, want: int) -> pb.LeaseResponse:
+    def lease(self, want: int) -> LeaseAnswer:
         """Asks for up to ``want`` tasks; waits a while if there are none now.
 
         Raises:
@@ -79,9 +114,10 @@ class LeaseClient:
                 self.retired_before = 0
             self._held.update(lease.lease_id for lease in answer.leases)
             self.retired_before = max(self.retired_before, answer.retired_before)
-        return answer
+        leases = tuple(map(Lease.from_proto, answer.leases))
+        return LeaseAnswer(answer.next, leases, answer.cluster)
 
-    def complete(self, lease: pb.LeaseMessage, result: TaskResult) -> bool:
+    def complete(self, lease: Lease, result: TaskResult) -> bool:
         """Reports that a task is done; False if the master had taken the task away before."""
         request = pb.CompleteTaskRequest(
             worker_id=self.worker_id, lease_id=lease.lease_id, counts=_counts(result)
@@ -98,7 +134,7 @@ class LeaseClient:
             snapshot.version = result.snapshot.version
         return bool(self._end("CompleteTask", request).known)
 
-    def release(self, leases: Sequence[pb.LeaseMessage]) -> None:
+    def release(self, leases: Sequence[Lease]) -> None:
         """Returns tasks to the queue; their failures are not counted."""
         for lease in leases:
             request = pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id)
@@ -106,7 +142,7 @@ class LeaseClient:
 
     def fail(
         self,
-        lease: pb.LeaseMessage,
+        lease: Lease,
         error: str,
         traceback: str,
         *,
@@ -135,7 +171,7 @@ class LeaseClient:
             self._held.discard(request.lease_id)
         return answer
 
-    def snapshots(self) -> Iterator[pb.LeaseMessage]:
+    def snapshots(self) -> Iterator[Lease]:
         """The snapshots that this worker is to write before it leaves, because no other worker
         has the model."""
         request = pb.LeaseSnapshotRequest(worker_id=self.worker_id)
@@ -143,7 +179,7 @@ class LeaseClient:
             if answer.HasField("lease"):
                 with self._lock:
                     self._held.add(answer.lease.lease_id)
-                yield answer.lease
+                yield Lease.from_proto(answer.lease)
 
     def _call(self, method: str, request: object) -> Any:
         try:

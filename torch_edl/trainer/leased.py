@@ -31,7 +31,7 @@ from torch_edl.data.tasks import (
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.errors import DismissedError, EdlError, MasterLostError, ServersLostError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.master_client.leases import LeaseClient, TaskResult
+from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.trainer.one_off import OneOffTasks
 from torch_edl.wire import master_pb2 as pb
 
@@ -47,7 +47,7 @@ _ASK_AGAIN_S = 0.1
 class _OpenTask:
     """A training task whose updates are prefetched, trained or on their way."""
 
-    lease: pb.LeaseMessage
+    lease: Lease
     records: int = 0
     steps: int = 0
     nan_steps: int = 0
@@ -286,12 +286,12 @@ class LeasedUpdates:
         self._engine.close()
         self._connected = False
 
-    def _forget(self) -> list[pb.LeaseMessage]:
+    def _forget(self) -> list[Lease]:
         """Forgets everything that is not acknowledged; returns the tasks that were in hand."""
         self.disconnect()
         return self._let_go()
 
-    def _let_go(self) -> list[pb.LeaseMessage]:
+    def _let_go(self) -> list[Lease]:
         self._upcoming.clear()
         self._stream = None
         held = [task.lease for task in self._open.values()]
@@ -308,7 +308,7 @@ class LeasedUpdates:
         else:
             self._fail(update.lease, update, error)
 
-    def _fail(self, lease: pb.LeaseMessage, update: Update | None, error: BaseException) -> None:
+    def _fail(self, lease: Lease, update: Update | None, error: BaseException) -> None:
         """Reports a task as failed, and gives back the others that are in the pipeline."""
         if self._one_off is None or isinstance(error, MasterLostError | ServersLostError):
             raise error

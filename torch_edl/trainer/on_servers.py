@@ -23,7 +23,7 @@ from torch_edl.data.tasks import LeasedTasks
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ServersLostError, UsageError
-from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import swap_large
 from torch_edl.trainer.leased import LeasedUpdates
@@ -181,7 +181,7 @@ class ScriptOnServers:
             )
         )
 
-    def _prepare(self, lease: pb.LeaseMessage) -> Updates:
+    def _prepare(self, lease: Lease) -> Updates:
         """The updates of a task: one for each batch."""
         first, size = (
             lease.epoch * self._batches.data.records + lease.start,

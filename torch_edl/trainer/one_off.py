@@ -28,7 +28,7 @@ from torch_edl.errors import (
     describe_error,
 )
 from torch_edl.master_client.heartbeat import WorkerStatus
-from torch_edl.master_client.leases import LeaseClient, TaskResult
+from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.step import Step
 from torch_edl.trainer.task_metrics import TaskMetrics, summarize
@@ -81,7 +81,7 @@ class OneOffTasks:
 
     def fail(
         self,
-        lease: pb.LeaseMessage,
+        lease: Lease,
         error: BaseException,
         *,
         span: tuple[int, int] | None = None,

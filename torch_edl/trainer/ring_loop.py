@@ -33,7 +33,7 @@ from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.ring.replicated import ReplicatedModel
 from torch_edl.errors import DismissedError, MasterLostError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
-from torch_edl.master_client.leases import LeaseClient, TaskResult
+from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.one_off import OneOffTasks
 from torch_edl.trainer.step import Step
@@ -295,7 +295,7 @@ class RingLoop:
         elif isinstance(item, RecordTask | ModelTask):
             self._one_off.do(item)
 
-    def _snapshot(self, lease: pb.LeaseMessage) -> None:
+    def _snapshot(self, lease: Lease) -> None:
         """Copies the model now; training goes on while it is written."""
         if self._writing is not None:
             self._writing.join()

@@ -22,6 +22,7 @@ from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
+from torch_edl.master_client.leases import Lease, LeaseAnswer
 from torch_edl.wire import master_pb2 as pb
 
 RECORDS = [i.to_bytes(4, "little") for i in range(1000)]
@@ -73,8 +74,8 @@ FEEDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> pb.LeaseMessage:
-    return pb.LeaseMessage(
+def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> Lease:
+    return Lease(
         lease_id=1, task_id=task_id, shard="s", start=start, end=end, kind=kind,
         shard_records=len(RECORDS),
     )  # fmt: skip
@@ -308,10 +309,10 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     class Leases:
         incarnation = 0
 
-        def lease(self, want: int) -> pb.LeaseResponse:
-            return pb.LeaseResponse(leases=[pb.LeaseMessage(kind=pb.TASK_TRAIN)])
+        def lease(self, want: int) -> LeaseAnswer:
+            return LeaseAnswer(pb.LeaseResponse.LEASED, [Lease()])
 
-    def prepare(lease: pb.LeaseMessage) -> None:
+    def prepare(lease: Lease) -> None:
         started.set()
         never.wait(0.3)
         told.append("prepared")

@@ -32,6 +32,7 @@ from torch_edl.engine.servers.row_gradient import bind_gradients
 from torch_edl.engine.servers.rows import Plan, ServerRows
 from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import Lease
 from torch_edl.nn import table_state
 from torch_edl.optim import group_of, optimizer_config
 from torch_edl.ps_client.client import PendingPull, PendingPush, PsClient, PullResult
@@ -155,7 +156,7 @@ class ServersEngine:
         self._done.clear()
         self._trained = self._acked = 0
 
-    def committed(self, lease: master_pb2.LeaseMessage) -> int:
+    def committed(self, lease: Lease) -> int:
         """The lowest mark of all servers."""
         return self._servers.watermarks(lease.task_id)
 

@@ -18,6 +18,7 @@ from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.errors import NanLossError, UsageError, UserCodeError
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import Lease
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
 from torch_edl.trainer.step import ContractBody, Step
 from torch_edl.wire import master_pb2 as pb
@@ -100,7 +101,7 @@ class Trained:
         return self.engine.commit(update)
 
     def train(self, steps: list[Batch], each: int = 1) -> None:
-        lease = pb.LeaseMessage(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
+        lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
         updates = [
             update(lease, steps[i : i + each], first=i * BATCH, last=(i + each) * BATCH)
             for i in range(0, len(steps), each)
@@ -117,9 +118,7 @@ class Trained:
         assert self.engine.committed(lease) == len(steps) * BATCH
 
 
-def update(
-    lease: pb.LeaseMessage, batches: list[Batch], *, first: int = 0, last: int = BATCH
-) -> Update:
+def update(lease: Lease, batches: list[Batch], *, first: int = 0, last: int = BATCH) -> Update:
     minibatches = [Minibatch(n, first + n * BATCH, b.size, b) for n, b in enumerate(batches)]
     return Update(first, last, minibatches, len(batches), last - first, lease, incarnation=1)
 
@@ -291,7 +290,7 @@ def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[str]]) -> N
     model = Model()
     addresses = start_servers(1)
     bad = Batch(torch.zeros(BATCH, 3, dtype=torch.int64), torch.full((BATCH, 1), torch.inf), BATCH)
-    lease = pb.LeaseMessage(lease_id=1, task_id=0, end=BATCH)
+    lease = Lease(lease_id=1, task_id=0, end=BATCH)
     with pytest.raises(NanLossError, match="--on-nan skip"):
         Trained(model, sgd, addresses).compute(update(lease, [bad]))
     before = {n: p.clone() for n, p in model.named_parameters()}
@@ -306,7 +305,7 @@ def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[str]]) -> N
 
 def test_errors_of_the_users_model_are_told_apart(start_servers: Callable[..., list[str]]) -> None:
     made = Trained(Model(), sgd, start_servers(1))
-    lease = pb.LeaseMessage(lease_id=1, task_id=0, end=BATCH)
+    lease = Lease(lease_id=1, task_id=0, end=BATCH)
     labels = torch.zeros(BATCH, 1)
     high = Batch(torch.full((BATCH, 3), IDS), labels, BATCH)
     with pytest.raises(UsageError, match=rf"deep: id {IDS} is outside \[0, {IDS}\)"):
@@ -354,7 +353,7 @@ def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[st
     made = Trained(Twice(), lambda p: torch.optim.SGD(p, lr=1.0), start_servers(1), staleness=0)
     made.step._loss = lambda labels, predictions: predictions
     ids = torch.arange(6).view(2, 3)
-    lease = pb.LeaseMessage(lease_id=1, task_id=0, end=2)
+    lease = Lease(lease_id=1, task_id=0, end=2)
     made.compute(update(lease, [Batch(ids, ids, 2)], last=2))
     made.engine.acknowledged(wait=True)
     assert rows_of(made, "a", 1)[:6].flatten().tolist() == [0, -1, -2, -3, -4, -5]
