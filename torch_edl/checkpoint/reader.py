@@ -220,41 +220,25 @@ class CheckpointReader:
             return {name: v for name, v in values.items() if name not in slots}, 0
         return values, step
 
-    def table(self, name: str) -> RestoringTable:
-        """A table, to restore the part of this shard. A weight that was a dense parameter where the
-        model was trained can be restored as a table.
+    def restore_table(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
+        """The table that ``info`` describes, with the rows that this shard owns.
+
+        An unseen row starts with the initializer of the saved table. A weight that was a dense
+        parameter where the model was trained can be restored as a table.
 
         Raises:
-            UsageError: the saved model has neither.
-        """
-        saved = self.tables.get(name)
-        if saved is None:
-            weight = self.dense()[0].get(f"{name}.weight")
-            if weight is None:
-                known = ", ".join(self.tables) or "none"
-                raise UsageError(f"table {name}: not in the saved model (tables there: {known})")
-            saved = SavedTable.of_weight(name, weight)
-        return RestoringTable(saved, self._shard, self._shards)
-
-
-@dataclass(frozen=True)
-class RestoringTable:
-    """A saved table, of which one of several shards restores its part."""
-
-    saved: SavedTable
-    shard: int
-    shards: int
-
-    def restore(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
-        """The table that a worker described, with the rows that this shard owns.
-
-        An unseen row starts with the initializer of the saved table.
-
-        Raises:
-            UsageError: the saved table has another dimension.
+            UsageError: the saved model does not have the table, or in another dimension.
             CheckpointError: a part is damaged.
         """
-        saved = self.saved
+        saved = self.tables.get(info.name)
+        if saved is None:
+            weight = self.dense()[0].get(f"{info.name}.weight")
+            if weight is None:
+                known = ", ".join(self.tables) or "none"
+                raise UsageError(
+                    f"table {info.name}: not in the saved model (tables there: {known})"
+                )
+            saved = SavedTable.of_weight(info.name, weight)
         if int(saved.info["dim"]) != info.dim:
             raise UsageError(
                 f"table {info.name}: dim {info.dim}, but {saved.info['dim']} in the saved model"
@@ -265,7 +249,7 @@ class RestoringTable:
         trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
         table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, declared=info)
         for path, rows in saved.rows():
-            mine = np.flatnonzero(_core.owner(rows.ids, self.shards) == self.shard)
+            mine = np.flatnonzero(_core.owner(rows.ids, self._shards) == self._shard)
             part = Rows(
                 rows.ids[mine],
                 rows.vectors[mine],

@@ -217,7 +217,7 @@ class Replica:
                 group = group_of(optimizer)(module.weight)
                 if group >= 0:
                     module.store.use_kernel(optimizer, group)
-            module.store.restore(source.table(module.table))
+            module.store.restore(source)
         return source.manifest if whole else None
 
     def digest(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_edl import _core
-from torch_edl.checkpoint.reader import RestoringTable
+from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.nn.lookup import RowBlock, TableModule, lookup
 from torch_edl.optim import optimizer_config
 from torch_edl.tables.optimizers import FROZEN, Optimizers
@@ -90,10 +90,11 @@ class LocalRows:
         slots = np.empty((len(ids), 0, old.dim), np.float32)
         self._table.load(Rows(ids, vectors, slots, none, none), [])
 
-    def restore(self, saved: RestoringTable) -> None:
+    def restore(self, source: CheckpointReader) -> None:
         """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before, unless no
         optimizer has the table."""
-        self._table = saved.restore(self.table.declared, self._optimizers or Optimizers("sgd", ()))
+        optimizers = self._optimizers or Optimizers("sgd", ())
+        self._table = source.restore_table(self.table.declared, optimizers)
 
     def use_kernel(self, optimizer: torch.optim.Optimizer, group: int) -> None:
         """Gives the rows the slots of an optimizer, unless they have those of another already."""

@@ -130,7 +130,7 @@ class Shard:
     def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
         if self._source is None:
             return EmbeddingTable(info, self._seed, optimizers)
-        table = self._source.table(info.name).restore(info, optimizers)
+        table = self._source.restore_table(info, optimizers)
         log.info("table %s: %d rows restored", info.name, table.core.size)
         return table
 

@@ -96,7 +96,7 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
     manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
     layout.commit(tmp_path, Manifest(**manifest, files=sizes))
-    new = CheckpointReader(tmp_path, values_only=values_only).table("t").restore(info, optimizers)
+    new = CheckpointReader(tmp_path, values_only=values_only).restore_table(info, optimizers)
     assert new.step == (0 if values_only else 200)
     update(new, 9, 1)
     assert new.core.size == 2
