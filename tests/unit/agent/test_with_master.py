@@ -196,7 +196,7 @@ def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> No
     # Rank 0 is where the first agent is, but where two of them begin at once.
     one = start("one")
     assert one.process.stderr is not None
-    assert any("1 of at least 2 came" in line for line in one.process.stderr)
+    assert any("1 of at least 2 joined" in line for line in one.process.stderr)
     two = start("two")
     # As under torchrun, a script may make a process group of its own of them.
     envs = [env for agent in (one, two) for env in agent.workers(1).values()]
@@ -205,7 +205,7 @@ def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> No
     assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in envs}) == 1
     three = start("three")
     assert three.process.stderr is not None
-    assert any("waiting for a place" in line for line in three.process.stderr)
+    assert any("waiting for a free place" in line for line in three.process.stderr)
     two.process.send_signal(signal.SIGTERM)
     assert two.finish()[0] == 143
     (env,) = three.workers(1).values()
