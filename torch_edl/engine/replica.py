@@ -26,7 +26,6 @@ from torch_edl.engine import same_model, state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn import table_state
-from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.model_tables import bind_tables, dense_names
 from torch_edl.optim import group_of
 from torch_edl.tables.table import EmbeddingTable
@@ -121,8 +120,8 @@ class Replica:
             [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
             for name, value in tensors.items()
         ]
-        rows = {table.table: table.store for table in self.tables}  # two modules may share a table
-        stores = [store for store in rows.values() if isinstance(store, LocalRows)]
+        rows = {table.table: table.local_rows for table in self.tables}  # some share a table
+        stores = [store for store in rows.values() if store is not None]
         return State(header, tensors, [(store.table, store.table.step) for store in stores])
 
     def copy(self) -> State:
@@ -211,13 +210,13 @@ class Replica:
         else:
             self.load_model(read_model(folder, own), folder)
         for module in self.tables:
-            if not isinstance(module.store, LocalRows):
+            if module.local_rows is None:
                 continue
             for optimizer in self.optimizers:
                 group = group_of(optimizer)(module.weight)
                 if group >= 0:
-                    module.store.use_kernel(optimizer, group)
-            module.store.restore(source)
+                    module.local_rows.use_kernel(optimizer, group)
+            module.local_rows.restore(source)
         return source.manifest if whole else None
 
     def digest(self) -> int:

@@ -58,6 +58,11 @@ class Table(nn.Module):
         self.weight = nn.Parameter(torch.empty(0, embedding_dim))
         self.store: RowStore = LocalRows(self)
 
+    @property
+    def local_rows(self) -> LocalRows | None:
+        """The rows, if they are in this process; None: they are on parameter servers."""
+        return self.store if isinstance(self.store, LocalRows) else None
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows (*ids.shape, embedding_dim); rows of ``padding_idx`` are zero and get no gradient.
 
@@ -100,7 +105,8 @@ class Table(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """See :mod:`torch_edl.nn.table_state`; torch calls this for ``state_dict()``."""
-        if not isinstance(self.store, LocalRows):
+        rows = self.local_rows
+        if rows is None:
             raise UsageError(
                 f"state_dict(): the rows of table {self.table!r} are on parameter servers; "
                 "job.state_dict() gathers the whole model, job.save(path) writes it"
@@ -109,9 +115,9 @@ class Table(nn.Module):
         del destination[f"{prefix}{table_state.WEIGHT}"]
         path = prefix.removesuffix(".")
         if self.num_embeddings is None:
-            destination.update(table_state.of_rows([path], *self.store.rows()))
+            destination.update(table_state.of_rows([path], *rows.rows()))
         else:
-            destination.update(table_state.of_weight([path], self.store.weight()))
+            destination.update(table_state.of_weight([path], rows.weight()))
 
     def _load_from_state_dict(
         self,
@@ -143,9 +149,9 @@ class Table(nn.Module):
         if rows is None:
             key = table_state.IDS if self.num_embeddings is None else table_state.WEIGHT
             missing_keys.append(prefix + key)
-        elif isinstance(self.store, LocalRows):
-            self.store.replace(*rows)
-            self.store.loaded = True
+        elif (local := self.local_rows) is not None:
+            local.replace(*rows)
+            local.loaded = True
         else:
             error_msgs.append(
                 f"the rows of table {self.table!r} are on parameter servers; load the rows of a "
@@ -154,15 +160,15 @@ class Table(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has rows of its own, and so has a module that is sent to another process."""
-        rows = self.store.rows() if isinstance(self.store, LocalRows) else None
-        return {**self.__dict__, "store": rows}
+        local = self.local_rows
+        return {**self.__dict__, "store": None if local is None else local.rows()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state.pop("store")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.store = LocalRows(self)
+        self.store = local = LocalRows(self)
         if rows is not None:
-            self.store.replace(*rows)
+            local.replace(*rows)
 
 
 class Embedding(Table):

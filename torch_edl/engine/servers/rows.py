@@ -21,7 +21,6 @@ from torch_edl import _core
 from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.local_rows import LocalRows
 from torch_edl.nn.lookup import RowBlock, lookup
 from torch_edl.nn.model_tables import bind_tables
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
@@ -133,7 +132,7 @@ class ServerRows:
         self._forward = forward
         self.tables = bind_tables(model)
         for module in self.tables:
-            if isinstance(module.store, LocalRows) and module.store.loaded:
+            if module.local_rows is not None and module.local_rows.loaded:
                 raise UsageError(
                     f"table {module.table}: load_state_dict() gave it rows in this process, which "
                     "do not come to the servers; begin with a trained model by torch-edl run "
