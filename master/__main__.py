@@ -30,6 +30,7 @@ from master.runtime.store.sqlite import SqliteStore
 from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.restart import from_state
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
@@ -100,7 +101,7 @@ def main(
     journal = Journal(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is not None:
-        job.from_state(left, time.monotonic())
+        from_state(job, left, time.monotonic())
     job.start(time.monotonic())
     service = Service(job, clock=time.monotonic, log_path=launcher.log_path, cores=_cores())
     kept = persistence.Persistence(

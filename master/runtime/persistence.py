@@ -16,6 +16,7 @@ from typing import Any
 from master.runtime.service import Clock, Service
 from master.runtime.store.base import Store
 from master.state.actions import Failure, Note
+from master.state.restart import to_state
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files import write_text
 from torch_edl.jobs.status import as_dict
@@ -133,7 +134,7 @@ class Persistence:
         job = self._service.job
         if not job.workforce.survives_master:
             return
-        value = json.dumps({"run": self._run_of, **job.to_state()}).encode()
+        value = json.dumps({"run": self._run_of, **to_state(job)}).encode()
         if value != self._written:
             try:
                 self._revision = self._store.put(_KEY, value, self._revision, token=self._token)

@@ -197,6 +197,8 @@ class DataScanned:
 
 EffectEvent = CheckpointSaved | CheckpointFailed | FolderMade | Flushed | OutputWritten
 """What came of an :data:`Effect`."""
+ActionEvent = Started | NotStarted | EffectEvent
+"""What came of an :data:`Action`."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ class EvaluationResult:
     """Training steps when it began."""
     metrics: Mapping[str, float]
 
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))
+        return f"evaluation at step {self.steps}: {values}"
+
 
 class _Schedule:
     """When an evaluation is due: each ``every`` steps, and once when all training is done."""

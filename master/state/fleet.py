@@ -6,7 +6,6 @@ need. The servers follow when the strategy is known: all of one incarnation or n
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +14,12 @@ from master.state.actions import Action, Start, Stop
 from master.state.processes import (
     DRAINING,
     EXITED,
+    KILLS,
     RUNNING,
     STARTING,
     STOPPING,
     CrashLoop,
+    Deaths,
     Process,
     ServersGone,
     WorkerGone,
@@ -26,13 +27,6 @@ from master.state.processes import (
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
-# Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
-CRASH_LIMIT = 5
-# The same for those that somebody ended with SIGKILL or SIGTERM. That is how machines are taken
-# away, which is no fault of the job; but so does the kernel when memory is short, for ever.
-KILL_LIMIT = 30
-_KILLS = (signal.SIGKILL, signal.SIGTERM)
-_FIRST_BACKOFF_S = 0.5
 _STOP_GRACE_S = 2.0
 _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
@@ -56,7 +50,6 @@ class Fleet:
         workers: how many workers to keep alive.
         servers: parameter servers of the strategy ``ps``.
         server_args: arguments that all of them get.
-        env: environment of every process: where the master is.
         external: agents start the workers and stop them; only servers are ours.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
@@ -85,10 +78,7 @@ class Fleet:
         self._processes: dict[tuple[str, int], Process] = {}
         self._servers = _Servers()
         self._next_id = {"worker": 0, "ps": 0}
-        self._worker_crashes = 0
-        self._worker_kills = 0
-        self._server_crashes = 0
-        self._start_after = 0.0
+        self._deaths = Deaths()
         self._ending: float | None = None
         self._hurry = False
         self._retired = False
@@ -230,7 +220,7 @@ class Fleet:
         process = self._processes.get(("worker", worker))
         if process is not None:
             process.trained = True
-        self._worker_crashes = self._worker_kills = self._server_crashes = 0
+        self._deaths.forget()
 
     def retire(self, now: float, *, by: float) -> None:
         """All workers are to leave, and none is started any more.
@@ -266,40 +256,22 @@ class Fleet:
         was, process.state, process.exit = process.state, EXITED, str(exit)
         name = f"{exit.role}-{exit.id}"
         if exit.role == "worker":
-            killed = exit.signal in _KILLS
+            killed = exit.signal in KILLS
             return self._worker_exited(process, was, f"{name} ended with {exit}", log, now, killed)
         if self._ending is not None or process.id not in self._servers.ids:
             return None
-        self._server_crashes += 1
-        if self._server_crashes >= CRASH_LIMIT:
-            return CrashLoop(
-                f"a parameter server died {CRASH_LIMIT} times in a row before anything was "
-                f"trained; the last one, {name}, with {exit}; its log is {log}"
-            )
-        return ServersGone(f"{name} ended with {exit}")
+        text = f"{name} ended with {exit}"
+        return self._deaths.server(f"{text}; its log is {log}") or ServersGone(text)
 
     def _worker_exited(
         self, process: Process, was: str, text: str, log: str, now: float, killed: bool
     ) -> WorkerGone | CrashLoop:
         if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
             return WorkerGone(process.id, text, expected=True)
-        if not process.trained and killed:
-            self._worker_kills += 1
-            if self._worker_kills >= KILL_LIMIT:
-                return CrashLoop(
-                    f"workers were killed {KILL_LIMIT} times in a row before anything was trained; "
-                    f"is there enough memory? {text}; its log is {log}"
-                )
-        elif not process.trained:
-            self._worker_crashes += 1
-            # The first replacement comes at once: one death is more likely a preemption.
-            if self._worker_crashes > 1:
-                self._start_after = now + _FIRST_BACKOFF_S * 2 ** (self._worker_crashes - 2)
-            if self._worker_crashes >= CRASH_LIMIT:
-                return CrashLoop(
-                    f"workers died {CRASH_LIMIT} times in a row before anything was trained; "
-                    f"{text}; its log is {log}"
-                )
+        if not process.trained:
+            loop = self._deaths.worker(f"{text}; its log is {log}", now, killed=killed)
+            if loop is not None:
+                return loop
         return WorkerGone(process.id, text, expected=False)
 
     def end(self, now: float, *, leave_s: float) -> None:
@@ -382,7 +354,7 @@ class Fleet:
                 process.state = DRAINING
                 process.stop_by = now + (_DRAIN_S if process.trained else _UNUSED_DRAIN_S)
         actions: list[Action] = []
-        if now >= self._start_after:
+        if now >= self._deaths.start_after:
             # Not before those that hang are gone: never more than the maximum run at once.
             ending = sum(p.state in (DRAINING, STOPPING) for p in self.alive("worker"))
             for _ in range(wanted - len(staying) - ending):

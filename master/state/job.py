@@ -7,16 +7,14 @@ Every method is an event with the time at which it happened; the service calls t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from master.state.actions import (
     Action,
+    ActionEvent,
     CheckpointFailed,
     DataScanned,
-    EffectEvent,
     Failure,
     FolderMade,
     Note,
@@ -25,17 +23,16 @@ from master.state.actions import (
     Started,
 )
 from master.state.checkpoint_manager import CheckpointManager
-from master.state.data_identity import check_strategy, with_data
 from master.state.evaluation import EvaluationResult
 from master.state.fleet import Fleet
-from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle, Part, Stopping
+from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.milestones import Kept, MilestoneEvent, Milestones, Trained
-from master.state.preparation import Preparation
+from master.state.preparation import Decided, Preparation, PreparationEvent, TasksMade
 from master.state.processes import CrashLoop, ServersGone
 from master.state.ring_coordinator import RingCoordinator
 from master.state.script_workforce import ScriptWorkforce
-from master.state.task_scheduler import SnapshotWritten, TaskFailed, TaskScheduler
+from master.state.task_scheduler import SnapshotFailed, SnapshotWritten, TaskEvent, TaskScheduler
 from master.state.workforce import (
     Finished,
     LaunchedWorkforce,
@@ -53,10 +50,7 @@ from torch_edl.wire import master_pb2 as pb
 
 _RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 
-JobEvent = (
-    Started | NotStarted | DataScanned | EffectEvent | SnapshotWritten | TaskFailed | MilestoneEvent
-    | WorkforceEvent
-)  # fmt: skip
+JobEvent = ActionEvent | PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent
 
 
 class Job:
@@ -115,39 +109,14 @@ class Job:
 
     def start(self, now: float) -> None:
         """The master listens: what is certain to be needed starts at once."""
-        if self.fleet.strategy or self.lifecycle.outcome is not None:
-            return  # of a master that was started again
-        wanted = self.config.train.strategy
-        with self._failing(now):
-            if wanted == "local":
-                self.preparation.choose(pb.ReportModelRequest(), self.fleet.workers_wanted)
-            if wanted == "ps" or (wanted == "allreduce" and self.agents is not None):
-                self._decide(wanted)
-        if self.checkpoints.newest is not None:
-            self._note("info", f"training continues from {self.checkpoints.newest.path}", now)
-        elif self.config.checkpoint.resume:
-            self._note("warning", "no checkpoint yet: training starts from the beginning", now)
-
-    def _scanned(self, event: DataScanned, now: float) -> None:
-        self.damaged += event.damaged
-        if event.damaged:
-            self._note("warning", f"damaged records left out: {event.damaged:,}", now)
-        self.preparation.scanned(event)
-        with self._failing(now):
-            self._begun(self.preparation.make_tasks(), now)
+        if not self.fleet.strategy and self.lifecycle.outcome is None:  # not started again
+            self.apply_all(self.preparation.start(self.fleet.workers_wanted), now)
 
     def model_reported(self, model: pb.ReportModelRequest, now: float) -> None:
         """A worker has reported its model; the first one decides the strategy."""
-        if self.lifecycle.outcome is not None or self.preparation.model_is_known:
-            return
-        self.preparation.reported(model)
-        with self._failing(now):
-            choice = self.preparation.choose(model, self.fleet.workers_wanted)
-            if not self.fleet.strategy:
-                self._decide(choice.name)
-            self.reason = choice.reason
-            self._note("info", f"strategy {choice.name}: {choice.reason}", now)
-            self._begun(self.preparation.make_tasks(), now)
+        if self.lifecycle.outcome is None:
+            workers = self.fleet.workers_wanted
+            self.apply_all(self.preparation.model_reported(model, workers), now)
 
     def data_reported(self, data: pb.ScriptData, now: float) -> None:
         """A worker of a script on servers has reported its data; the first one makes the tasks.
@@ -155,38 +124,24 @@ class Job:
         Raises:
             UsageError: the worker reported other data than another, or none that can be counted.
         """
-        if self.lifecycle.outcome is not None or not self.preparation.is_new(data):
-            return
-        config = with_data(self.config, data)
-        with self._failing(now):
-            text = self.preparation.make_script_tasks(config, data)
-            self.config = config
-            self._begun(text, now)
+        if self.lifecycle.outcome is None:
+            self.apply_all(self.preparation.data_reported(data), now)
+            self.config = self.preparation.config
 
-    def _decide(self, strategy: str) -> None:
-        kept = self.checkpoints
-        if kept.newest is not None:
-            check_strategy(self.config, kept.newest, strategy)
-        self._compose(strategy)
-        self.fleet.decide(strategy, restore=kept.restore_from, values_only=kept.values_only)
+    def _decide(self, event: Decided, now: float) -> None:
+        self.reason = event.reason
+        if not self.fleet.strategy:
+            kept = self.checkpoints
+            self.compose(event.strategy)
+            self.fleet.decide(
+                event.strategy, restore=kept.restore_from, values_only=kept.values_only
+            )
 
-    def _compose(self, strategy: str) -> None:
+    def compose(self, strategy: str) -> None:
+        """The strategy is known, and with it what the workers go through."""
         self.tasks.lockstep = strategy == "allreduce"
         if strategy == "ps":
             self.workload = self.tasks
-
-    def _begun(self, text: str, now: float) -> None:
-        if text:
-            self.apply_all(self.milestones.begun(), now)
-            self._note("info", text, now)
-
-    @contextlib.contextmanager
-    def _failing(self, now: float) -> Iterator[None]:
-        """What the user can mend fails the job."""
-        try:
-            yield
-        except UsageError as error:
-            self.lifecycle.fail(str(error), now, usage=True)
 
     # ---- what came of actions, and what happened in the parts ----
 
@@ -201,22 +156,25 @@ class Job:
                 self.fleet.started(event.role, event.id, event.pid)
             case NotStarted():
                 self.fleet.not_started(event.role, event.id, event.error)
-                self.lifecycle.fail(
-                    f"{event.role}-{event.id} cannot be started: {event.error}", now
-                )
+                text = f"{event.role}-{event.id} cannot be started: {event.error}"
+                self.lifecycle.fail(text, now)
             case FolderMade():
                 if self.checkpoints.expects_snapshot(event.incarnation):
                     self.tasks.ask_for_snapshot(str(event.directory))
             case DataScanned():
-                self._scanned(event, now)
+                self.damaged += event.damaged
+                self.apply_all(self.preparation.scanned(event), now)
+            case Decided():
+                self._decide(event, now)
+            case TasksMade():
+                self.apply_all(self.milestones.begun(), now)
+                self._note("info", event.text, now)
             case SnapshotWritten():
                 self.milestones.snapshot_written(event, self.fleet.strategy)
             case EvaluationResult():
-                values = sorted(event.metrics.items())
-                text = ", ".join(f"{name} {value:.6g}" for name, value in values)
-                self._note("info", f"evaluation at step {event.steps}: {text}", now)
-            case TaskFailed():
-                self._task_failed(event, now)
+                self._note("info", str(event), now)
+            case SnapshotFailed():
+                self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
             case WorkerLost():
                 self._worker_lost(event, now)
             case RoundFormed():
@@ -241,19 +199,6 @@ class Job:
 
     def _note(self, level: str, text: str, now: float, traceback: str = "") -> None:
         self.lifecycle.note(level, text, now, traceback)
-
-    def _task_failed(self, event: TaskFailed, now: float) -> None:
-        limit = self.config.cluster.max_task_failures
-        if event.snapshot and not event.fatal:
-            self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
-        elif event.fatal or event.failures >= limit:
-            self.lifecycle.fail(event.error, now, traceback=event.traceback)
-        else:
-            text = (
-                f"worker-{event.worker}: {event.error}; failure {event.failures} of {limit} of "
-                "this task, which is tried again"
-            )
-            self._note("warning", text, now, event.traceback)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
         member = self.members.get(event.worker)
@@ -300,19 +245,17 @@ class Job:
                 self._note("warning", f"{result.text}; {self._others_continue()}", now)
         alive, wanted = len(self.fleet.alive("worker")), self.config.cluster.min_workers
         if exit.role == "worker" and alive < wanted:
-            left = f"{alive} worker{'s' * (alive != 1)} left, the minimum is {wanted}"
-            self._note("warning", f"{left}: waiting for replacements", now)
+            text = f"workers left: {alive}, minimum: {wanted}; waiting for replacements"
+            self._note("warning", text, now)
 
     def form_ring(self, now: float) -> bool:
         """Forms the next ring if it is time; returns whether it did."""
-        coordinator = self.ring
-        if not coordinator.due(now, workers_wanted=self.fleet.workers_wanted):
+        ring, fleet = self.ring.ring, self.fleet
+        if not self.ring.due(now, workers_wanted=fleet.workers_wanted):
             return False
-        if coordinator.ring.model_lost:
+        if ring.model_lost:
             self._renew("no worker that is left has the model", now)
-        formed = coordinator.ring.form(
-            restored_from=self.fleet.restored_from, values_only=self.fleet.values_only
-        )
+        formed = ring.form(restored_from=fleet.restored_from, values_only=fleet.values_only)
         count = len(formed.workers)
         self._note("info", f"ring {formed.number}: {count} worker{'s' * (count != 1)}", now)
         self.lifecycle.began(now)
@@ -352,9 +295,8 @@ class Job:
         """
         if self.lifecycle.ending:
             raise UsageError("the job is over: there is nothing to scale")
-        before = self.fleet.workers_wanted
+        text = f"workers: {self.fleet.workers_wanted} before, {request.max_workers} from now on"
         self.workforce.scale(request)
-        text = f"workers: {before} before, {request.max_workers} from now on"
         self._note("info", text, now)
         return text
 
@@ -380,22 +322,9 @@ class Job:
             self.checkpoints.stop()
 
     def _has_more_than_is_kept(self) -> bool:
-        """Whether a checkpoint of now would hold more than the one that the job began with."""
         if self.workload.members_save:  # the members know whether there are checkpoints
             return bool(self.ring.ring.living())
-        keeps = self.config.checkpoint.dir and self.config.trains and not self.checkpoints.complete
-        return bool(keeps) and self.tasks.ready and self.done()[0] > self.tasks.records_before
-
-    def _heed_stopping(self, stopping: Stopping, now: float) -> None:
-        """Ends the job once the final checkpoint is there, or when none can be expected."""
-        count, members_save = len(self.members), self.workload.members_save
-        if members_save and not count:
-            self.lifecycle.stopped(now)
-            return
-        awaits = members_save or self.tasks.awaits_snapshot
-        problem = stopping.problem(now, workers=count, awaits_model=awaits)
-        if problem:
-            self.lifecycle.stopped(now, problem)
+        return self.milestones.has_more_than_is_kept(self.done()[0])
 
     # ---- time ----
 
@@ -409,8 +338,12 @@ class Job:
             self.form_ring(now)
             self._advance(now)
             self.conclude(now)
-        if lifecycle.outcome is None and lifecycle.stopping is not None:
-            self._heed_stopping(lifecycle.stopping, now)
+        lifecycle.heed_stopping(
+            now,
+            workers=len(self.members),
+            members_save=self.workload.members_save,
+            awaits_snapshot=self.tasks.awaits_snapshot,
+        )
         if lifecycle.outcome is not None:
             self.fleet.end(lifecycle.ended_at, leave_s=lifecycle.leave_s)
         actions: list[Action] = list(self.fleet.plan(now))
@@ -461,48 +394,7 @@ class Job:
         """Ends the job if the workforce, or the work, is over."""
         if self.lifecycle.ending:
             return
-        event = self.workforce.conclusion(
-            self.ring.ring,
-            now,
-            work_open=self.milestones.work_is_open,
-            work_over=self.milestones.settled,
-        )
+        open, over = self.milestones.work_is_open, self.milestones.settled
+        event = self.workforce.conclusion(self.ring.ring, now, work_open=open, work_over=over)
         if event is not None:
             self.apply(event, now)
-
-    # ---- a restart of the master ----
-
-    def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
-        return {name: part.to_state() for name, part in self._parts().items()}
-
-    def _parts(self) -> dict[str, Part]:
-        return {
-            "lifecycle": self.lifecycle,
-            "fleet": self.fleet,
-            "members": self.members,
-            "workforce": self.workforce,
-            "ring": self.ring.ring,
-            "checkpoints": self.checkpoints,
-            "workload": self.workload,
-        }
-
-    def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`, before :meth:`start`; all processes are heard now."""
-        self._compose(state["fleet"]["strategy"])
-        for name, part in self._parts().items():
-            part.from_state(state[name], now)
-        if self.fleet.strategy == "ps":
-            self._servers_ended(now)
-        count = len(self.members)
-        text = "worker continues" if count == 1 else "workers continue"
-        self._note("info", f"the master was restarted: {count} {text}", now)
-
-    def _servers_ended(self, now: float) -> None:
-        kept = self.config.checkpoint.dir
-        again = f"start the job with --resume to continue from the newest checkpoint in {kept}"
-        lost = "the model is lost; --checkpoint-dir keeps it"
-        self.lifecycle.fail(
-            f"the master was killed, and the parameter servers with it: {again if kept else lost}",
-            now,
-        )

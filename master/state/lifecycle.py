@@ -136,6 +136,25 @@ class Lifecycle:
         self.note("warning", f"stopping: {reason}", now)
         self.stopping = Stopping(reason=reason, began=now)
 
+    def heed_stopping(
+        self, now: float, *, workers: int, members_save: bool, awaits_snapshot: bool
+    ) -> None:
+        """Ends a job that is to stop when no final checkpoint can be expected any more.
+
+        Args:
+            workers: those that have not left.
+            members_save: the members of a ring write it, and have written it when all have left.
+            awaits_snapshot: one worker is to write it, and none does.
+        """
+        if self.stopping is None or self.outcome is not None:
+            return
+        awaits = members_save or awaits_snapshot
+        problem = self.stopping.problem(now, workers=workers, awaits_model=awaits)
+        if members_save and not workers:
+            self.stopped(now)
+        elif problem:
+            self.stopped(now, problem)
+
     def stopped(self, now: float, problem: str = "") -> None:
         """The job that was to stop ends.
 

@@ -53,6 +53,16 @@ class Milestones:
         """There is work that is not over."""
         return self._tasks.ready and not self.settled
 
+    def has_more_than_is_kept(self, records: int) -> bool:
+        """Whether a checkpoint of now would hold more than the one that the job began with.
+
+        Args:
+            records: those that are in the model.
+        """
+        config, more = self._config, records > self._tasks.records_before
+        keeps = config.checkpoint.dir and config.trains and not self._checkpoints.complete
+        return bool(keeps) and self._tasks.ready and more
+
     def begun(self) -> list[Note]:
         """The tasks are made."""
         main = self._tasks.main

@@ -4,10 +4,19 @@ the data. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec
 
-from master.state.actions import DataScanned, Saved
-from master.state.data_identity import check_resume, check_same, identity
+from master.state.actions import DataScanned, Failure, Note, Saved
+from master.state.data_identity import (
+    check_resume,
+    check_same,
+    check_strategy,
+    identity,
+    with_data,
+)
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -15,7 +24,44 @@ from torch_edl.engine.choose import Choice, EmbeddingSize, choose
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
+_P = ParamSpec("_P")
 _DATA = {"train": "train", "evaluate": "eval", "predict": "predict"}
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The strategy is known."""
+
+    strategy: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TasksMade:
+    """The tasks are known."""
+
+    text: str
+    """How many there are."""
+
+
+PreparationEvent = DataScanned | Decided | TasksMade | Note | Failure
+
+
+def _or_failure(
+    method: Callable[_P, Iterator[PreparationEvent]],
+) -> Callable[_P, list[PreparationEvent]]:
+    """A mistake that the user can mend ends the events with a failure of the job."""
+
+    @functools.wraps(method)
+    def events(*args: _P.args, **kwargs: _P.kwargs) -> list[PreparationEvent]:
+        found: list[PreparationEvent] = []
+        try:
+            found.extend(method(*args, **kwargs))
+        except UsageError as error:
+            found.append(Failure(str(error), usage=True))
+        return found
+
+    return events
 
 
 class Preparation:
@@ -39,17 +85,68 @@ class Preparation:
         """Workers may begin; a script reports its data later."""
         return self._model is not None and (self._tasks.ready or self.config.kind == "script")
 
-    @property
-    def model_is_known(self) -> bool:
-        """A worker has reported its model."""
-        return self._model is not None
+    @_or_failure
+    def start(self, workers: int) -> Iterator[PreparationEvent]:
+        """The master listens; a strategy that needs no look at the model is decided at once.
 
-    def choose(self, model: pb.ReportModelRequest, workers: int) -> Choice:
-        """The strategy of the job, from what its model file holds.
+        Args:
+            workers: how many are wanted.
+        """
+        wanted = self.config.train.strategy
+        if wanted == "local":
+            self._choose(pb.ReportModelRequest(), workers)
+        if wanted == "ps" or (wanted == "allreduce" and self.config.kind == "script"):
+            yield self._decided(wanted, "a training script" if wanted == "allreduce" else "")
+        if self._resumed is not None:
+            yield Note("info", f"training continues from {self._resumed.path}")
+        elif self.config.checkpoint.resume:
+            yield Note("warning", "no checkpoint yet: training starts from the beginning")
+
+    @_or_failure
+    def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
+        """The sources are counted."""
+        self._scanned = event
+        if event.damaged:
+            yield Note("warning", f"damaged records left out: {event.damaged:,}")
+        yield from self._make_tasks()
+
+    @_or_failure
+    def model_reported(
+        self, model: pb.ReportModelRequest, workers: int
+    ) -> Iterator[PreparationEvent]:
+        """A worker has reported its model; the first one decides the strategy.
+
+        Args:
+            workers: how many are wanted.
+        """
+        if self._model is not None:
+            return
+        self._model = model
+        choice = self._choose(model, workers)
+        yield self._decided(choice.name, choice.reason)
+        yield Note("info", f"strategy {choice.name}: {choice.reason}")
+        yield from self._make_tasks()
+
+    def data_reported(self, data: pb.ScriptData) -> list[PreparationEvent]:
+        """A worker of a script on servers has reported its data; the first one makes the tasks.
 
         Raises:
-            UsageError: the strategy that was asked for is not possible.
+            UsageError: no model was reported, the data cannot be counted, or another worker
+                reported other data.
         """
+        if self._model is None:
+            raise UsageError("the model is to be reported before its data")
+        if self._data is not None:
+            check_same(self._data, data)
+            return []
+        return self._make_script_tasks(with_data(self.config, data), data)
+
+    def _decided(self, strategy: str, reason: str) -> Decided:
+        if self._resumed is not None:
+            check_strategy(self.config, self._resumed, strategy)
+        return Decided(strategy, reason)
+
+    def _choose(self, model: pb.ReportModelRequest, workers: int) -> Choice:
         config = self.config
         embeddings = [
             EmbeddingSize(
@@ -68,23 +165,11 @@ class Preparation:
             script=config.kind == "script",
         )
 
-    def reported(self, model: pb.ReportModelRequest) -> None:
-        """The model is known."""
-        self._model = model
-
-    def scanned(self, event: DataScanned) -> None:
-        """The sources are counted."""
-        self._scanned = event
-
-    def make_tasks(self) -> str:
-        """Makes the tasks of a model file; returns a line about them, empty if it is too early.
-
-        Raises:
-            UsageError: there is no data, or not that of the checkpoint to go on from.
-        """
+    def _make_tasks(self) -> Iterator[PreparationEvent]:
+        """Makes the tasks of a model file, unless it is too early."""
         scanned, model, config = self._scanned, self._model, self.config
         if scanned is None or model is None or self._tasks.ready:
-            return ""
+            return
         if model.custom_source:
             shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in model.shards]
         elif scanned.error:
@@ -110,31 +195,16 @@ class Preparation:
             raise UsageError("--eval-data: no records in there; name data that has some")
         main = space if config.kind != "evaluate" else None
         self._tasks.begin(main, eval_space, shards=shards, identity=made, resumed=self._resumed)
-        return f"{_in_tasks(space)}, {_counted(len(shards), 'file')}"
+        yield TasksMade(f"{_in_tasks(space)}, {_counted(len(shards), 'file')}")
 
-    def is_new(self, data: pb.ScriptData) -> bool:
-        """Whether a worker of a script is the first that reports its data.
-
-        Raises:
-            UsageError: no model was reported, or another worker reported other data.
-        """
-        if self._model is None:
-            raise UsageError("the model is to be reported before its data")
-        if self._data is not None:
-            check_same(self._data, data)
-        return self._data is None
-
-    def make_script_tasks(self, config: JobConfig, data: pb.ScriptData) -> str:
-        """Makes the tasks of a script on servers; returns a line about them.
+    @_or_failure
+    def _make_script_tasks(
+        self, config: JobConfig, data: pb.ScriptData
+    ) -> Iterator[PreparationEvent]:
+        """Makes the tasks of a script on servers.
 
         Tasks are cut from positions in each epoch, in order: the worker knows which record is at
         a position, and shuffles by itself.
-
-        Args:
-            config: see :func:`master.state.data_identity.with_data`.
-
-        Raises:
-            UsageError: the data is not that of the checkpoint to go on from.
         """
         self._data = data
         shards = [Shard("dataset", data.records)]
@@ -149,7 +219,7 @@ class Preparation:
         )
         self.config = config
         self._tasks.begin(space, None, shards=shards, identity=made, resumed=self._resumed)
-        return _in_tasks(space)
+        yield TasksMade(_in_tasks(space))
 
     def _space(self, shards: Sequence[Shard], *, trains: bool) -> TaskSpace:
         config = self.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
@@ -61,6 +62,65 @@ class CrashLoop:
     """Starting again does not help: the job fails."""
 
     text: str
+
+
+# Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
+CRASH_LIMIT = 5
+# The same for those that somebody ended with SIGKILL or SIGTERM. That is how machines are taken
+# away, which is no fault of the job; but so does the kernel when memory is short, for ever.
+KILL_LIMIT = 30
+KILLS = (signal.SIGKILL, signal.SIGTERM)
+_FIRST_BACKOFF_S = 0.5
+
+
+class Deaths:
+    """Counts the deaths of processes since something was trained."""
+
+    def __init__(self) -> None:
+        self.start_after = 0.0
+        """No worker is started before."""
+        self._crashes = 0
+        self._kills = 0
+        self._servers = 0
+
+    def forget(self) -> None:
+        """Something was trained."""
+        self._crashes = self._kills = self._servers = 0
+
+    def worker(self, text: str, now: float, *, killed: bool) -> CrashLoop | None:
+        """A worker that has trained nothing died; returns whether the job fails.
+
+        Args:
+            text: how it died.
+            killed: with SIGKILL or SIGTERM.
+        """
+        if killed:
+            self._kills += 1
+            if self._kills >= KILL_LIMIT:
+                return CrashLoop(
+                    f"workers were killed {KILL_LIMIT} times in a row before anything was trained; "
+                    f"is there enough memory? {text}"
+                )
+            return None
+        self._crashes += 1
+        # The first replacement comes at once: one death is more likely a preemption.
+        if self._crashes > 1:
+            self.start_after = now + _FIRST_BACKOFF_S * 2 ** (self._crashes - 2)
+        if self._crashes >= CRASH_LIMIT:
+            return CrashLoop(
+                f"workers died {CRASH_LIMIT} times in a row before anything was trained; {text}"
+            )
+        return None
+
+    def server(self, text: str) -> CrashLoop | None:
+        """A parameter server died; returns whether the job fails."""
+        self._servers += 1
+        if self._servers < CRASH_LIMIT:
+            return None
+        return CrashLoop(
+            f"a parameter server died {CRASH_LIMIT} times in a row before anything was trained; "
+            f"{text}"
+        )
 
 
 _MOST_WORKERS = 10_000

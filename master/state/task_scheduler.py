@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from master.state.actions import Failure, Saved
+from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
 from master.state.membership import Member, Membership
 from master.state.tasks import TaskQueue, TaskStream, one_off_task
@@ -30,17 +30,10 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True)
-class TaskFailed:
-    """The user's code raised in a task of a worker."""
+class SnapshotFailed:
+    """A worker could not write its model."""
 
-    worker: int
     error: str
-    traceback: str
-    failures: int
-    """Of the task, this one included."""
-    fatal: bool
-    snapshot: bool
-    """The task was to write the model."""
 
 
 class TaskScheduler:
@@ -282,24 +275,26 @@ class TaskScheduler:
         queues = (each.queue for each in self.streams())
         return any(queue.release(request.lease_id, now) is not None for queue in queues)
 
-    def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskStream, TaskFailed] | None:
+    def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskStream, TaskEvent] | None:
         """The user's code raised: the task comes back; None: the lease is not known."""
         for each in self.streams():
             failed = each.queue.fail(request.lease_id, now, committed=request.counts.records)
-            if failed is None:
-                continue
-            snapshot = each is self._snapshot
-            if snapshot and not request.fatal:
-                self._snapshot = None
-            return each, TaskFailed(
-                request.worker_id,
-                request.error,
-                request.traceback,
-                failures=failed[1],
-                fatal=request.fatal,
-                snapshot=snapshot,
-            )
+            if failed is not None:
+                return each, self._failed(each, failed[1], request)
         return None
+
+    def _failed(self, stream: TaskStream, count: int, request: pb.FailTaskRequest) -> TaskEvent:
+        limit = self._config.cluster.max_task_failures
+        if stream is self._snapshot and not request.fatal:
+            self._snapshot = None
+            return SnapshotFailed(request.error)
+        if request.fatal or count >= limit:
+            return Failure(request.error, request.traceback)
+        text = (
+            f"worker-{request.worker_id}: {request.error}; failure {count} of {limit} of this "
+            "task, which is tried again"
+        )
+        return Note("warning", text, request.traceback)
 
     # ---- snapshots ----
 
@@ -360,5 +355,5 @@ class TaskScheduler:
             yield self._leases
 
 
-TaskEvent = SnapshotWritten | EvaluationResult | Failure
-"""What follows from a task that is done."""
+TaskEvent = SnapshotWritten | SnapshotFailed | EvaluationResult | Note | Failure
+"""What follows from a task that is done, or failed."""

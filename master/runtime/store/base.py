@@ -51,18 +51,6 @@ class Store(Protocol):
         """
         ...
 
-    def delete(self, key: str, expected_revision: int, *, token: int) -> None:
-        """Removes a key.
-
-        Raises:
-            StoreConflictError: the key has another revision, or the token is stale.
-        """
-        ...
-
-    def list(self, prefix: str) -> list[str]:
-        """All keys that begin with ``prefix``, sorted."""
-        ...
-
     def close(self) -> None:
         """Gives up connections; the store itself stays."""
         ...

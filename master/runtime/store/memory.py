@@ -53,17 +53,6 @@ class MemoryStore:
             self._entries[key] = (bytes(value), self._revision)
             return self._revision
 
-    def delete(self, key: str, expected_revision: int, *, token: int) -> None:
-        """See :class:`Store`."""
-        with self._mutex:
-            self._check(key, expected_revision, token)
-            self._entries.pop(key, None)
-
-    def list(self, prefix: str) -> list[str]:
-        """See :class:`Store`."""
-        with self._mutex:
-            return sorted(key for key in self._entries if key.startswith(prefix))
-
     def close(self) -> None:
         """Nothing to give up."""
 

@@ -79,18 +79,6 @@ class SqliteStore:
             db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (key, value, revision))
             return int(revision)
 
-    def delete(self, key: str, expected_revision: int, *, token: int) -> None:
-        """See :class:`Store`."""
-        with self._transaction() as db:
-            self._check(db, key, expected_revision, token)
-            db.execute("DELETE FROM entries WHERE key=?", (key,))
-
-    def list(self, prefix: str) -> list[str]:
-        """See :class:`Store`."""
-        with self._transaction() as db:
-            rows = db.execute("SELECT key FROM entries ORDER BY key").fetchall()
-        return [key for (key,) in rows if key.startswith(prefix)]
-
     def close(self) -> None:
         """Closes the file."""
         with self._mutex:

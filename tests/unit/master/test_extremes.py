@@ -15,6 +15,7 @@ from master.runtime.service import Service
 from master.state.actions import DataScanned
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.restart import to_state
 from tests.unit.wire.extremes import variants
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source
@@ -178,7 +179,7 @@ class World:
         lease = pb.LeaseRequest(worker_id=worker, want=1, incarnation=self.job.fleet.incarnation)
         answer = self.say("Lease", lease)
         answer.SerializeToString()
-        self.job.to_state()
+        to_state(self.job)
         self.tick()
         assert self.say("GetStatus", pb.GetStatusRequest()).SerializeToString()
 

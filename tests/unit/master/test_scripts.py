@@ -12,6 +12,7 @@ from master.state.actions import Saved
 from master.state.calls import Calls
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.restart import from_state, to_state
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
@@ -56,12 +57,12 @@ class World:
         )
         self.calls = Calls(self.job, cores=8)
         if left is not None:
-            self.job.from_state(left, now)
+            from_state(self.job, left, now)
         self.job.start(now)
 
     def again(self) -> World:
         """The master that is started after this one was killed."""
-        left = json.loads(json.dumps(self.job.to_state()))
+        left = json.loads(json.dumps(to_state(self.job)))
         return World(most=self.config.cluster.max_workers, left=left, now=self.now)
 
     @property

@@ -13,6 +13,7 @@ from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.restart import from_state, to_state
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
@@ -60,7 +61,7 @@ class World:
         self.stopped: list[Stop] = []
         self.effects: list = []
         if left is not None:
-            self.job.from_state(left, self.now)
+            from_state(self.job, left, self.now)
         self.job.start(self.now)
         self.tick()
 
@@ -495,7 +496,7 @@ def test_going_on_from_a_checkpoint_needs_the_same_data() -> None:
 def test_a_master_that_was_killed_took_the_servers_with_it() -> None:
     w = begun()
     w.task(0)
-    again = World(strategy="ps", left=json.loads(json.dumps(w.job.to_state())))
+    again = World(strategy="ps", left=json.loads(json.dumps(to_state(w.job))))
     assert again.outcome.state == "failed"
     assert "the master was killed, and the parameter servers with it" in again.outcome.error
     assert not again.started
@@ -505,6 +506,6 @@ def test_a_master_that_was_killed_took_the_servers_with_it() -> None:
 def test_a_master_that_was_killed_before_the_strategy_was_known_decides_it() -> None:
     w = World()
     w.register(1)
-    again = World(left=json.loads(json.dumps(w.job.to_state())))
+    again = World(left=json.loads(json.dumps(to_state(w.job))))
     answer = again.report(0, SMALL)
     assert answer.strategy == "allreduce"
