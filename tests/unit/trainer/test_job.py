@@ -205,7 +205,7 @@ def test_a_broken_step_changes_nothing_and_its_batch_comes_again() -> None:
 def lose_the_sum(engine: RingEngine) -> None:
     """As if the last bytes of the sum had not come."""
     engine._reducer.fail("cut")
-    engine._reducer.drop()
+    engine._reducer.clear_gradients()
 
 
 def one_behind(member: Member) -> None:

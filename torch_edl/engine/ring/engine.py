@@ -275,7 +275,7 @@ class RingEngine:
         self.stepped()
         if not self.live:
             # An optimizer leaves a parameter without a gradient alone.
-            self._put_gradients_back = self._reducer.hide()
+            self._put_gradients_back = self._reducer.hide_gradients()
         elif self._reducer.phase is Phase.REDUCED or (
             self._rendezvous is not None and self._reducer.phase is Phase.LOCAL
         ):
@@ -296,7 +296,7 @@ class RingEngine:
         self._flags.skip = True
         self._reducer.reduce_nothing()
         if self._reducer.phase is Phase.REDUCED:
-            self._reducer.drop()
+            self._reducer.clear_gradients()
 
     def _synchronize(self) -> None:
         """A member whose script left a batch out takes over what the others did to the model."""

@@ -49,14 +49,13 @@ _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
 class Reducer:
-    """The gradients of a model's parameters.
+    """The gradients of those parameters of a model that require gradients now.
 
     Args:
-        model: its parameters that require gradients now are reduced.
         controls: how many control numbers travel with the gradients.
         send: gives this member's control numbers when the last collective begins.
-        receive: is called with their sums over all members; a text rejects the update, and says
-            why.
+        receive: is called with their sums over all members. It returns an empty text, or why the
+            update is rejected.
 
     After a backward in the phase ``REDUCE`` (or :meth:`reduce_nothing`) ``p.grad`` is the sum over
     all members of ``share * gradient``, and None where no member has a gradient.
@@ -82,7 +81,7 @@ class Reducer:
         self._share = 1.0
         self._leads = True
         self._share_before = 0.0  # of the minibatches that were accumulated
-        self._once = True  # each member had one minibatch, so another backward can be added
+        self._repeatable = True  # no member accumulated, so another backward can be added
         self._touched: set[int] = set()
         """Parameters that the backward which runs now gave a gradient."""
         self._accumulated: set[int] = set()
@@ -113,7 +112,7 @@ class Reducer:
             last: no other minibatch of this member follows.
             leads: all members take the running statistics of this one.
         """
-        self._drop_unusable()
+        self._clear_unusable()
         self._touched.clear()  # of a backward that raised
         self._share, self._leads = share, leads
         if self.phase is Phase.BROKEN:
@@ -122,6 +121,7 @@ class Reducer:
             self.phase = Phase.LOCAL
             return
         self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
+        self._make_buckets()
         self._add_hooks()
 
     def begin_warm_up(self) -> None:
@@ -131,43 +131,41 @@ class Reducer:
 
     def reduce_nothing(self) -> None:
         """Takes part in the collectives of this update without a backward."""
-        self._drop_unusable()
+        self._clear_unusable()
         self.phase, self._share = Phase.REDUCE, 0.0
         self._finish_backward()
 
     def end_update(self) -> None:
-        """Gradients of the update stay at the parameters, those that are none of it do not."""
-        self._drop_unusable()
+        """Closes the update; the parameters keep its gradients, but none that is unusable."""
+        self._clear_unusable()
         self.phase = Phase.IDLE
 
     def undo_update(self) -> None:
         """Takes back what forward and backward did since :meth:`begin_update`."""
         self._reset()
         self._statistics.restore()
-        self.drop()
+        self.clear_gradients()
 
     def fail(self, why: str) -> None:
-        """The ring failed, so the update cannot be made."""
-        # Only the text: a traceback would keep the ring's sockets open, and others waiting.
+        """The update cannot be made. Only a text is kept of the cause: a traceback would keep the
+        sockets of the ring open, and the other members waiting."""
         if self.phase is not Phase.BROKEN:
             self.phase, self.failure = Phase.BROKEN, why
 
     def use(self, group: ProcessGroup | None) -> None:
         """Reduces over this ring from now on; None: this process is alone."""
         self._group = group
-        if group is not None:
-            self._make_buckets()
         self._reset()
 
-    def drop(self) -> None:
+    def clear_gradients(self) -> None:
         """Removes all gradients, so that an optimizer that steps changes nothing."""
         for parameter in self._parameters:
             parameter.grad = None
 
-    def hide(self) -> Callable[[], None]:
+    def hide_gradients(self) -> Callable[[], None]:
         """Removes all gradients until the returned function is called, which puts them back."""
         hidden = [parameter.grad for parameter in self._parameters]
-        self.drop()
+        self.clear_gradients()
 
         def put_back() -> None:
             for parameter, gradient in zip(self._parameters, hidden, strict=True):
@@ -199,9 +197,9 @@ class Reducer:
         for bucket in self._buckets:
             bucket.reset()
 
-    def _drop_unusable(self) -> None:
+    def _clear_unusable(self) -> None:
         if self.phase in _UNUSABLE:
-            self.drop()
+            self.clear_gradients()
 
     def _make_buckets(self) -> None:
         if not self._buckets:
@@ -212,29 +210,29 @@ class Reducer:
     # ---- backward ----
 
     def _add_hooks(self) -> None:
-        """Hooks cost microseconds in each step, so a process that needs none has none."""
+        # Hooks cost microseconds in each step, which a process that is alone need not pay.
         if not self._listens:
             self._listens = True
             for p in self._parameters:
-                p.register_post_accumulate_grad_hook(weak_hook(self._take))  # type: ignore[no-untyped-call]
+                p.register_post_accumulate_grad_hook(weak_hook(self._after_accumulate))  # type: ignore[no-untyped-call]
         if self.phase is Phase.ACCUMULATE and not self._clears:
             self._clears = True
             for number, p in enumerate(self._parameters):
-                p.register_hook(partial(weak_hook(self._clear), number))  # type: ignore[no-untyped-call]
+                p.register_hook(partial(weak_hook(self._before_accumulate), number))  # type: ignore[no-untyped-call]
 
-    def _clear(self, number: int, _: torch.Tensor) -> None:
+    def _before_accumulate(self, number: int, _: torch.Tensor) -> None:
         """A backward is about to add to the gradient of a parameter."""
         if self.phase is Phase.ACCUMULATED:
             # Another backward of the same minibatch: the gradient of the one before was put aside.
             self._parameters[number].grad = None
 
-    def _take(self, parameter: torch.Tensor) -> None:
+    def _after_accumulate(self, parameter: torch.Tensor) -> None:
         """A backward gave a parameter its gradient."""
         if self.phase not in _COLLECTING:
             return
         if not self._touched:
             if self.phase is Phase.REDUCED:
-                if not self._once:
+                if not self._repeatable:
                     raise UsageError(
                         "backward() was called again after the last batch of an update that "
                         "gathers several; add the losses up and call it once for each batch (a "
@@ -247,14 +245,14 @@ class Reducer:
         self._touched.add(number)
         if self.phase is Phase.REDUCE and self._group is not None:
             bucket, view = self._places[number]
-            self._add(parameter, view)
+            self._add_to_bucket(parameter, view)
             bucket.pending -= 1
-            # In the one order that all members have. The last bucket also carries what is known
-            # only at the end.
+            # In the order that all members have. The last bucket carries control numbers, too,
+            # which are known at the end of backward.
             while self._next < len(self._buckets) - 1 and not self._buckets[self._next].pending:
                 self._launch(self._group)
 
-    def _add(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
+    def _add_to_bucket(self, parameter: torch.Tensor, view: torch.Tensor) -> None:
         """Adds a weighted gradient to its part of a bucket."""
         gradient = parameter.grad
         assert gradient is not None
@@ -286,12 +284,11 @@ class Reducer:
 
     def _accumulate(self) -> None:
         """Puts the gradients of one minibatch aside."""
-        self._make_buckets()
         for number, parameter in enumerate(self._parameters):
             _, view = self._places[number]
             own = parameter.grad
             if number in self._touched:
-                self._add(parameter, view)
+                self._add_to_bucket(parameter, view)
             elif not self._accumulated:
                 view.zero_()
             if own is not None and not own.is_sparse and own.data_ptr() == view.data_ptr():
@@ -300,18 +297,17 @@ class Reducer:
         self._accumulated |= self._touched
 
     def _sum_alone(self) -> None:
-        """The accumulated minibatches and this one, of the only process."""
-        self._make_buckets()
+        """Adds this minibatch to those that the only process accumulated."""
         used = self._touched | self._accumulated
         for number, parameter in enumerate(self._parameters):
             _, view = self._places[number]
             if number in self._touched:
-                self._add(parameter, view)
+                self._add_to_bucket(parameter, view)
             parameter.grad = view if number in used else None
-        self.covered, self._once = self._share_before + self._share, False
+        self.covered, self._repeatable = self._share_before + self._share, False
 
     def _reduce(self, group: ProcessGroup) -> None:
-        """The gradients that are left, the control numbers and the statistics; waits for all."""
+        """Begins the collectives that are left, with the control numbers, and waits for all."""
         has: list[bool] = []
         for number, parameter in enumerate(self._parameters):
             own = number in self._touched
@@ -319,7 +315,7 @@ class Reducer:
                 bucket, view = self._places[number]
                 if self._share and parameter.grad is not None:
                     # Of an earlier backward of this update: summed over shares it stays the same.
-                    self._add(parameter, view)
+                    self._add_to_bucket(parameter, view)
                     own = True
                 elif not self._accumulated:
                     view.zero_()
@@ -342,7 +338,7 @@ class Reducer:
             return
         sums, count = told.tolist(), len(has)
         shares, before = sums[count : count + 2]
-        self.covered, self._once = shares + before, shares >= _WHOLE
+        self.covered, self._repeatable = shares + before, shares >= _WHOLE
         if why := self._receive(sums[count + 2 :]):
             self.fail(why)
             return
