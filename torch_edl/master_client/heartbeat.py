@@ -1,4 +1,4 @@
-"""A worker's heartbeat: how far the worker is, told each second, and the answer."""
+"""A worker's heartbeat: a report each second of how far the worker is, and the answer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch_edl.wire.channel import Stub
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
-# Metrics of different names that a heartbeat tells.
+# At most so many names of logged values in a heartbeat.
 _MOST_VALUES = 100
 
 
 @dataclass
 class WorkerStatus:
-    """What a worker tells with each heartbeat; written by the training loop."""
+    """What each heartbeat reports; written by the training loop."""
 
     steps: int = 0
     records: int = 0
@@ -36,19 +36,19 @@ class WorkerStatus:
     """Records of the pass over data that are in the model."""
     pass_index: int = 0
     pass_records: int = 0
-    """Of the whole pass, all epochs; 0: not known."""
+    """Records of the whole pass, all epochs; 0: not known."""
     left_out: int = 0
-    """Of the records up to ``position``: those that gave no gradient."""
+    """Records up to ``position`` that gave no gradient."""
     damaged: int = 0
-    """Samples that cannot be read, left out in a ring; of leased tasks a report tells them."""
+    """Damaged samples left out in a ring; those of leased tasks are in ``TaskResult``."""
     epoch: int = 0
-    """Of a script: its epochs that are over."""
+    """Epochs of a script that are over."""
     epochs: int = 0
-    """So many there will be; 0: the script did not say."""
+    """All epochs of a script; 0: not known."""
     records_before: int = 0
-    """Of passes before this one."""
+    """Records of the passes before this one."""
     records_to_come: int = 0
-    """Of passes after this one, as far as the script said."""
+    """Records of the passes after this one, as far as known."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of ``_values``, which the thread of the heartbeat takes."""
@@ -73,10 +73,10 @@ class WorkerStatus:
 
 
 class Heartbeat:
-    """A thread that tells the master every second that this worker lives, and hears of its fate.
+    """A thread that sends a heartbeat each second, and keeps what the master answers.
 
-    ``draining`` is set when the worker is to finish what it does and leave; ``lost`` when the
-    master gave it up, or is itself gone.
+    ``draining`` is set when the worker is to finish its update and leave; ``lost`` when the master
+    has declared the worker lost.
 
     ``stopping`` is set when the user stops the job, so that all workers leave.
 
@@ -98,7 +98,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
