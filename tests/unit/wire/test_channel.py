@@ -10,10 +10,8 @@ import pytest
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import server, services
 from torch_edl.wire.channel import Stub
-from torch_edl.wire.server import serve
-
-SERVICE = pb.DESCRIPTOR.services_by_name["Master"]
 
 Answers = list[Exception | str]
 
@@ -29,10 +27,12 @@ def stub() -> Iterator[Callable[[Answers], Stub]]:
                 raise answers.pop(0)  # type: ignore[misc]
             return pb.GetStatusResponse(job=str(answers.pop(0)))
 
-        handlers = {m.name: answer for m in SERVICE.methods}
-        server, port = serve(SERVICE, handlers, address="127.0.0.1:0", token="t", threads=1)
-        made = Stub(SERVICE, f"127.0.0.1:{port}", "t")
-        opened.extend([made.close, lambda: server.stop(grace=None).wait()])
+        handlers = dict.fromkeys(services.methods(services.CONTROL), answer)
+        listening, port = server.serve(
+            services.CONTROL, handlers, address="127.0.0.1:0", token="t", threads=1
+        )
+        made = Stub(services.CONTROL, f"127.0.0.1:{port}", "t")
+        opened.extend([made.close, lambda: listening.stop(grace=None).wait()])
         return made
 
     yield start
@@ -79,3 +79,12 @@ def test_what_is_raised_before_a_call_ends_the_wait(stub: Callable[[Answers], St
 
     with pytest.raises(UsageError, match="enough"):
         insist(stub(["never"]), before_call=stop)
+
+
+def test_an_answer_that_is_too_large_is_an_error_and_not_awaited(
+    stub: Callable[[Answers], Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_MESSAGE_BYTES", 1000)
+    with pytest.raises(grpc.RpcError) as caught:
+        insist(stub(["x" * 2000]))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
