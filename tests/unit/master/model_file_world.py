@@ -1,0 +1,244 @@
+"""A job of a model file in simulated time: no processes, no network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from master.runtime.checkpoints import steps_of
+from master.state.actions import (
+    CheckpointSaved,
+    DataScanned,
+    Prune,
+    Saved,
+    SaveServers,
+    Start,
+    Started,
+    Stop,
+)
+from master.state.calls import Calls
+from master.state.data_identity import identity
+from master.state.fleet import Fleet
+from master.state.job import Job
+from torch_edl.checkpoint.layout import step_dir
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    JobConfig,
+    TrainConfig,
+)
+from torch_edl.data.task_space import Shard
+from torch_edl.processes.base import ProcessExit
+from torch_edl.wire import master_pb2 as pb
+
+SHARDS = [Shard("a", 20), Shard("b", 12)]
+
+SNAPSHOT = {"snapshot": {"files": [{"name": "f", "size": 3}], "version": 9}}
+
+
+class World:
+    """Plays the processes, the disk and the clock for one job."""
+
+    def __init__(
+        self,
+        *,
+        kind: str = "train",
+        workers: int = 1,
+        servers: int = 2,
+        strategy: str = "ps",
+        mode: str = "async",
+        epochs: int = 1,
+        max_steps: int = 0,
+        eval_every: int = 0,
+        eval_records: int = 0,
+        resumed: Saved | None = None,
+        **checkpoint,
+    ) -> None:
+        self.config = JobConfig(
+            name="j",
+            kind=kind,
+            model_file="/m.py",
+            data=DataConfig(batch_size=2, records_per_task=4, epochs=epochs),
+            train=TrainConfig(
+                strategy=strategy, mode=mode, max_steps=max_steps, eval_every=eval_every
+            ),
+            cluster=ClusterConfig(
+                max_workers=workers, servers=servers, heartbeat_timeout_s=10, task_timeout_s=60
+            ),
+            checkpoint=CheckpointConfig(**checkpoint),
+        )
+        self.now = 0.0
+        fleet = Fleet("j", workers=workers, servers=servers)
+        self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
+        self.calls = Calls(self.job, cores=8)
+        self.eval_records = eval_records
+        self.actions: list[object] = []
+        self.counted: Counter[tuple[int, str, int]] = Counter()
+        self.alive: set[int] = set()
+        self.job.start(self.now)
+        self.tick()
+
+    @property
+    def outcome(self) -> Any:
+        return self.job.lifecycle.outcome
+
+    def tick(self, seconds: float = 0.0) -> list[object]:
+        """Lets time pass; processes that are started or stopped do so at once."""
+        self.now += seconds
+        actions = self.job.tick(self.now)
+        for action in actions:
+            if isinstance(action, Start):
+                self.job.apply(Started(action.spec.role, action.spec.id, 1), self.now)
+            elif isinstance(action, Stop):
+                self.exit(action.role, action.id, signal=15)
+            elif not isinstance(action, Prune):
+                self.actions.append(action)
+        return actions
+
+    def exit(self, role: str, id: int, *, code: int | None = None, signal: int | None = None):
+        self.alive.discard(id) if role == "worker" else None
+        event = ProcessExit(role=role, id=id, code=code, signal=signal)
+        self.job.exited(event, self.now, log=f"/{role}-{id}.log")
+
+    def settle(self, type: type):
+        """The one effect of a type that was asked for since the last time."""
+        found = [a for a in self.actions if isinstance(a, type)]
+        assert len(found) == 1, self.actions
+        self.actions.remove(found[0])
+        return found[0]
+
+    def up(self) -> None:
+        """Servers and workers that were started register, the model is told, the data counted."""
+        self.tick()
+        fleet = self.job.fleet
+        for process in fleet.alive("ps"):
+            if process.state == "starting":
+                self.calls.register_server(
+                    pb.RegisterServerRequest(
+                        shard=process.shard,
+                        incarnation=process.incarnation,
+                        address=f"s{process.id}",
+                    ),
+                    self.now,
+                )
+        for process in fleet.alive("worker"):
+            if process.state == "starting":
+                self.calls.register(pb.RegisterRequest(worker_id=process.id), self.now)
+                self.alive.add(process.id)
+                self.report_model(process.id)
+        if not self.job.tasks.ready:
+            key = {"train": "train", "evaluate": "eval", "predict": "predict"}[self.config.kind]
+            found = {key: SHARDS}
+            if self.eval_records:
+                found["eval"] = [Shard("test", self.eval_records)]
+            self.job.apply(DataScanned(found), self.now)
+        self.tick()
+
+    def all_up(self) -> None:
+        """Until every process that should run does."""
+        for _ in range(3):
+            self.up()
+
+    def report_model(self, id: int, **fields):
+        self.calls.report_model(pb.ReportModelRequest(**fields), self.now)
+        ask = pb.WaitUntilReadyRequest(worker_id=id)
+        answer = self.calls.wait_until_ready(ask, self.now)
+        return answer.start if answer is not None and answer.HasField("start") else None
+
+    def lease(self, id: int = 0, want: int = 1, held=()):
+        return self.calls.lease(
+            pb.LeaseRequest(
+                worker_id=id, want=want, held=held, incarnation=self.job.fleet.incarnation
+            ),
+            self.now,
+        )
+
+    def complete(self, id: int, lease: pb.LeaseMessage, *, result=None, **counts) -> bool:
+        counts = {"records": lease.end - lease.start - lease.offset, **counts}
+        request = pb.CompleteTaskRequest(
+            worker_id=id, lease_id=lease.lease_id, counts=counts, **(result or {})
+        )
+        return self.calls.complete_task(request, self.now).known
+
+    def release(self, id: int, lease: pb.LeaseMessage) -> None:
+        request = pb.ReleaseTaskRequest(worker_id=id, lease_id=lease.lease_id)
+        self.calls.release_task(request, self.now)
+
+    def fail(self, id: int, lease: pb.LeaseMessage, error: str, **fields) -> None:
+        request = pb.FailTaskRequest(worker_id=id, lease_id=lease.lease_id, error=error, **fields)
+        self.calls.fail_task(request, self.now)
+
+    def do(self, id: int, lease: pb.LeaseMessage) -> None:
+        """Does a task as a good worker would."""
+        if lease.kind == pb.TASK_SNAPSHOT:
+            assert self.complete(id, lease, result=SNAPSHOT)
+            return
+        result = None
+        if lease.kind == pb.TASK_EVALUATE:
+            state = pb.MetricState(name="loss", sum=1.0, records=lease.end - lease.start)
+            result = {"metrics": {"states": [state]}}
+        steps = -(-(lease.end - lease.start) // 2)
+        if self.complete(id, lease, steps=steps, result=result) and lease.kind in (
+            pb.TASK_TRAIN,
+            pb.TASK_PREDICT,
+        ):
+            for i in range(lease.start, lease.end):
+                self.counted[lease.epoch, lease.shard, i] += 1
+
+    def work(self, tasks: int | None = None) -> None:
+        """Every living worker does one task after the other."""
+        count = 0
+        for _ in range(10_000):
+            busy = False
+            for id in sorted(self.alive):
+                answer = self.lease(id)
+                if answer is None or answer.next != pb.LeaseResponse.LEASED:
+                    continue
+                for lease in answer.leases:
+                    if tasks is not None and count >= tasks:
+                        self.release(id, lease)
+                        return
+                    self.do(id, lease)
+                    count += 1
+                    busy = True
+            self.tick(0.1)
+            if not busy:
+                return
+        raise AssertionError("it never ends")
+
+    def save(self) -> Saved:
+        """The servers take the checkpoint that was asked for."""
+        effect = self.settle(SaveServers)
+        return self.saved(effect.progress, effect.incarnation)
+
+    def saved(self, progress, incarnation: int) -> Saved:
+        steps = steps_of(self.job.tasks.main.queue.space, progress)
+        manifest = Manifest(
+            job="j",
+            strategy=self.job.fleet.strategy,
+            steps=steps,
+            shards=2,
+            watermarks=progress,
+            data=identity(self.config, SHARDS),
+        )
+        saved = Saved(step_dir(self.job.checkpoints.root, steps), manifest)
+        self.job.apply(CheckpointSaved(saved, incarnation), self.now)
+        return saved
+
+    def leave(self) -> None:
+        """All workers hear that it is over."""
+        for id in sorted(self.alive):
+            assert self.lease(id).next == pb.LeaseResponse.FINISHED
+            self.exit("worker", id, code=0)
+        for _ in range(3):
+            self.tick(0.1)
+
+    def texts(self, level: str | None = None) -> list[str]:
+        return [e.text for e in self.job.lifecycle.log.after(0) if level in (None, e.level)]
+
+
+def every_record(epochs: int = 1) -> Counter[tuple[int, str, int]]:
+    return Counter((e, s.name, i) for e in range(epochs) for s in SHARDS for i in range(s.records))
