@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 
 from torch_edl import _core
-from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
@@ -24,7 +23,6 @@ from torch_edl.errors import (
     UsageError,
     UserCodeError,
 )
-from torch_edl.master_client.leases import LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.child import follow_parent, setup_logging
 
@@ -61,27 +59,19 @@ def _work(master: MasterSession) -> int:
     from torch_edl.contract import load_contract, report_model, user_traceback
     from torch_edl.data.feeder import FeedError
     from torch_edl.trainer.model_file import ModelFile
-    from torch_edl.trainer.run_file import run_leased
+    from torch_edl.trainer.run_file import run
 
-    config, heartbeat, progress = master.config, master.heartbeat, master.progress
+    config = master.config
     try:
         contract = load_contract(config.model_file, config.model_args)
         file = ModelFile(contract, config)
         model = report_model(file.model, file.optimizer)
         model.custom_source = file.contract.data_source is not None
         model.shards.extend(file.shards())
-        progress.phase = "waiting"
+        master.progress.phase = "waiting"
         start = master.start(model)
         file.apply(start)
-        leases = LeaseClient(master.master, master.worker_id)
-        leases.incarnation = start.cluster.incarnation
-        if start.strategy == "allreduce":
-            from torch_edl.trainer.ring_loop import make_ring_loop
-
-            return make_ring_loop(
-                file, start, master.master, leases, heartbeat, progress, config
-            ).run()
-        run_leased(file, start, leases, heartbeat, progress, token=os.environ[ENV_TOKEN])
+        run(file, master, start)
         return 0
     except (UsageError, CheckpointError, UserCodeError, NanLossError, FeedError) as error:
         # Another worker would fail in the same way: the job ends with this.

@@ -16,7 +16,8 @@ from torch import nn
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.engine import replica
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.state_dict import copied
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.optim import optimizer_config
@@ -40,9 +41,7 @@ class LocalEngine:
     ) -> None:
         self.model = model
         self._status = status
-        self._replica = replica.Replica(
-            model, [optimizer], [] if scheduler is None else [scheduler]
-        )
+        self._replica = Replica(model, [optimizer], [] if scheduler is None else [scheduler])
         if self._replica.tables:
             optimizer_config(optimizer)  # refused now rather than at the first step
         self._watermarks = Watermarks()
@@ -102,10 +101,7 @@ class LocalEngine:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The model as it is, copied."""
-        return {
-            name: value.detach().to("cpu", copy=True)
-            for name, value in self.model.state_dict().items()
-        }
+        return copied(self.model)
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -113,14 +109,7 @@ class LocalEngine:
 
     def snapshot(self) -> Callable[[str], Snapshot]:
         """The model and its optimizer, copied."""
-        state, watermarks = self._replica.copy(), self._watermarks.copy()
-        version = self._replica.position.step
-
-        def write(directory: str) -> Snapshot:
-            files = replica.write(state, Path(directory))
-            return Snapshot(files=files, watermarks=watermarks, version=version)
-
-        return write
+        return self._replica.snapshot(self._watermarks.copy())
 
 
 def _task(update: Update) -> int:

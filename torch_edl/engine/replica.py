@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint import files, layout
-from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.checkpoint.writer import write_tables
 from torch_edl.engine import same_model, state_dict
@@ -29,6 +29,7 @@ from torch_edl.nn import table_state
 from torch_edl.nn.model_tables import bind_tables, dense_names
 from torch_edl.optim import group_of
 from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.watermarks import Watermarks
 
 _STEM = "shard-0-of-1"
 MODEL_FILE = f"{_STEM}.dense.safetensors"
@@ -138,6 +139,16 @@ class Replica:
             {n: t.detach().to("cpu", copy=True).contiguous() for n, t in state.tensors.items()},
             state.tables,
         )
+
+    def snapshot(self, watermarks: Watermarks) -> Callable[[str], Snapshot]:
+        """Copies the current state; returns what writes the copy to a folder, from any thread."""
+        state, version = self.copy(), self.position.step
+
+        def write_to(directory: str) -> Snapshot:
+            files = write(state, Path(directory))
+            return Snapshot(files=files, watermarks=watermarks, version=version)
+
+        return write_to
 
     def load(self, state: State, where: object = "the saved state") -> None:
         """Takes over a state without its tables; the parameters keep their place in memory.

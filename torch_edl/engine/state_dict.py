@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from torch_edl.errors import CheckpointError, UsageError
 
@@ -199,3 +200,12 @@ def _unsupported(owner: str, where: str, value: Any) -> UsageError:
         "that joins can hold; expected dense tensors, numbers, texts, None, and lists, tuples and "
         "dicts of these: keep the value elsewhere, or use another optimizer"
     )
+
+
+def copied(model: nn.Module) -> dict[str, Any]:
+    """The ``state_dict`` of a model in this process, on the CPU, which further training does not
+    change."""
+    return {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+        for name, value in model.state_dict().items()
+    }

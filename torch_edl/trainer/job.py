@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,16 +18,15 @@ from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
+from torch_edl.trainer.in_ring import ScriptInRing
 from torch_edl.trainer.interrupts import Interrupts
 from torch_edl.trainer.loader import Loader, Reading
 from torch_edl.trainer.metrics import Meter
+from torch_edl.trainer.part import Make, Merge, Part
 from torch_edl.trainer.prepared import check_parameters, check_tables, gate, gate_scaler
-from torch_edl.trainer.saver import Saver, Settings, write_output
+from torch_edl.trainer.saver import Saver, Settings
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from torch_edl.trainer.on_servers import ScriptOnServers
 
 
 class Job:
@@ -46,22 +43,13 @@ class Job:
     ) -> None:
         self.closed = False
         self.reading = Reading()
-        self.restored = False
-        """It goes on from a checkpoint."""
         self._session = session
         self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
         self._on_resize = on_resize
-        self._engine: RingEngine | None = None
-        self._served: ScriptOnServers | None = None
+        self._part: Part | None = None
+        self._on_servers = False
         self._meter = Meter()
-        self._passes = 0
-        self.epochs_begun = 0
-        """Epochs of all loops over loaders that this process went into, or ran through."""
-        self.records_before = self.records_here = 0
-        """Of the loops before the newest, and of that."""
-        self._first_step = 0
-        self._skipped = False  # a loader, whose records were in the model before
         rendezvous: RingRendezvous | None = None
         if session is not None:
             settings = settings.under(session.config.checkpoint)
@@ -93,20 +81,12 @@ class Job:
     @property
     def rank(self) -> int:
         """This process's number among those that train now; it may change."""
-        if self._served is not None:
-            return self._served.rank
-        if self._rendezvous is not None and (self._engine is None or not self._engine.rings):
-            return int(os.environ.get("RANK", "0"))  # what the launcher said
-        return 0 if self._engine is None else self._engine.rank
+        return _launched("RANK", 0) if self._part is None else self._part.rank
 
     @property
     def world_size(self) -> int:
         """How many processes train now; it may change."""
-        if self._served is not None:
-            return self._served.world_size
-        if self._rendezvous is not None and (self._engine is None or not self._engine.rings):
-            return int(os.environ.get("WORLD_SIZE", "1"))
-        return 1 if self._engine is None else self._engine.world
+        return _launched("WORLD_SIZE", 1) if self._part is None else self._part.world_size
 
     @property
     def is_main(self) -> bool:
@@ -119,20 +99,28 @@ class Job:
     @property
     def on_servers(self) -> bool:
         """Whether the model is on parameter servers."""
-        return self._served is not None
+        return self._on_servers
+
+    @property
+    def restored(self) -> bool:
+        """Whether the job goes on from a checkpoint."""
+        return self._part is not None and self._part.restored
 
     @property
     def step(self) -> int:
         """Updates that the model has had, right after ``optimizer.step()`` the newest too; on
         parameter servers those of this process."""
-        if self._served is not None:
-            return self._served.step
-        return 0 if self._engine is None else self._engine.steps
+        return 0 if self._part is None else self._part.step
 
     @property
     def sync_gradients(self) -> bool:
         """Whether the batch at hand is the last one of its update: ``optimizer.step()`` acts."""
-        return self._engine is None or self._engine.sync_gradients
+        return self._part is None or self._part.sync_gradients
+
+    @property
+    def epochs_begun(self) -> int:
+        """Epochs of all loops over loaders that this process went into, or ran through."""
+        return 0 if self._part is None else self._part.epochs_begun
 
     def metrics(self) -> dict[str, float]:
         """Means of what was logged since the last call, over this process, weighted by records."""
@@ -145,9 +133,14 @@ class Job:
     @property
     def catching_up(self) -> bool:
         """Whether this process came late, and its script runs through what the others did."""
-        if self._served is not None:
-            return self._served.catching_up
-        return self.late or (self._engine is not None and self._engine.catching_up)
+        return self.late if self._part is None else self._part.catching_up
+
+    @property
+    def late(self) -> bool:
+        """Whether others trained before this process came, which has not joined them yet."""
+        if self._part is None:
+            return self._session is not None and self._session.ring > 0
+        return self._part.late
 
     def log(self, **values: Any) -> None:
         """Notes metrics of the batch at hand: numbers, or tensors of one number.
@@ -176,11 +169,11 @@ class Job:
             UsageError: something of the wrong type; or called twice, but in one process that
                 keeps no checkpoints, where the model is another from then on (a notebook).
         """
-        if self._engine is not None or self._served is not None:
+        if self._part is not None:
             if self._rendezvous is not None or self._saver.keeps:
                 raise UsageError("prepare(): called twice; give all parts in one call")
             self.reading.close()
-            self._release()
+            self._part.release()
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         if not isinstance(model, nn.Module):
             raise UsageError(f"prepare(): expected a torch.nn.Module, not {type(model).__name__}")
@@ -196,7 +189,8 @@ class Job:
             with self.ending.dismissal():
                 ready = self._session.start(report)
             if ready.strategy == "ps":
-                self._serve(self._session, model, optimizers, scheduler)
+                self._part = self._serve(self._session, model, optimizers, scheduler)
+                self._on_servers = True
                 return given
         if self._saver.keeps:
             check_tables(model)
@@ -208,19 +202,14 @@ class Job:
             on_resize=self._resized,
             checkpoint=self._saver.newest,
         )
-        self._engine = engine
         if scheduler is not None:
             gate(scheduler, ("step",), engine)
         if scaler is not None:
             gate_scaler(scaler, engine)
-        if self._session is not None:
-            self._session.heartbeat.on_broken_ring = engine.interrupt
-        restored = self._saver.newest()
-        self.restored = restored is not None
-        if restored is not None and self._rendezvous is None:
-            engine.restore(restored, values_only=False)
-            self._first_step = self.step
-            log.info("going on from %s, step %d", restored, self.step)
+        self._part = ScriptInRing(
+            engine, self._rendezvous, self._session, self._saver, self._meter, self.ending,
+            self._interrupts,
+        )  # fmt: skip
         return given
 
     def _serve(
@@ -229,7 +218,7 @@ class Job:
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         scheduler: Any,
-    ) -> None:
+    ) -> Part:
         if len(optimizers) != 1:
             raise UsageError(
                 f"prepare(): {len(optimizers)} optimizers; parameter servers run one, "
@@ -239,7 +228,11 @@ class Job:
         # Imported where it is needed: rings are not to wait for it.
         from torch_edl.trainer.on_servers import ScriptOnServers
 
-        self._served = ScriptOnServers(session, model, optimizers[0], scheduler, self._meter)
+        def leave() -> None:
+            if self._rendezvous is not None:
+                self._rendezvous.leave(0, finished=self.ending.finished)
+
+        return ScriptOnServers(session, model, optimizers[0], scheduler, self._meter, leave)
 
     def loader(
         self,
@@ -308,30 +301,19 @@ class Job:
         """
         return self._together(make, lambda parts: (parts, None))[0]
 
-    def _together(
-        self,
-        make: Callable[[int, int], bytes],
-        merge: Callable[[list[bytes]], tuple[list[bytes] | None, Any]],
-    ) -> tuple[list[bytes] | None, Any]:
-        served = self._served
-        if served is not None:
-            if served.catching_up:
-                return None, None
-            # No process waits for another here: each does the whole of it, on today's model.
-            with self.ending.dismissal():
-                return merge([served.evaluate(lambda: make(0, 1))])
-        number, engine = self.enter_pass()
-        parts = None
+    def _together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
         with self.ending.dismissal():
-            made = engine.agree(make, lambda: engine.replica.position.pass_index == number)
-        position = engine.replica.position
-        if made is not None:
-            parts, result = merge(made)
-            position.results[str(number)] = json.loads(json.dumps(result))
-            position.pass_index, position.records = number + 1, 0
-        else:
-            engine.catching_up = True
-        return parts, position.results.get(str(number))
+            return self._prepared().together(make, merge)
+
+    def batches(self, loader: Loader) -> Generator[Any]:
+        """For :class:`Loader`: the batches of one pass."""
+        with self.ending.dismissal():
+            yield from self._prepared().batches(loader)
+
+    def _prepared(self) -> Part:
+        if self._part is None:
+            raise UsageError("call job.prepare(model, optimizer) before the first batch")
+        return self._part
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model as one ``state_dict``, on the CPU, wherever its values are.
@@ -343,14 +325,12 @@ class Job:
         Raises:
             UsageError: nothing was prepared yet, or the servers were left with :meth:`close`.
         """
-        if self._served is not None:
-            if self.closed:
-                raise UsageError("state_dict(): the job is closed; call it before job.close()")
-            with self.ending.dismissal():
-                return self._served.state_dict()
-        if self._engine is None:
+        if self._part is None:
             raise UsageError("state_dict(): call job.prepare(model, optimizer) before")
-        return weights.copied(self._engine.replica.model)
+        if self.closed and self._on_servers:
+            raise UsageError("state_dict(): the job is closed; call it before job.close()")
+        with self.ending.dismissal():
+            return self._part.state_dict()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`state_dict` to a file, whole or not at all; rank 0 does.
@@ -377,100 +357,24 @@ class Job:
             return
         self.reading.close()
         self.closed = True
-        ending = self.ending
-        ending.forget()
+        self.ending.forget()
         try:
-            if self._engine is not None:
-                if ending.finished and self.restored and self._skipped:
-                    self._note_if_over()
-                if ending.finished or ending.last:
-                    if ending.last and self._session is not None:
-                        self._session.heartbeat.beat()  # does the user stop the whole job?
-                    asked = self._rendezvous is not None and self._rendezvous.stopping
-                    self._saver.save_last(self._engine, last=ending.last, asked=asked)
-                if ending.finished and self._session is not None:
-                    config = self._session.config
-                    write_output(self._engine, config.checkpoint.output, job=config.name)
-                with ending.dismissal():
-                    self._engine.leave(finished=ending.finished)
+            if self._part is not None:
+                self._part.close()
         finally:
             self._saver.close()
-            if self._served is not None:
-                self._served.close()
-                if self._rendezvous is not None:
-                    self._rendezvous.leave(0, finished=ending.finished)
             if self._session is not None:
                 self._session.close()
 
-    # ---- for loaders ----
-
-    def interrupts(self) -> contextlib.AbstractContextManager[None]:
-        """Within it a signal that ends the process waits for the end of the update."""
-        if self._interrupts is None:
-            return contextlib.nullcontext()
-        return self._interrupts.put_off()
-
-    def heed_interrupt(self) -> None:
-        """Between two updates: ends the process if a signal came meanwhile."""
-        if self._interrupts is not None:
-            self._interrupts.heed()
-
     def _save_interrupted(self) -> None:
-        if self._engine is not None:
-            self._saver.save_last(self._engine, last=True)
-
-    def enter_pass(self, *, epochs: int = 0) -> tuple[int, RingEngine]:
-        """The number of a pass that begins, and the engine, in its ring.
-
-        Args:
-            epochs: of a pass over data; 0: it is none.
-        """
-        engine = self._engine
-        if engine is None:
-            raise UsageError("call job.prepare(model, optimizer) before the first batch")
-        number, self._passes = self._passes, self._passes + 1
-        if not engine.joined:
-            with self.ending.dismissal():
-                engine.join()
-            self._first_step = self.step
-        position = engine.replica.position
-        position.extend(number, epochs)
-        if position.pass_index < number:
-            # The loop before was left early; a traceback may keep its iterator from ending.
-            engine.settle()
-            position.pass_index, position.records = number, 0
-        # A process that joins late runs through what the others did before it came.
-        engine.catching_up = position.pass_index > number
-        self._skipped |= engine.catching_up and epochs > 0
-        return number, engine
-
-    def check_pass(self, number: int) -> None:
-        """Raises UsageError if another pass began while that one was under way."""
-        if self._passes != number + 1:
-            raise UsageError(
-                "another loop over a loader, or an evaluation, began inside this loop; put it "
-                "after the loop (an epoch each: epochs=1)"
-            )
-
-    @property
-    def late(self) -> bool:
-        """Whether others trained before this process came: it warms up before it asks in."""
-        joined = self._engine is not None and self._engine.joined
-        return self._session is not None and self._session.ring > 0 and not joined
-
-    def _release(self) -> None:
-        """A cell of a notebook is run again: what was prepared before is let go of."""
-        assert self._engine is not None
-        self._engine.release()
-
-    def _note_if_over(self) -> None:
-        """Says so where there was nothing left to train."""
-        newest = self._saver.newest()
-        if self.is_main and newest is not None and self.step == self._first_step:
-            log.warning(
-                "%s holds all that this script trains; raise epochs to train on from there", newest
-            )
+        if self._part is not None:
+            self._part.save_interrupted()
 
     def _resized(self) -> None:
         if self._on_resize is not None:
             self._on_resize(self)
+
+
+def _launched(name: str, alone: int) -> int:
+    """What the launcher said of this process."""
+    return int(os.environ.get(name, alone))

@@ -244,6 +244,13 @@ class LeasedUpdates:
         item = self._deferred
         return item.lease.epoch if isinstance(item, RecordTask) else None
 
+    def has_last_model(self, dismissed: DismissedError | None) -> bool:
+        """Whether this process is to write the model; the master says whether there is one."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open any more."""
+
     # ---- servers ----
 
     def connect(self) -> None:

@@ -27,8 +27,10 @@ from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import swap_large
 from torch_edl.trainer.leased import LeasedUpdates
+from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.loop import Loop
 from torch_edl.trainer.metrics import Meter
+from torch_edl.trainer.part import Make, Merge
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -40,11 +42,17 @@ _BATCHES_PER_TASK = 32
 
 
 class ScriptOnServers:
-    """This process's part in a job whose model is on servers.
+    """This process's part in a job whose model is on servers; see
+    :class:`~torch_edl.trainer.part.Part`.
 
     Args:
         scheduler: of learning rates; it follows the updates of the servers.
+        leave: tells the master that this process is through.
     """
+
+    late = restored = False
+    sync_gradients = True
+    epochs_begun = 0
 
     def __init__(
         self,
@@ -53,11 +61,13 @@ class ScriptOnServers:
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
         meter: Meter,
+        leave: Callable[[], None],
     ) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._session = session
         self._meter = meter
+        self._leave = leave
         swap_parameters(model, optimizer, session.config.train.large_embedding)
         self._engine = ServersEngine(
             model,
@@ -97,6 +107,14 @@ class ScriptOnServers:
     def close(self) -> None:
         """Lets go of the servers."""
         self._engine.close()
+        self._leave()
+
+    def together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
+        """See :class:`~torch_edl.trainer.part.Part`. No process waits for another here: each does
+        the whole of it, on the model of now."""
+        if self.catching_up:
+            return None, None
+        return merge([self.evaluate(lambda: make(0, 1))])
 
     def evaluate(self, compute: Callable[[], T]) -> T:
         """What ``compute`` makes of the model as it is now; again if servers are lost meanwhile.
@@ -133,19 +151,14 @@ class ScriptOnServers:
                 self._session.wait_until_ready()
                 self._source.cluster = self._session.cluster
 
-    def batches(
-        self, dataset: Any, data: dict[str, Any], options: dict[str, Any], *, passes: int
-    ) -> Iterator[Any]:
-        """The batches of this process's tasks, until all tasks are done.
-
-        Args:
-            passes: the loader is gone through so often, an epoch each; 0: once, all its epochs.
+    def batches(self, loader: Loader) -> Iterator[Any]:
+        """The batches of this process's tasks, until all tasks of the pass are done.
 
         Raises:
             UsageError: a second loader, or one that asks for what servers do not do.
         """
-        self._begin(dataset, {**data, "epochs": passes or data["epochs"]}, options)
-        self._source.last_epoch = self._passes if passes else None
+        self._begin(loader)
+        self._source.last_epoch = self._passes if loader.passes else None
         with contextlib.closing(iter(Loop(self._engine, self._source, self._meter))) as batches:
             yield from batches
         self._passes += 1
@@ -153,18 +166,26 @@ class ScriptOnServers:
             # What the script does with the model from now on it does with its last values.
             self.evaluate(lambda: None)
 
-    def _begin(self, dataset: Any, data: dict[str, Any], options: dict[str, Any]) -> None:
+    def _begin(self, loader: Loader) -> None:
+        epochs = loader.passes or loader.data["epochs"]
         if self._dataset is None:
-            _check(dataset, data)
-            batches = open_batches(dataset, data, 0, options)
+            _check(loader.given, loader.data)
+            data = {**loader.data, "epochs": epochs}
+            batches = open_batches(loader.given, data, 0, loader.options)
             assert isinstance(batches, Batches)
             self._report(batches)
-            self._dataset, self._batches = dataset, batches
-        elif dataset is not self._dataset or self._passes >= data["epochs"]:
+            self._dataset, self._batches = loader.given, batches
+        elif loader.given is not self._dataset or self._passes >= epochs:
             raise UsageError(
                 "a second loader: with parameter servers all epochs belong in one, "
                 "job.loader(dataset, epochs=...)"
             )
+
+    def save_interrupted(self) -> None:
+        """Checkpoints are the master's."""
+
+    def release(self) -> None:
+        """A job on servers is prepared once."""
 
     def _report(self, batches: Batches) -> None:
         """Tells the master what there is to go through."""

@@ -7,6 +7,7 @@ snapshot is of the model, where a worker holds it.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,7 @@ class OneOffTasks:
         self._step = step
         self._leases = leases
         self._status = status
+        self._writing: threading.Thread | None = None
 
     def do(self, task: RecordTask | ModelTask) -> None:
         """Does a task and reports it, as failed if the user's code raises.
@@ -67,6 +69,9 @@ class OneOffTasks:
         """
         lease = task.lease
         self._status.phase = pb.TaskKind.Name(lease.kind).removeprefix("TASK_").lower()
+        if lease.kind == pb.TASK_SNAPSHOT:
+            self._snapshot(lease)
+            return
         try:
             result = self._done(task)
         except MasterLostError:
@@ -109,13 +114,33 @@ class OneOffTasks:
         """Writes the model, if the job is to end and no other worker has it."""
         for lease in self._leases.snapshots():
             self.do(ModelTask(lease))
+            self.close()
+
+    def close(self) -> None:
+        """Waits for the snapshot that is being written."""
+        if self._writing is not None:
+            self._writing.join()
+
+    def _snapshot(self, lease: Lease) -> None:
+        """Copies the model now; training goes on while the copy is written."""
+        self.close()
+        write = self._engine.snapshot()
+
+        def run() -> None:
+            try:
+                self._leases.complete(lease, TaskResult(snapshot=write(lease.directory)))
+            except OSError as error:
+                self.fail(lease, error)
+            except MasterLostError as error:
+                log.warning("the snapshot is of no use: %s", error)
+
+        self._writing = threading.Thread(target=run, name="snapshot", daemon=True)
+        self._writing.start()
 
     def _done(self, task: RecordTask | ModelTask) -> TaskResult:
         if task.lease.kind == pb.TASK_SUMMARIZE:
             metrics = self._file.contract.make_metrics()
             return TaskResult(values=summarize(metrics, task.lease.states))
-        if task.lease.kind == pb.TASK_SNAPSHOT:
-            return TaskResult(snapshot=self._engine.snapshot()(task.lease.directory))
         assert isinstance(task, RecordTask)
         return self._evaluate(task) if task.lease.kind == pb.TASK_EVALUATE else self._predict(task)
 

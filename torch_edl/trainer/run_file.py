@@ -6,15 +6,26 @@ Its loop is the one of scripts; its body is made of the functions of the model f
 from __future__ import annotations
 
 import logging
+import os
 
+from torch_edl.config import JobConfig
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
-from torch_edl.errors import DismissedError
-from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.errors import ContractError, DismissedError
+from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import LeaseClient
+from torch_edl.master_client.session import MasterSession
+from torch_edl.nn.embedding import Table
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.trainer.leased import LeasedUpdates
+from torch_edl.trainer.lockstep import FileUpdates
 from torch_edl.trainer.loop import Loop
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.model_file import ModelFile
@@ -25,49 +36,34 @@ from torch_edl.wire import master_pb2 as pb
 log = logging.getLogger(__name__)
 
 
-def run_leased(
-    file: ModelFile,
-    ready: pb.Start,
-    leases: LeaseClient,
-    heartbeat: Heartbeat,
-    status: WorkerStatus,
-    *,
-    token: str,
-) -> None:
+def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
     """Does the tasks of a job until there are none, or this worker is to leave.
 
     Raises:
         EdlError: the job cannot go on.
     """
-    train = file.config.train
+    train, status = file.config.train, master.progress
+    leases = LeaseClient(master.master, master.worker_id)
+    leases.incarnation = start.cluster.incarnation
     step = Step(file.contract, file.model, on_nan=train.on_nan, log_layers=train.log_layers)
-    engine: LeasedEngine
-    if ready.strategy == "local":
-        engine = LocalEngine(file.model, file.optimizer, file.scheduler, status=status)
-    else:
-        engine = ServersEngine(
-            file.model,
-            file.optimizer,
-            file.scheduler,
-            config=file.config,
-            token=token,
-            status=status,
-            forward=step.forward,
-        )
-    one_off = OneOffTasks(file, engine, step, leases, status)
     tasks = TaskPrefetcher(leases, file.feeder.prepare)
-    source = LeasedUpdates(
-        engine,
-        tasks,
-        leases,
-        heartbeat,
-        status,
-        ready.cluster,
-        one_off=one_off,
-        call_back=file.call_back,
-    )
+    engine: LeasedEngine | RingEngine
+    source: LeasedUpdates | FileUpdates
+    if start.strategy == "allreduce":
+        space = task_space(file.config, list(start.shards))
+        engine = _ring_engine(file, master, space)
+        one_off = OneOffTasks(file, engine, step, leases, status)
+        source = FileUpdates(file, engine, space, tasks, one_off, master.heartbeat, status)
+    else:
+        engine = _leased_engine(file, start.strategy, step, status)
+        one_off = OneOffTasks(file, engine, step, leases, status)
+        source = LeasedUpdates(
+            engine, tasks, leases, master.heartbeat, status, start.cluster,
+            one_off=one_off, call_back=file.call_back,
+        )  # fmt: skip
     loop = Loop(engine, source, Meter())
     body = ContractBody(step, engine, file.optimizer, file.scheduler)
+    dismissed = None
     try:
         tasks.start()
         try:
@@ -78,10 +74,66 @@ def run_leased(
                     loop.fail(error)
         except DismissedError as error:
             log.info("leaving: %s", error)
+            dismissed = error
         tasks.stop()
-        if not heartbeat.lost.is_set():
+        if source.has_last_model(dismissed) and not master.heartbeat.lost.is_set():
             one_off.do_last()
         file.call_back("on_train_end", file.model)
     finally:
         tasks.stop()
+        source.close()
+        one_off.close()
         engine.close()
+
+
+def task_space(config: JobConfig, shards: list[pb.SourceShard]) -> TaskSpace:
+    """The tasks of a training job; the master counts by the same."""
+    return TaskSpace(
+        [Shard(s.name, s.records, s.size, s.mtime_ns) for s in shards],
+        config.records_per_task,
+        epochs=config.data.epochs,
+        seed=config.train.seed,
+        shuffle=config.data.shuffle,
+        batch_size=config.data.batch_size,
+        max_steps=config.train.max_steps,
+    )
+
+
+def _leased_engine(
+    file: ModelFile, strategy: str, step: Step, status: WorkerStatus
+) -> LeasedEngine:
+    if strategy == "local":
+        return LocalEngine(file.model, file.optimizer, file.scheduler, status=status)
+    return ServersEngine(
+        file.model, file.optimizer, file.scheduler,
+        config=file.config, token=os.environ[ENV_TOKEN], status=status, forward=step.forward,
+    )  # fmt: skip
+
+
+def _ring_engine(file: ModelFile, master: MasterSession, space: TaskSpace) -> RingEngine:
+    tables = [n for n, m in file.model.named_modules() if isinstance(m, Table)]
+    if tables:
+        raise ContractError(
+            f"{file.contract.path}: {', '.join(tables)}: rows of torch_edl.nn embeddings are not "
+            "summed over a ring; use --strategy ps, or torch.nn.Embedding"
+        )
+
+    def watermarks(position: int) -> Watermarks:
+        if position >= space.total_records:
+            return Watermarks(space.total)
+        task, offset = space.at(position)
+        return Watermarks(task, {task: offset} if offset else {})
+
+    engine = RingEngine(
+        Replica(file.model, [file.optimizer], [] if file.scheduler is None else [file.scheduler]),
+        MasterRendezvous(
+            master.master,
+            master.worker_id,
+            master.heartbeat,
+            master.progress,
+            heartbeat_timeout_s=file.config.cluster.heartbeat_timeout_s,
+        ),
+        watermarks=watermarks,
+    )
+    master.heartbeat.on_broken_ring = engine.interrupt
+    return engine

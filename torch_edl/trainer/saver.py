@@ -17,6 +17,7 @@ from torch_edl.engine import replica
 from torch_edl.engine.replica import State
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.state_dict import copied
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.trainer import weights
 
@@ -206,7 +207,7 @@ def write_output(engine: RingEngine, output: str, *, job: str) -> None:
         return
     try:
         with replacing_folder(Path(output)) as folder:
-            weights.write(weights.copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
+            weights.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
             write_metadata(folder, job=job, steps=step, tables={})
     except OSError as error:
         raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error

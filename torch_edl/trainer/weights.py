@@ -9,7 +9,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import nn
 
 from torch_edl.errors import EdlError, UsageError
 
@@ -27,14 +26,6 @@ def checked(path: str | os.PathLike[str]) -> Path:
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path}: the suffix selects the format: use .safetensors or .pt")
     return path
-
-
-def copied(model: nn.Module) -> dict[str, Any]:
-    """A copy of the ``state_dict`` of a model, on the CPU."""
-    return {
-        name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
-        for name, value in model.state_dict().items()
-    }
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:

@@ -158,7 +158,7 @@ def breaking(member: Member) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     job.prepare(model, optimizer, scheduler, scaler)
-    engine = job._engine
+    engine = job._part.engine
     assert engine is not None
     seen = []
     before = None
@@ -216,7 +216,7 @@ def one_behind(member: Member) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 4])
     job.prepare(model, optimizer, scheduler)
-    engine = job._engine
+    engine = job._part.engine
     assert engine is not None
     data = TensorDataset(torch.randn(48, 4, generator=torch.Generator().manual_seed(0)))
     cut = False
@@ -300,7 +300,7 @@ def boundary(member: Member, where: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0 + n)
     job.prepare(model, optimizer, scheduler)
-    engine = job._engine
+    engine = job._part.engine
     assert engine is not None
     results = []
     for epoch in range(3):
@@ -569,7 +569,7 @@ def test_a_job_goes_on_from_its_checkpoint(jobs: Any, tmp_path: Path) -> None:
         for (batch,) in job.loader(numbers(40), batch_size=8, shuffle=True):
             train(model, optimizer, batch)
             if job.step == stop:
-                job._saver.after_step(job._engine)
+                job._saver.after_step(job._part.engine)
                 break
         if stop == 3:
             # As if it had been killed there.

@@ -70,7 +70,7 @@ def test_what_is_gathered_is_kept_for_those_who_come_later(job: torch_edl.Job) -
     prepared(job)
     assert job.collect(lambda rank, world: b"%d/%d" % (rank, world), len) == 1
     assert job.gather(lambda rank, world: b"part") == [b"part"]
-    engine = job._engine
+    engine = job._part.engine
     assert engine is not None
     assert engine.replica.position.results == {"0": 1, "1": None}
     assert engine.replica.position.progress == 2

@@ -10,10 +10,13 @@ another lost); the most advanced one then gives its state to the others, and to 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
@@ -21,7 +24,9 @@ from torch_edl.engine.ring.membership import Membership
 from torch_edl.engine.ring.process_group import RingBrokenError
 from torch_edl.engine.ring.reducer import Phase, Reducer
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.state_dict import copied
 from torch_edl.errors import DismissedError
+from torch_edl.tables.watermarks import Watermarks
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +34,14 @@ log = logging.getLogger(__name__)
 class RingEngine:
     """One member of a ring.
 
-    An update is ``set_update_size``, then for each minibatch ``begin`` and the script's backward,
-    then the optimizers' steps, then ``finish``. Steps of optimizers do nothing unless ``live``.
+    See :class:`~torch_edl.engine.base.Engine`. Steps of optimizers do nothing unless ``live``.
 
     Args:
         rendezvous: where rings are formed; None: this process trains alone, for good.
         check_every: compare a checksum of all parameters every so many updates; 0: never.
         on_resize: called after the ring has changed.
         checkpoint: names the checkpoint to begin with where the master names none.
+        watermarks: from a position in the data to those of a snapshot.
     """
 
     def __init__(
@@ -47,8 +52,11 @@ class RingEngine:
         check_every: int = 0,
         on_resize: Callable[[], None] = lambda: None,
         checkpoint: Callable[[], Path | None] = lambda: None,
+        watermarks: Callable[[int], Watermarks] = lambda position: Watermarks(),
     ) -> None:
         self.replica = replica
+        self.model = replica.model
+        self._watermarks = watermarks
         self.catching_up = False
         """The script runs through what the other members did before this process joined."""
         self._rendezvous = rendezvous
@@ -168,40 +176,36 @@ class RingEngine:
 
     # ---- an update ----
 
-    def set_update_size(self, records: int) -> None:
-        """The update that begins takes so many records, of all members together."""
-        self._records = records
-        self._flags.begin_update(records)
-
-    def begin(self, share: float, *, last: bool, lead: bool) -> None:
-        """The next backward is of a minibatch.
-
-        Args:
-            share: its records over those of the whole update, of all members.
-            last: no other minibatch of this member follows in this update.
-            lead: this member has the first records of the update.
-        """
+    def begin(self, update: Update, minibatch: Minibatch) -> Any:
+        """The next backward is of a minibatch; gradients are weighed by its records."""
         reducer, rendezvous = self._reducer, self._rendezvous
         alone = self._membership.group is None
         if reducer.phase is Phase.IDLE:
             reducer.begin_update(can_undo=rendezvous is not None)
-            self._steps = 0
+            self._steps, self._records = 0, update.last - update.first
+            self._flags.begin_update(self._records)
         if alone and rendezvous is not None and not rendezvous.authorized:
             reducer.fail(UNAUTHORIZED)
+        share = minibatch.records / update.records
         if not alone or share < 1.0:
             self._accumulation.watch()  # before the reducer, whose hooks change gradients
-        reducer.begin_minibatch(share, last=last, leads=lead)
+        # Rank 0 has the first records of each update.
+        reducer.begin_minibatch(
+            share, last=minibatch.number + 1 == update.count, leads=self.rank == 0
+        )
+        return minibatch.batch
 
-    def complete(self) -> None:
-        """Takes part in the update if no backward did."""
-        if self._reducer.phase is Phase.REDUCE:
+    def forwarded(self, *, gradient: bool) -> None:
+        """Without a gradient this member takes the others' all the same."""
+        if not gradient and self._reducer.phase is Phase.REDUCE:
             self._reducer.reduce_nothing()
 
-    def finish(self) -> bool:
-        """The update is over; True if it is in the model of all members.
+    def commit(self, update: Update) -> bool:
+        """See :class:`~torch_edl.engine.base.Engine`. False: the ring broke, and this process is
+        in another one, where the records come again."""
+        return self._finish()
 
-        False: the ring broke and this process is in another one, where the records come again.
-        """
+    def _finish(self) -> bool:
         reducer, position = self._reducer, self.replica.position
         if reducer.phase is Phase.REDUCE:
             self._skip()
@@ -227,7 +231,7 @@ class RingEngine:
     def settle(self) -> bool:
         """Counts an update that the script made before it left its loop; whether it had."""
         if made := self._stepped:
-            self.finish()
+            self._finish()
         self._reducer.end_update()
         return made
 
@@ -332,6 +336,25 @@ class RingEngine:
                 log.warning("ring %d broke: %s", self.ring, error)
             self.join()
         return None
+
+    # ---- the model ----
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[Any], Any]]:
+        """The model as it is."""
+        yield lambda features: features
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model as it is, copied."""
+        return copied(self.model)
+
+    def snapshot(self) -> Callable[[str], Snapshot]:
+        """See :class:`~torch_edl.engine.base.Engine`."""
+        return self.replica.snapshot(self._watermarks(self.replica.position.records))
+
+    def close(self) -> None:
+        """See :meth:`leave`: the members of the ring need not wait."""
+        self.leave(finished=False)
 
     def restore(self, folder: Path, *, values_only: bool) -> None:
         """Loads a checkpoint: see :meth:`Replica.restore`."""
