@@ -276,30 +276,32 @@ class TaskQueue:
 
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
-        progress = self.progress()
+        leases = self._doing.values()
         return {
-            "retired_before": progress.retired_before,
-            "watermarks": list(progress.offsets.items()),
+            "retired": self._retired,
+            "ahead": sorted(self._ahead),
+            "offsets": sorted(self._offsets.items()),
             "next": self._next,
-            "leases": [
-                [each.id, each.task.id, each.worker, each.offset, each.retried]
-                for each in self._doing.values()
-            ],
-            "failures": list(self._failures.items()),
+            "leases": [[x.id, x.task.id, x.worker, x.offset, x.retried] for x in leases],
+            "failures": sorted(self._failures.items()),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`; every worker made progress now."""
-        self._clear(Watermarks(state["retired_before"], dict(map(tuple, state["watermarks"]))))
-        for id in range(self._next, state["next"]):
-            self._return(id, 0)
-        self._next = max(self._next, state["next"])
-        for lease_id, task, worker, offset, retried in state["leases"]:
-            del self._waiting[task]
-            if not retried:
-                self._retried.discard(task)
-            self._hold(Lease(lease_id, self.space.task(task), worker, offset, retried), now)
+        self._clear(Watermarks(state["retired"]))
+        for id in state["ahead"]:
+            self._finish(self.space.task(id))
+        self._offsets = dict(map(tuple, state["offsets"]))
         self._failures = dict(map(tuple, state["failures"]))
+        self._next = max(self._next, state["next"])
+        leased = {task for _, task, *_ in state["leases"]}
+        for id in range(self._retired, state["next"]):
+            if id not in self._ahead and id not in leased:
+                self._return(id, 0)
+        for id, task, worker, offset, retried in state["leases"]:
+            self._hold(Lease(id, self.space.task(task), worker, offset, retried), now)
+            if retried:
+                self._retried.add(task)
 
     def _forget(self, lease: Lease) -> None:
         del self._doing[lease.id]
