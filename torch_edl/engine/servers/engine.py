@@ -9,9 +9,7 @@ parameters go on as the user's optimizer moves them, here.
 
 from __future__ import annotations
 
-import copy
 import logging
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +26,13 @@ from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine import same_model
 from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.servers.dense import ExactBuffers, FlatParameters, dense_parameters
+from torch_edl.engine.servers.gather import gathered
 from torch_edl.engine.servers.row_gradient import bind_gradients
 from torch_edl.engine.servers.rows import Plan, ServerRows
+from torch_edl.engine.servers.schedule import ServerSchedule
 from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
-from torch_edl.nn import table_state
 from torch_edl.optim import group_of, optimizer_config
 from torch_edl.ps_client.client import PendingPull, PendingPush, PsClient, PullResult
 from torch_edl.ps_client.partition import Floats, TableIds
@@ -84,11 +83,7 @@ class ServersEngine:
         self._token = token
         self._status = status
         self._optimizer = optimizer
-        self._scheduler = None if scheduler is None else _DrivenScheduler(scheduler)
-        self._scheduled = 0
-        self._unscheduled = copy.deepcopy(
-            ([g["lr"] for g in optimizer.param_groups], scheduler and scheduler.state_dict())
-        )
+        self._schedule = ServerSchedule(optimizer, scheduler, config.train.local_steps)
         self._kernel = optimizer_config(optimizer)
         self._plans_ahead = forward is not None
         self._rows = ServerRows(model, forward or model)
@@ -113,7 +108,7 @@ class ServersEngine:
         self._lost: ServersLostError | None = None
         self._forgiving = False
         # A script may leave its step out, and must not add the next gradients to those of before.
-        self._left = None if self._plans_ahead else ManualAccumulation(model)
+        self._accumulation = None if self._plans_ahead else ManualAccumulation(model)
         self._keeps_gradients = False
         self._at_last = True
         optimizer.register_step_pre_hook(self._before_step)
@@ -124,23 +119,22 @@ class ServersEngine:
         """Meets the servers of a cluster and tells them what to hold."""
         self.close()
         client = PsClient(
-            cluster.servers,
-            job=self._config.name,
-            incarnation=cluster.incarnation,
+            cluster.servers, job=self._config.name, incarnation=cluster.incarnation,
             token=self._token,
-        )
+        )  # fmt: skip
+        group = group_of(self._optimizer)
+        tables = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
         try:
             client.initialize(
-                self._initial, self._table_infos(), self._kernel, seed=self._config.train.seed
+                self._initial, list(tables.values()), self._kernel, seed=self._config.train.seed
             )
         except BaseException as error:
             client.close()
-            # Servers say so of what they were to hold.
             if isinstance(error, UsageError) and "restored" in str(error):
                 said = same_model.complaint(cluster.restored_from, str(error))
                 raise UsageError(said) from None
             raise
-        self._rewind_schedule()
+        self._schedule.rewind()
         self._client, self._incarnation = client, cluster.incarnation
         self._flat = FlatParameters(self._dense, client.layout)
         self._exact = ExactBuffers(self._dense, client.exact)
@@ -165,11 +159,6 @@ class ServersEngine:
         if self._client is None:
             raise ServersLostError("not connected")
         return self._client
-
-    def _table_infos(self) -> list[pserver_pb2.EmbeddingTableInfo]:
-        group = group_of(self._optimizer)
-        infos = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
-        return list(infos.values())
 
     # ---- an update ----
 
@@ -197,17 +186,17 @@ class ServersEngine:
         """Pushes what was collected. In sync mode, and where the script's own loop goes on from
         here, the push is acknowledged when this returns."""
         if self._incarnation != update.incarnation:
-            raise ServersLostError(
-                f"incarnation {update.incarnation} of the servers is over, "
-                f"{self._incarnation} began"
-            )
+            known = f"of incarnation {update.incarnation}, the servers are at {self._incarnation}"
+            raise ServersLostError(f"the lease is {known}")
         if self._open is None and update.count:
             raise ServersLostError("the connection was closed within an update")
         planned = self._opened(update)
         self._forgiving = self.live = False
         if self._lost is not None:
             raise self._lost
-        self._note_step_left_out(planned)
+        self._keeps_gradients = self._accumulation is not None and not planned.steps
+        if self._accumulation is not None and not planned.steps:
+            self._accumulation.forbid()
         if self._sync:
             accepted = self._push(planned).wait().accepted
             self._open = None
@@ -243,7 +232,7 @@ class ServersEngine:
 
     @property
     def broken(self) -> bool:
-        """Whether rows could not be pulled since :meth:`begin`."""
+        """Whether rows could not be pulled."""
         return self._lost is not None
 
     @property
@@ -296,12 +285,6 @@ class ServersEngine:
         self._rows.gradients_taken = True
         if self._at_last:
             self._flat.clear_gradients()
-
-    def _note_step_left_out(self, planned: _Planned) -> None:
-        self._keeps_gradients = self._left is not None and not planned.steps
-        if self._keeps_gradients:
-            assert self._left is not None
-            self._left.forbid()
 
     # ---- pulls and pushes ----
 
@@ -371,7 +354,7 @@ class ServersEngine:
             ),
             versions=planned.versions,
             retired_before=update.retired_before,
-            learning_rates=self._learning_rates(max(planned.versions)),
+            learning_rates=self._schedule.learning_rates(max(planned.versions)),
             exact=self._exact.changed() if made else None,
         )
 
@@ -383,27 +366,6 @@ class ServersEngine:
             self._pushed = None
             self._done.append(update)
             self._acked += 1
-
-    def _rewind_schedule(self) -> None:
-        """Servers that were restored are at an earlier version than those before them."""
-        if self._scheduler is None:
-            return
-        rates, state = copy.deepcopy(self._unscheduled)
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        self._scheduler.load_state_dict(state)
-        self._scheduled = 0
-
-    def _learning_rates(self, version: int) -> list[float]:
-        if self._scheduler is None:
-            return []
-        with warnings.catch_warnings():
-            # The optimizer steps on the servers; torch cannot see that.
-            warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-            while self._scheduled < version * self._config.train.local_steps:
-                self._scheduler.step()
-                self._scheduled += 1
-        return [float(g["lr"]) for g in self._optimizer.param_groups]
 
     # ---- outside of updates ----
 
@@ -430,44 +392,9 @@ class ServersEngine:
         return self._rows.given(features)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model as it is on the servers now; this process's copy stays as it is.
-
-        Raises:
-            ServersLostError: they cannot be had.
-        """
-        client = self._servers
-        state: dict[str, torch.Tensor] = {}
-        pulled = client.pull([]).wait()
-        for segments, flat in zip(client.layout, pulled.dense, strict=True):
-            for segment in segments:
-                assert flat is not None
-                each = self._dense[segment.name]
-                value = flat[segment.start : segment.start + segment.size].copy()
-                tensor = torch.from_numpy(value).view(segment.shape).to(each.tensor.dtype)
-                state |= dict.fromkeys([segment.name, *each.aliases], tensor)
-        for name, each in self._dense.items():
-            if each.is_exact:
-                tensor = each.tensor.detach().to("cpu", copy=True)
-                state |= dict.fromkeys([name, *each.aliases], tensor)
-        for table in {t.table: t for t in self._rows.tables}.values():
-            name, dim, paths = table.table, table.embedding_dim, table.modules_of_table
-            if table.num_embeddings is None:
-                state |= table_state.of_rows(paths, *client.rows(name, dim))
-            else:
-                weight = client.weight(name, table.num_embeddings, dim)
-                state |= table_state.of_weight(paths, weight)
-        return state
+        """The whole model as it is on the servers now; this process's copy stays as it is."""
+        return gathered(self._servers, self._dense, self._rows.tables)
 
     def snapshot(self) -> Callable[[str], Snapshot]:
         """The servers hold the model; the master asks them."""
         raise AssertionError("a snapshot of a model on servers is the servers' to write")
-
-
-class _DrivenScheduler:
-    """A scheduler whose ``step`` the body calls in vain: the updates of the servers drive it."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.step = scheduler.step
-        self.state_dict = scheduler.state_dict
-        self.load_state_dict = scheduler.load_state_dict
-        scheduler.step = lambda *_, **__: None

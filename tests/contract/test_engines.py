@@ -1,0 +1,146 @@
+"""One suite over all engines: what a training loop may rely on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.engine.conftest import TOKEN, start_servers
+from torch_edl.argument_order import labels_first
+from torch_edl.config import JobConfig, TrainConfig
+from torch_edl.contract import Contract
+from torch_edl.data.batch import Batch, Minibatch, Update
+from torch_edl.engine.base import Engine, LeasedEngine
+from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import Lease
+from torch_edl.trainer.step import ContractBody, Step
+from torch_edl.wire import master_pb2 as pb
+
+__all__ = ["start_servers"]
+
+BATCH = 4
+
+
+class Count(nn.Module):
+    """SGD with rate 1 adds 1 to the weight for each update: its gradient is -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w * x
+
+
+class Driven:
+    """An engine, and the body of a model file."""
+
+    def __init__(self, kind: str, start: Callable[..., list[str]]) -> None:
+        self.model = Count()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        contract = Contract(
+            path="m.py", model=Count, loss=labels_first(lambda labels, p: -p.mean()),
+            optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
+            callbacks=None, data_source=None, prediction_outputs_processor=None,
+        )  # fmt: skip
+        step = Step(contract, self.model, on_nan="skip", log_layers="")
+        status = WorkerStatus()
+        self.engine: Engine
+        self.leased: LeasedEngine | None = None
+        if kind == "ring":
+            self.engine = RingEngine(Replica(self.model, [optimizer], []), None)
+        elif kind == "local":
+            self.engine = self.leased = LocalEngine(self.model, optimizer, None, status=status)
+        else:
+            config = JobConfig(name="t", model_file="m.py", train=TrainConfig(strategy="ps"))
+            self.engine = self.leased = ServersEngine(
+                self.model, optimizer, None, config=config, token=TOKEN, status=status,
+                forward=step.forward if kind == "servers" else None,
+            )  # fmt: skip
+        if self.leased is not None:
+            servers = start(2) if kind.startswith("servers") else []
+            self.leased.connect(pb.Cluster(incarnation=1, servers=servers))
+        self.body = ContractBody(step, self.engine, optimizer, None)
+
+    def compute(self, update: Update) -> bool:
+        for minibatch in update.minibatches:
+            update.losses.append(self.body(self.engine.begin(update, minibatch)))
+        return self.engine.commit(update)
+
+    def count(self) -> float:
+        if self.leased is not None:
+            self.leased.acknowledged(wait=True)
+        return float(self.engine.state_dict()["w"])
+
+
+def update(number: int, value: float = 1.0) -> Update:
+    first = number * BATCH
+    x = torch.full((BATCH, 1), value)
+    minibatch = Minibatch(0, first, BATCH, Batch(x, x, BATCH))
+    lease = Lease(lease_id=1, task_id=0, end=100)
+    return Update(first, first + BATCH, [minibatch], 1, BATCH, lease, incarnation=1)
+
+
+@pytest.fixture(params=["local", "ring", "servers", "servers, script"])
+def driven(request: Any, start_servers: Callable[..., list[str]]) -> Any:
+    made = Driven(request.param, start_servers)
+    yield made
+    made.engine.close()
+
+
+def test_each_update_is_in_the_model_once(driven: Driven) -> None:
+    for number in range(5):
+        assert driven.compute(update(number))
+    assert driven.count() == 5
+    assert not driven.engine.broken
+
+
+def test_an_update_without_a_gradient_counts_and_changes_nothing(driven: Driven) -> None:
+    assert driven.compute(update(0))
+    bad = update(1, math.nan)
+    assert driven.compute(bad)
+    assert bad.not_finite == 1
+    assert driven.compute(update(2))
+    assert driven.count() == 2
+
+
+def test_what_was_committed_is_acknowledged_once_and_in_order(driven: Driven) -> None:
+    if driven.leased is None:
+        pytest.skip("the position of a ring says it")
+    done = []
+    updates = [update(number) for number in range(4)]
+    for one in updates:
+        driven.compute(one)
+        done += driven.leased.acknowledged()
+    done += driven.leased.acknowledged(wait=True)
+    assert done == updates
+    assert driven.leased.committed(Lease(lease_id=1, task_id=0, end=100)) == 4 * BATCH
+
+
+def test_a_body_that_leaves_within_an_update_may_begin_another(driven: Driven) -> None:
+    one = update(0)
+    (minibatch,) = one.minibatches
+    driven.engine.begin(one, minibatch)
+    assert not driven.engine.settle()
+    assert driven.compute(update(0))
+    assert driven.count() == 1
+
+
+def test_an_evaluation_sees_the_model_as_it_is(driven: Driven) -> None:
+    driven.compute(update(0))
+    if driven.leased is not None:
+        driven.leased.acknowledged(wait=True)
+    with driven.engine.evaluating() as prepare, torch.no_grad():
+        assert driven.model.eval()(prepare(torch.ones(2, 1))).tolist() == [[1.0], [1.0]]
+    driven.model.train()
+    driven.compute(update(1))
+    assert driven.count() == 2
