@@ -51,7 +51,7 @@ class CheckpointManager:
         self.newest = resumed
         self.final: Saved | None = None
         self.ring_checkpoint = ""
-        """The newest checkpoint that the ring of a script wrote."""
+        """The newest checkpoint of the ring of a script, which only its members have read."""
         self._config = config.checkpoint
         self._job = config.name
         self._trains = config.trains
@@ -261,8 +261,8 @@ class CheckpointManager:
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
         newest = str(self.newest.path) if self.newest is not None else ""
-        return {"newest": newest, "ring_checkpoint": self.ring_checkpoint}
+        return {"newest": self.ring_checkpoint or newest}
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`; the newest checkpoint itself is found on the disk."""
-        self.ring_checkpoint = state["ring_checkpoint"]
+        """The inverse of :meth:`to_state`."""
+        self.ring_checkpoint = state["newest"]

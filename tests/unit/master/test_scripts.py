@@ -308,6 +308,16 @@ def test_the_first_ring_begins_with_the_checkpoint_to_resume() -> None:
     assert (ring.fresh, ring.restored_from, ring.values_only) == (True, "/c/step-5", False)
 
 
+def test_a_restarted_master_knows_the_checkpoint_that_the_job_began_with() -> None:
+    w = World(resumed="/c/step-5")
+    w.register(11)
+    w.ring(0)
+    w = w.again()
+    w.register(12)
+    answer = w.ring(1)
+    assert (answer.fresh, answer.restored_from, answer.values_only) == (True, "/c/step-5", False)
+
+
 def test_a_restarted_master_leaves_the_ring_alone() -> None:
     w = World()
     w.agent()
