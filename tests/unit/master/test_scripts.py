@@ -314,7 +314,7 @@ def test_a_restarted_master_knows_the_checkpoint_that_the_job_began_with() -> No
     w.ring(0)
     w = w.again()
     w.register(12)
-    answer = w.ring(1)
+    answer = w.ring(1).ring
     assert (answer.fresh, answer.restored_from, answer.values_only) == (True, "/c/step-5", False)
 
 
