@@ -98,12 +98,12 @@ class Fleet:
 
     @property
     def incarnation(self) -> int:
-        """Which life of the model this is; from 1 once the strategy is known."""
+        """The incarnation of the model; from 1 once the strategy is known."""
         return self._servers.incarnation
 
     @property
     def restored_from(self) -> str:
-        """What this life of the model started from; empty: from scratch."""
+        """What this incarnation of the model started from; empty: from scratch."""
         return self._servers.restore
 
     @property
@@ -156,7 +156,7 @@ class Fleet:
         self._servers = _Servers(incarnation, restore, values_only)
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
-        """A new life of the model: servers are replaced by new ones that load ``restore``."""
+        """A new incarnation: servers are replaced by new ones that load ``restore``."""
         for id in self._servers.ids:
             process = self._processes["ps", id]
             if process.state != EXITED:
@@ -198,7 +198,7 @@ class Fleet:
         return True
 
     def server_registered(self, shard: int, incarnation: int, address: str, pid: int) -> bool:
-        """A server listens; False if it is of another life."""
+        """A server listens; False if the server is of another incarnation."""
         if incarnation != self._servers.incarnation:
             return False
         for id in self._servers.ids:

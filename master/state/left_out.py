@@ -17,7 +17,7 @@ class LeftOut:
         self._wanted = 0
 
     def begin(self, records: int) -> None:
-        """A life of the model begins, with so many records to go through."""
+        """An incarnation of the model begins, with so many records to go through."""
         self.nan_steps = self._steps = self._records = 0
         self._wanted = records
 
