@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.engine.ring.rings import Member, office, wait_until
-from tests.unit.trainer.test_job import counted, numbers, train
+from tests.unit.trainer.counting import counted, numbers, train
 from torch_edl.checkpoint import layout
 from torch_edl.errors import EdlError
 from torch_edl.trainer.ending import Ending

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.unit.engine.ring.rings import Member, office
-from tests.unit.trainer.test_job import Count, counted, numbers
+from tests.unit.trainer.counting import Count, counted, numbers
 from torch_edl.errors import UsageError
 
 

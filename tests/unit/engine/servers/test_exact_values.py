@@ -13,7 +13,7 @@ from torch import nn
 import torch_edl
 from master.runtime import checkpoints
 from master.state.actions import Contents, SaveServers
-from tests.unit.engine.servers.test_parameter_server import TOKEN, Trained, sgd
+from tests.unit.engine.servers.trained import TOKEN, Trained, sgd
 from torch_edl.checkpoint.export import write_output
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace

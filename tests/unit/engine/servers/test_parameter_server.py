@@ -5,156 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import torch_edl
-from torch_edl.argument_order import labels_first
-from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.contract import Contract
-from torch_edl.data.batch import Batch, Minibatch, Update
-from torch_edl.engine.servers.engine import ServersEngine
+from tests.unit.engine.servers.trained import (
+    BATCH,
+    IDS,
+    TABLES,
+    Make,
+    Model,
+    Trained,
+    batches,
+    compare,
+    mse,
+    rows_of,
+    sgd,
+    update,
+)
+from torch_edl.data.batch import Batch
 from torch_edl.errors import NanLossError, UsageError, UserCodeError
-from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
-from torch_edl.ps_client.partition import PartitionedIds, TableIds
-from torch_edl.trainer.step import ContractBody, Step
-from torch_edl.wire import master_pb2 as pb
-
-TOKEN = "strategy-test"
-IDS = 50
-BATCH = 8
-TABLES = ("wide", "deep")
-Make = Callable[..., torch.optim.Optimizer]
-
-
-class Model(nn.Module):
-    """Two tables, a batch norm's buffers, a frozen and an unused parameter."""
-
-    def __init__(self, torch_rows: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.wide: nn.Module
-        self.deep: nn.Module
-        if torch_rows is None:
-            self.wide = torch_edl.nn.Embedding(None, 1, initializer="zeros")
-            self.deep = torch_edl.nn.Embedding(IDS, 4, initializer="normal")
-        else:
-            self.wide = nn.Embedding.from_pretrained(torch.zeros(IDS, 1), freeze=False)
-            self.deep = nn.Embedding.from_pretrained(torch_rows, freeze=False)
-        self.linear = nn.Linear(12, 6)
-        self.out = nn.Linear(6, 1)
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-        self.unused = nn.Parameter(torch.ones(2))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self.deep(ids).flatten(1)
-        return self.out(self.linear(rows).tanh()) + self.wide(ids).sum(1)
-
-
-def mse(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
-    return (labels - predictions).pow(2).mean()
-
-
-def contract(model: nn.Module, optimizer: Make) -> Contract:
-    return Contract(
-        path="m.py",
-        model=lambda: model,
-        loss=labels_first(mse),
-        optimizer=optimizer,
-        feed=lambda *_: None,
-        eval_metrics_fn=None,
-        scheduler=None,
-        callbacks=None,
-        data_source=None,
-        prediction_outputs_processor=None,
-    )
-
-
-class Trained:
-    """An engine, and the body of a model file that goes through updates with it."""
-
-    def __init__(
-        self, model: nn.Module, make: Make, addresses: list[str], scheduler: object = None,
-        **train: object,
-    ) -> None:  # fmt: skip
-        config = JobConfig(
-            name="t",
-            model_file="m.py",
-            data=DataConfig(batch_size=BATCH),
-            train=TrainConfig(**train),  # type: ignore[arg-type]
-        )
-        optimizer = make(model.parameters())
-        made = scheduler(optimizer) if callable(scheduler) else None
-        self.step = Step(contract(model, make), model, on_nan=config.train.on_nan, log_layers="")
-        self.engine = ServersEngine(
-            model, optimizer, made,
-            config=config, token=TOKEN, status=WorkerStatus(), forward=self.step.forward,
-        )  # fmt: skip
-        self.engine.connect(pb.Cluster(incarnation=1, servers=addresses))
-        self._body = ContractBody(self.step, self.engine, optimizer, made)
-
-    def compute(self, update: Update) -> bool:
-        for minibatch in update.minibatches:
-            update.losses.append(self._body(self.engine.begin(update, minibatch)))
-        return self.engine.commit(update)
-
-    def train(self, steps: list[Batch], each: int = 1) -> None:
-        lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)
-        updates = [
-            update(lease, steps[i : i + each], first=i * BATCH, last=(i + each) * BATCH)
-            for i in range(0, len(steps), each)
-        ]
-        done = []
-        self.engine.prefetch(updates[0])
-        for index, one in enumerate(updates):
-            if index + 1 < len(updates) and self.engine.depth:
-                self.engine.prefetch(updates[index + 1])
-            assert self.compute(one)
-            done += self.engine.acknowledged()
-        done += self.engine.acknowledged(wait=True)
-        assert done == updates
-        assert self.engine.committed(lease) == len(steps) * BATCH
-
-
-def update(lease: Lease, batches: list[Batch], *, first: int = 0, last: int = BATCH) -> Update:
-    minibatches = [Minibatch(n, first + n * BATCH, b.size, b) for n, b in enumerate(batches)]
-    return Update(first, last, minibatches, len(batches), last - first, lease, incarnation=1)
-
-
-def batches(count: int, *, every_id: bool) -> list[Batch]:
-    """Batches of ids; with ``every_id`` each batch uses all of them, so lazy equals dense."""
-    torch.manual_seed(1)
-    made = []
-    for _ in range(count):
-        if every_id:
-            ids = torch.cat([torch.randperm(IDS), torch.randint(0, IDS, (10,))]).view(-1, 3)
-        else:
-            ids = torch.randint(0, IDS, (BATCH, 3))
-        made.append(Batch(ids, ids.float().mean(1, keepdim=True) / IDS, len(ids)))
-    return made
-
-
-def rows_of(made: Trained, table: str, dim: int) -> torch.Tensor:
-    client = made.engine._servers
-    ids = PartitionedIds.of(np.arange(IDS), client.servers)
-    (rows,) = client.pull([TableIds(table, dim, ids)], dense=False, read_only=True).wait().rows
-    return torch.from_numpy(rows[ids.inverse])
-
-
-def compare(ours: Model, made: Trained, theirs: Model) -> None:
-    with made.engine.evaluating():
-        pass  # pulls what the servers have
-    for name, parameter in theirs.named_parameters():
-        if name not in ("wide.weight", "deep.weight"):
-            torch.testing.assert_close(
-                dict(ours.named_parameters())[name], parameter, rtol=1e-5, atol=1e-5
-            )
-    for table, dim in (("wide", 1), ("deep", 4)):
-        wanted = theirs.get_parameter(f"{table}.weight").detach()
-        torch.testing.assert_close(rows_of(made, table, dim), wanted, rtol=1e-5, atol=1e-5)
-
 
 OPTIMIZERS: dict[str, tuple[Make, bool]] = {
     # name: how to make it, and whether a row without a gradient stays as it is in torch too
@@ -279,10 +151,6 @@ def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[str
         scheduler.step()  # type: ignore[attr-defined]
     made.train(steps)
     compare(ours, made, theirs)
-
-
-def sgd(params: object) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=0.1)  # type: ignore[arg-type]
 
 
 def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[str]]) -> None:
