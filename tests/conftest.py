@@ -1,4 +1,4 @@
-"""For all tests: one thread each for torch, as workers on a shared machine have it, and Ctrl-C."""
+"""For all tests: one thread each for torch, as workers on a shared machine have it, and signals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import signal
 # loops: a test that takes a second alone takes minutes beside another.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# A shell without job control has what it starts with `&` ignore SIGINT, and so would all that is
-# started here: a job that is to end by Ctrl-C would not.
+# A shell without job control has what it starts with `&` ignore SIGINT, and nohup SIGHUP; and so
+# would all that is started here: a job that is to end by Ctrl-C or with its terminal would not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
