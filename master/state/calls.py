@@ -209,7 +209,7 @@ class Calls:
         if found is not None:
             job.apply(found[1], now)
             self._count(found[0], request.worker_id, request.counts, now)
-        return pb.FailTaskResponse()
+        return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
 
     def _count(self, stream: TaskStream, worker: int, counts: pb.TaskCounts, now: float) -> None:
         job = self._job

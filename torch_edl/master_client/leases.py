@@ -148,8 +148,8 @@ class LeaseClient:
         *,
         fatal: bool,
         done: TaskResult | None = None,
-    ) -> None:
-        """Reports that the user's code raised.
+    ) -> bool:
+        """Reports that the user's code raised; returns whether the job has ended with that.
 
         Args:
             fatal: another try would fail in the same way.
@@ -163,7 +163,7 @@ class LeaseClient:
             traceback=traceback,
             fatal=fatal,
         )
-        self._end("FailTask", request)
+        return bool(self._end("FailTask", request).over)
 
     def _end(self, method: str, request: Any) -> Any:
         answer = self._call(method, request)

@@ -131,7 +131,8 @@ class LeasedUpdates:
         """Has an update ready, or does one other item."""
         self.connect()
         self._fill()
-        if self._upcoming:
+        # After a task that failed the engine has let go of the servers.
+        if self._upcoming or not self._connected:
             return
         self._count(self._engine.acknowledged(wait=True))
         item, self._deferred = self._deferred or self._tasks.poll(), None

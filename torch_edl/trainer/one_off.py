@@ -6,6 +6,7 @@ snapshot is of the model, where a worker holds it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch_edl.data.tasks import ModelTask, RecordTask
 from torch_edl.engine.base import Engine
 from torch_edl.errors import (
     ContractError,
+    DismissedError,
     EdlError,
     MasterLostError,
     NanLossError,
@@ -97,6 +99,9 @@ class OneOffTasks:
         Args:
             span: offsets of the records that were at work; None: any of the task.
             done: what was trained before.
+
+        Raises:
+            DismissedError: the job has failed with that.
         """
         log.error("task %d of %s failed: %s", lease.task_id, lease.shard, error)
         first, last = span or (0, lease.end - lease.start)
@@ -108,7 +113,8 @@ class OneOffTasks:
         if lease.kind in MODES:
             text += f" (records {lease.start + first} to {lease.start + last - 1} of {lease.shard})"
         traceback = user_traceback(error, self._file.contract.path)
-        self._leases.fail(lease, text, traceback, fatal=fatal, done=done)
+        if self._leases.fail(lease, text, traceback, fatal=fatal, done=done):
+            raise DismissedError("the job has failed")
 
     def do_last(self) -> None:
         """Writes the model, if the job is to end and no other worker has it."""
@@ -130,7 +136,9 @@ class OneOffTasks:
             try:
                 self._leases.complete(lease, TaskResult(snapshot=write(lease.directory)))
             except OSError as error:
-                self.fail(lease, error)
+                # That the job has failed is heard with the next task.
+                with contextlib.suppress(DismissedError):
+                    self.fail(lease, error)
             except MasterLostError as error:
                 log.warning("the snapshot is of no use: %s", error)
 

@@ -185,5 +185,7 @@ class FailTaskRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
 
 class FailTaskResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("over",)
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    over: bool
+    def __init__(self, over: _Optional[bool] = ...) -> None: ...
