@@ -12,7 +12,7 @@ from torch_edl.jobs import calls, catalog
 _POLL_S = 0.1
 # A last checkpoint may be written; the master stops waiting for it earlier.
 _PATIENCE_S = 100.0
-# A message is printed after so long.
+# Seconds until a message says that the job is still stopping.
 _SAY_S = 2.0
 
 
