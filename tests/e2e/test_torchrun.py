@@ -160,7 +160,8 @@ one = torch.ones(1)
 dist.all_reduce(one)
 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 4 and dist.get_rank() == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "sum", one.item(), flush=True)
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+os.write(1, f"attempt {attempt} sum {one.item()}\\n".encode())  # whole, beside the other's line
 dist.destroy_process_group()
 """
 
