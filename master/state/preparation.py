@@ -225,15 +225,7 @@ class Preparation:
         config = self.config
         if not trains:
             return TaskSpace(shards, config.records_per_task, batch_size=config.data.batch_size)
-        return TaskSpace(
-            shards,
-            config.records_per_task,
-            epochs=config.data.epochs,
-            seed=config.train.seed,
-            shuffle=config.data.shuffle,
-            batch_size=config.data.batch_size,
-            max_steps=config.train.max_steps,
-        )
+        return TaskSpace.for_training(shards, config)
 
 
 def _in_tasks(space: TaskSpace) -> str:

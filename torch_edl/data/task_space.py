@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch_edl.data.permutation import Permutation
 
 if TYPE_CHECKING:
+    from torch_edl.config import JobConfig
     from torch_edl.data.sources import Source
 
 
@@ -102,6 +103,19 @@ class TaskSpace:
             self._cut_after(max_steps)
         self.total_records = self.records_before(self.total)
         self.total_steps = self.steps_before(self.total)
+
+    @classmethod
+    def for_training(cls, shards: Sequence[Shard], config: JobConfig) -> TaskSpace:
+        """The training tasks of a job: the master and the members of a ring count by the same."""
+        return cls(
+            shards,
+            config.records_per_task,
+            epochs=config.data.epochs,
+            seed=config.train.seed,
+            shuffle=config.data.shuffle,
+            batch_size=config.data.batch_size,
+            max_steps=config.train.max_steps,
+        )
 
     def task(self, id: int) -> Task:
         """Task ``id``; 0 <= id < total."""

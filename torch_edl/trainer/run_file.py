@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 
-from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.engine.base import LeasedEngine
@@ -50,7 +49,8 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
     engine: LeasedEngine | RingEngine
     source: LeasedUpdates | FileUpdates
     if start.strategy == "allreduce":
-        space = task_space(file.config, list(start.shards))
+        shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]
+        space = TaskSpace.for_training(shards, file.config)
         engine = _ring_engine(file, master, space)
         one_off = OneOffTasks(file, engine, step, leases, status)
         source = FileUpdates(file, engine, space, tasks, one_off, master.heartbeat, status)
@@ -84,19 +84,6 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
         source.close()
         one_off.close()
         engine.close()
-
-
-def task_space(config: JobConfig, shards: list[pb.SourceShard]) -> TaskSpace:
-    """The tasks of a training job; the master counts by the same."""
-    return TaskSpace(
-        [Shard(s.name, s.records, s.size, s.mtime_ns) for s in shards],
-        config.records_per_task,
-        epochs=config.data.epochs,
-        seed=config.train.seed,
-        shuffle=config.data.shuffle,
-        batch_size=config.data.batch_size,
-        max_steps=config.train.max_steps,
-    )
 
 
 def _leased_engine(
