@@ -134,12 +134,10 @@ class ScriptInRing:
                 raise
         number = self._enter_pass(epochs=epochs)
         engine = self.engine
-        batches = open_batches(loader.given, loader.data, number, loader.options)
         if engine.replica.position.pass_index != number:
-            whole = batches.data
-            self._records_here = whole.total if whole.records < ENDLESS else 0
-            batches.close()
+            self._records_here = loader.whole.total if loader.whole.records < ENDLESS else 0
             return
+        batches = open_batches(loader.given, loader.data, number, loader.options)
         engine.replica.position.go_through(batches.data.identity, epochs)
 
         def counted(known: Pass) -> None:
@@ -151,11 +149,8 @@ class ScriptInRing:
             engine, batches, number,
             check=lambda: self._check_pass(number), after_update=counted, between=self._heed,
         )  # fmt: skip
-        put_off = (
-            contextlib.nullcontext() if self._interrupts is None else self._interrupts.put_off()
-        )
         loop = iter(Loop(engine, source, self._meter))
-        with put_off, contextlib.closing(batches), contextlib.closing(loop):
+        with self._put_off(), contextlib.closing(batches), contextlib.closing(loop):
             yield from loop
 
     def _put_off(self) -> contextlib.AbstractContextManager[None]:

@@ -106,7 +106,8 @@ class Loader:
         """Of the job, once all these passes are made; 0: the script did not say."""
         # What cannot work is said here rather than in the first step.
         batches = open_batches(dataset, data, 0, options)
-        self._length = batches.data
+        self.whole = batches.data
+        """The first pass, as far as its length is known."""
         self.dataset: Any = batches.dataset
         """What was given; of paths of files their records."""
         self.batch_size: int = data["batch_size"]
@@ -128,7 +129,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of this process in a pass, if the ring stays as it is."""
-        data, world = self._length, self._dealer.world_size
+        data, world = self.whole, self._dealer.world_size
         if isinstance(self.given, IterableDataset):
             raise TypeError("an IterableDataset has no length")
         count = position = 0
