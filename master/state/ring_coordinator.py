@@ -31,10 +31,6 @@ class RingCoordinator:
         current = self.ring.current
         return current is not None and worker in current.workers and worker in self._members
 
-    def is_current(self, member: Member) -> bool:
-        """Whether a worker reports of the newest ring."""
-        return self.has(member.id) and member.ring == self.ring.number
-
     def may_lease(self, member: Member) -> bool:
         """Whether a worker has a model to evaluate."""
         return not self._tasks.lockstep or self.has(member.id)
