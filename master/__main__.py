@@ -26,7 +26,7 @@ from master.runtime.journal import Journal
 from master.runtime.loop import run
 from master.runtime.scan import scan
 from master.runtime.service import Service
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import Store
 from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
@@ -149,9 +149,9 @@ def main(
     return stop.exit_code if outcome.state == "stopped" and stop.exit_code else outcome.exit_code
 
 
-def _open(folder: JobFolder) -> tuple[SqliteStore, str, int]:
+def _open(folder: JobFolder) -> tuple[Store, str, int]:
     """The store of the job, and the lock on the job: in whose name, and its token."""
-    store = SqliteStore(folder.dir / "state.sqlite")
+    store = Store(folder.dir / "state.sqlite")
     try:
         return store, *persistence.acquire(store, folder.name)
     except BaseException:

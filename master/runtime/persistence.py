@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from master.runtime.service import Clock, Service
-from master.runtime.store.base import Store
+from master.runtime.store import Store
 from master.state.actions import Failure, Note
 from master.state.restart import to_state
 from torch_edl.errors import StoreConflictError, UsageError

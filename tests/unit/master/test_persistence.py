@@ -8,17 +8,17 @@ from pathlib import Path
 from master.runtime import persistence
 from master.runtime.persistence import Persistence
 from master.runtime.service import Service
-from master.runtime.store.memory import MemoryStore
+from master.runtime.store import Store
 from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 
 
-class Renewals(MemoryStore):
+class Renewals(Store):
     """Tells when the lock was renewed."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.renewed = threading.Semaphore(0)
 
     def acquire(self, owner: str, ttl_s: float, now: float, *, instead_of: str = "") -> int:
@@ -39,7 +39,7 @@ def test_a_status_in_which_only_the_time_changes_is_written_once(tmp_path: Path)
     job = Job(config, fleet, folder=tmp_path)
     job.start(time.monotonic())
     service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
-    store = Renewals()
+    store = Renewals(tmp_path / "state.sqlite")
     owner, token = persistence.acquire(store, "j")
     file = tmp_path / "status.json"
     keeper = Persistence(service, store, owner, token, time.monotonic, secret="s", status_file=file)

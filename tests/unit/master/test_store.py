@@ -1,4 +1,4 @@
-"""One suite for every store."""
+"""What a second master relies on: compare-and-set, and a lock that fences its last owner off."""
 
 from __future__ import annotations
 
@@ -7,23 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from master.runtime.store.base import Store
-from master.runtime.store.memory import MemoryStore
-from master.runtime.store.sqlite import SqliteStore
+from master.runtime.store import Store
 from torch_edl.errors import StoreConflictError
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def reopen(request, tmp_path):
-    """Opens the same store again, as another process would; one in memory is only ever one."""
-    if request.param == "memory":
-        only = MemoryStore()
-        yield lambda: only
-        return
+@pytest.fixture
+def reopen(tmp_path):
+    """Opens the same store again, as another process would."""
     opened = []
 
     def make() -> Store:
-        opened.append(SqliteStore(tmp_path / "state.sqlite"))
+        opened.append(Store(tmp_path / "state.sqlite"))
         return opened[-1]
 
     yield make
@@ -158,4 +152,4 @@ def test_a_file_that_is_no_store_is_named(tmp_path):
     path = tmp_path / "state.sqlite"
     path.write_bytes(b"this is no database, " * 100)
     with pytest.raises(OSError, match=r"state\.sqlite"):
-        SqliteStore(path)
+        Store(path)

@@ -1,4 +1,7 @@
-"""A store in one file, shared by the processes of a machine."""
+"""Where the master keeps its state: a key-value store with compare-and-set and a lock with fencing.
+
+What the state means is decided elsewhere; nothing here knows of tasks or workers.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,15 @@ INSERT OR IGNORE INTO lock VALUES (1, '', 0, 0, 0);
 _BUSY_S = 10.0
 
 
-class SqliteStore:
-    """Implements :class:`master.runtime.store.base.Store` with a sqlite file.
+class Store:
+    """Keys with revisions, and one lock, in a sqlite file that processes of a machine share.
+
+    A writer must hold the lock, and shows the token that came with the lock. Tokens grow, and a
+    write with a token that is not the newest is rejected: an owner that was stopped for longer than
+    its lock lived cannot overwrite what its successor wrote. Thread-safe.
 
     Raises:
-        OSError: the file cannot be opened, or is no database.
+        OSError: the file cannot be opened, read or written, or is no database; any method may.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,7 +50,19 @@ class SqliteStore:
             raise OSError(f"{self._path}: {error}") from error
 
     def acquire(self, owner: str, ttl_s: float, now: float, *, instead_of: str = "") -> int:
-        """See :class:`Store`."""
+        """Takes or renews the lock until ``now + ttl_s``; a renewal keeps the token.
+
+        Args:
+            owner: unique among all that may ask.
+            now: Unix time in seconds; the clocks of all that ask must agree within the ttl.
+            instead_of: an owner that is known to be dead; its time is over.
+
+        Returns:
+            The token of the lock.
+
+        Raises:
+            StoreConflictError: another owner has the lock, and its time is not over.
+        """
         with self._transaction() as db:
             holder, token, until = db.execute("SELECT owner, token, until FROM lock").fetchone()
             if holder != owner:
@@ -54,33 +73,47 @@ class SqliteStore:
             return int(token)
 
     def holder(self) -> str:
-        """See :class:`Store`."""
+        """The last owner that took the lock and did not release it; empty: nobody."""
         with self._transaction() as db:
             (owner,) = db.execute("SELECT owner FROM lock").fetchone()
         return str(owner)
 
     def release(self, token: int) -> None:
-        """See :class:`Store`."""
+        """Gives the lock back, if the token is still the newest."""
         with self._transaction() as db:
             db.execute("UPDATE lock SET owner='' WHERE token=?", (token,))
 
     def get(self, key: str) -> tuple[bytes, int] | None:
-        """See :class:`Store`."""
+        """Value and revision of a key; None if there is none."""
         with self._transaction() as db:
             row = db.execute("SELECT value, revision FROM entries WHERE key=?", (key,)).fetchone()
         return None if row is None else (bytes(row[0]), int(row[1]))
 
     def put(self, key: str, value: bytes, expected_revision: int, *, token: int) -> int:
-        """See :class:`Store`."""
+        """Writes a key and returns its new revision, which is larger than all before it.
+
+        Args:
+            expected_revision: of :meth:`get`; 0 for a key that must not exist.
+
+        Raises:
+            StoreConflictError: the key has another revision, or the token is stale.
+        """
         with self._transaction() as db:
-            self._check(db, key, expected_revision, token)
+            owner, newest = db.execute("SELECT owner, token FROM lock").fetchone()
+            if token != newest or not owner:
+                raise StoreConflictError(f"{key}: token {token} is stale, the newest is {newest}")
+            row = db.execute("SELECT revision FROM entries WHERE key=?", (key,)).fetchone()
+            revision = 0 if row is None else row[0]
+            if revision != expected_revision:
+                raise StoreConflictError(
+                    f"{key}: has revision {revision}, expected was {expected_revision}"
+                )
             db.execute("UPDATE lock SET revision = revision + 1")
             (revision,) = db.execute("SELECT revision FROM lock").fetchone()
             db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (key, value, revision))
             return int(revision)
 
     def close(self) -> None:
-        """Closes the file."""
         with self._mutex:
             self._connection.close()
 
@@ -101,15 +134,3 @@ class SqliteStore:
                 if isinstance(error, sqlite3.Error):
                     raise OSError(f"{self._path}: {error}") from error
                 raise
-
-    @staticmethod
-    def _check(db: sqlite3.Connection, key: str, expected_revision: int, token: int) -> None:
-        owner, newest = db.execute("SELECT owner, token FROM lock").fetchone()
-        if token != newest or not owner:
-            raise StoreConflictError(f"{key}: token {token} is stale, the newest is {newest}")
-        row = db.execute("SELECT revision FROM entries WHERE key=?", (key,)).fetchone()
-        revision = 0 if row is None else row[0]
-        if revision != expected_revision:
-            raise StoreConflictError(
-                f"{key}: has revision {revision}, expected was {expected_revision}"
-            )
