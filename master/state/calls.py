@@ -36,7 +36,7 @@ class Calls:
         worker, events = job.workforce.register(request, ending=job.lifecycle.ending)
         job.apply_all(events, now)
         known = job.fleet.registered(worker, now)
-        if not known or not job.members.register(worker, request.pid, request.host, now):
+        if not known or not job.members.register(worker, request.pid, now):
             raise UsageError(f"worker {worker}: not a worker that this job waits for")
         return pb.RegisterResponse(
             config_json=job.config.to_json(), worker_id=worker, ring=job.ring.ring.number
@@ -96,20 +96,19 @@ class Calls:
             # A worker that has left may go on with its script: it is neither lost nor unknown.
             left = worker in ring.left
             if left and ring.current is not None and worker in ring.current.workers:
-                job.workload.heard_last(request)
+                job.workload.heard(request, counts=job.workload.members_save)
                 job.members.last_words(loss=request.loss, logged=request.logged)
             return pb.HeartbeatResponse(known=left, drain=not left)
-        job.damaged += request.damaged - member.damaged
-        steps_before = member.steps
-        moved = job.members.heartbeat(member, request, now)
-        newest = member.ring == ring.number
-        if job.ring.has(worker) and job.workload.heard(member, newest=newest):
-            size = job.config.data.batch_size
-            job.milestones.left_out.told(request.left_out, member.position, size)
-        if moved:
+        before = member.told
+        job.damaged += request.damaged - before.damaged
+        if job.members.heartbeat(member, request, now):
             job.tasks.touch(worker, now)
-            if request.steps > steps_before:
+            if request.steps > before.steps:
                 job.fleet.trained(worker)
+        newest = request.ring == ring.number
+        if job.ring.has(worker) and job.workload.heard(request, counts=newest):
+            size = job.config.data.batch_size
+            job.milestones.left_out.told(request.left_out, request.position, size)
         return pb.HeartbeatResponse(
             known=True,
             drain=member.draining or job.lifecycle.outcome is not None,

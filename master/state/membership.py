@@ -9,6 +9,8 @@ from typing import Any
 
 from torch_edl.wire import master_pb2 as pb
 
+_NOTHING_TOLD = pb.HeartbeatRequest(phase="importing")
+
 
 @dataclass
 class Member:
@@ -16,36 +18,16 @@ class Member:
 
     id: int
     pid: int
-    host: str
     last_heartbeat: float
-    last_progress: float
-    """When its phase, steps or records last changed."""
-    phase: str = "importing"
-    steps: int = 0
-    """Minibatches since it started."""
-    records: int = 0
+    told: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
+    """Its last heartbeat."""
     loss: float = math.nan
     """Mean of its last interval that had one."""
-    reported_steps: int = 0
-    """Of ``steps``, those in reports of tasks."""
-    reported_records: int = 0
-    version: int = 0
-    """Updates that its model has had."""
-    ring: int = 0
-    """That it is in; 0: none."""
-    position: int = 0
-    """Records of the pass that are in its model, if it is in a ring."""
-    data_pass: int = 0
-    pass_records: int = 0
-    damaged: int = 0
-    """Samples that it left out since it started."""
-    epoch: int = 0
-    """Of a script: its epochs that are over."""
-    epochs: int = 0
-    records_before: int = 0
-    records_to_come: int = 0
     logged: dict[str, float] = field(default_factory=dict)
     """What a script noted, by name: the mean of its last interval that had it."""
+    reported_steps: int = 0
+    """Of the steps that the heartbeat counts, those in reports of tasks."""
+    reported_records: int = 0
     draining: bool = False
     """It has been asked to finish what it does and leave."""
 
@@ -76,35 +58,24 @@ class Membership:
         """The worker, if it is one of the living."""
         return self._members.get(id)
 
-    def register(self, id: int, pid: int, host: str, now: float) -> Member | None:
+    def register(self, id: int, pid: int, now: float) -> Member | None:
         """Takes a worker in, again if its first answer was lost; None if the worker is gone."""
         if id in self._gone:
             return None
         member = self._members.get(id)
         if member is None:
-            member = Member(id, pid, host, now, now)
+            member = Member(id, pid, now)
             self._members[id] = member
         member.last_heartbeat = now
         return member
 
-    def heartbeat(self, member: Member, request: pb.HeartbeatRequest, now: float) -> bool:
+    def heartbeat(self, member: Member, told: pb.HeartbeatRequest, now: float) -> bool:
         """The worker lives. Returns whether the worker made progress."""
-        told = (request.phase, request.steps, request.records)
-        moved = told != (member.phase, member.steps, member.records)
-        member.last_heartbeat = now
-        member.phase, member.steps, member.records = told
-        if not math.isnan(request.loss):
-            member.loss = request.loss
-        member.version, member.ring, member.damaged = request.version, request.ring, request.damaged
-        member.data_pass = request.pass_index
-        member.position, member.pass_records = request.position, request.pass_records
-        member.epoch, member.epochs = request.epoch, request.epochs
-        member.records_before = request.records_before
-        member.records_to_come = request.records_to_come
-        member.logged.update(request.logged)
-        if moved:
-            member.last_progress = now
-        return moved
+        before, member.told, member.last_heartbeat = member.told, told, now
+        if not math.isnan(told.loss):
+            member.loss = told.loss
+        member.logged.update(told.logged)
+        return _progress(before) != _progress(told)
 
     def reported(self, id: int, now: float, *, steps: int, records: int) -> None:
         """The worker reported a task with so many of its minibatches and records."""
@@ -112,7 +83,7 @@ class Membership:
         if member is not None:
             member.reported_steps += steps
             member.reported_records += records
-            member.last_heartbeat = member.last_progress = now
+            member.last_heartbeat = now
 
     def drain(self, id: int) -> None:
         """Notes a worker as one that is to leave."""
@@ -133,7 +104,7 @@ class Membership:
     def forget_open_work(self) -> None:
         """What workers did and did not report yet is void."""
         for member in self._members.values():
-            member.reported_steps, member.reported_records = member.steps, member.records
+            member.reported_steps, member.reported_records = member.told.steps, member.told.records
 
     def loss(self) -> float:
         """Mean over the workers that told of a loss, or that did before the last one left; NaN if
@@ -159,9 +130,13 @@ class Membership:
 
     def to_state(self) -> list[dict[str, Any]]:
         """What a restarted master needs, as JSON can say it; heartbeats bring the rest."""
-        return [{"id": m.id, "pid": m.pid, "host": m.host} for m in self]
+        return [{"id": m.id, "pid": m.pid} for m in self]
 
     def from_state(self, state: Sequence[Mapping[str, Any]], now: float) -> None:
         """The inverse of :meth:`to_state`; every worker counts as heard now."""
         for saved in state:
-            self.register(saved["id"], saved["pid"], saved["host"], now)
+            self.register(saved["id"], saved["pid"], now)
+
+
+def _progress(told: pb.HeartbeatRequest) -> tuple[str, int, int]:
+    return told.phase, told.steps, told.records

@@ -10,7 +10,7 @@ from typing import Any
 
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
-from master.state.membership import Member, Membership
+from master.state.membership import Membership
 from master.state.tasks import TaskQueue, TaskStream, one_off_task
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -100,8 +100,8 @@ class TaskScheduler:
         for member in members:
             # A heartbeat may count what a report has counted since: never more than is open.
             open_records, open_steps = queue.open_steps(member.id)
-            records += min(max(0, member.records - member.reported_records), open_records)
-            steps += min(max(0, member.steps - member.reported_steps), open_steps)
+            records += min(max(0, member.told.records - member.reported_records), open_records)
+            steps += min(max(0, member.told.steps - member.reported_steps), open_steps)
         return records, steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
@@ -214,19 +214,11 @@ class TaskScheduler:
             self._snapshot_base = self.main.queue.progress()
         return stream.message(lease)
 
-    def heard_last(self, request: pb.HeartbeatRequest) -> None:
-        """See :class:`master.state.workload.Workload`; the queue knows what counts."""
-
-    def heard(self, member: Member, *, newest: bool) -> bool:
-        """A member of a ring reported its position; whether that is the position of the ring.
-
-        Args:
-            newest: the member reported of the newest ring; what it reports of an earlier one may
-                be of a model that is lost.
-        """
-        if self.main is None or not self.lockstep or not newest or member.data_pass != 0:
+    def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        """See :class:`master.state.workload.Workload`."""
+        if self.main is None or not self.lockstep or not counts or told.pass_index != 0:
             return False
-        self.main.queue.advance(member.position)
+        self.main.queue.advance(told.position)
         return True
 
     def touch(self, worker: int, now: float) -> None:

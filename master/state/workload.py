@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from master.state.actions import Saved
 from master.state.lifecycle import Part
-from master.state.membership import Member, Membership
+from master.state.membership import Membership
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -25,12 +25,13 @@ class Workload(Part, Protocol):
         """(records, minibatches) that are in the model."""
         ...
 
-    def heard(self, member: Member, *, newest: bool) -> bool:
-        """A member of a ring reported its position; whether that is the position of the ring."""
-        ...
+    def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        """A member of a ring reported its position; whether that is the position of the ring.
 
-    def heard_last(self, request: pb.HeartbeatRequest) -> None:
-        """A worker that has left the ring reports how far it was."""
+        Args:
+            counts: the report is of the newest ring, or the last word of a script: what a member
+                reports of an earlier ring may be of a model that is lost.
+        """
         ...
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
@@ -46,17 +47,6 @@ class Workload(Part, Protocol):
         ...
 
 
-class Told(Protocol):
-    """What a member of a ring reports of its data."""
-
-    position: int
-    pass_records: int
-    epoch: int
-    epochs: int
-    records_before: int
-    records_to_come: int
-
-
 class ScriptProgress:
     """How far the scripts of a ring are in their loaders, one after the other, as members report.
 
@@ -68,70 +58,45 @@ class ScriptProgress:
     def __init__(self) -> None:
         self.records_before = 0
         self._restarted = False
-        self._clear()
-
-    def _clear(self) -> None:
-        self._number = 0  # of the newest loader
-        self._done = 0  # its records that are in the model
-        self._of = 0  # all of its records; 0: not known
-        self._before = 0  # records of the loaders before
-        self._to_come = 0
-        self._epoch = 0
-        self._epochs = 0
+        self._told = pb.HeartbeatRequest()
+        """Of the member that is farthest, in the newest loader."""
         self._steps = 0
 
-    @property
-    def records(self) -> int:
-        """Records of all loaders that are in the model."""
-        return self._before + self._done
-
-    def heard(self, member: Member, *, newest: bool) -> bool:
-        """See :class:`Workload`."""
-        self._steps = max(self._steps, member.version, member.steps)
-        if newest:
-            self.moved(member.data_pass, member)
+    def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        self._steps = max(self._steps, told.version, told.steps)
+        farthest = (self._told.pass_index, self._told.position)
+        if counts and (told.pass_index, told.position) > farthest:
+            self._told = told
+            if self._restarted:
+                # How long these took is not known.
+                self.records_before, self._restarted = self._records, False
         return False
 
-    def heard_last(self, request: pb.HeartbeatRequest) -> None:
-        """See :class:`Workload`."""
-        self._steps = max(self._steps, request.version, request.steps)
-        self.moved(request.pass_index, request)
-
-    def moved(self, number: int, told: Told) -> None:
-        """A member is at that place of loader ``number``; one that lags behind changes nothing."""
-        if number < self._number or (number == self._number and told.position <= self._done):
-            return
-        self._number, self._done, self._of = number, told.position, told.pass_records
-        self._epoch, self._epochs = told.epoch, told.epochs
-        self._before, self._to_come = told.records_before, told.records_to_come
-        if self._restarted:
-            # How long these took is not known.
-            self.records_before, self._restarted = self.records, False
+    @property
+    def _records(self) -> int:
+        return self._told.records_before + self._told.position
 
     def done(self, members: Membership) -> tuple[int, int]:
-        """See :class:`Workload`."""
-        return self.records, self._steps
+        return self._records, self._steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
-        """See :class:`Workload`; a finished script had as many epochs as are over."""
-        status.epoch = self._epoch
-        status.epochs = self._epoch if finished else self._epochs
-        status.records_done = self.records
-        if self._of:
-            status.records_total = self._before + self._of + self._to_come
-        if not self._epochs:
-            status.records_begun = self._before
+        told = self._told
+        status.epoch = told.epoch
+        # A finished script had as many epochs as are over.
+        status.epochs = told.epoch if finished else told.epochs
+        status.records_done = self._records
+        if told.pass_records:
+            status.records_total = told.records_before + told.pass_records + told.records_to_come
+        if not told.epochs:
+            status.records_begun = told.records_before
 
     def restore(self, saved: Saved | None) -> None:
-        """See :class:`Workload`; the members report how far the checkpoint is."""
-        self._clear()
+        self._told, self._steps = pb.HeartbeatRequest(), 0  # the members report how far it is
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it; the members report the rest."""
-        return {}
+        return {}  # the members report
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """See :class:`Workload`."""
         self._restarted = True

@@ -6,16 +6,18 @@ import math
 
 import pytest
 
-from master.state.membership import Member, Membership
+from master.state.membership import Membership
 from master.state.workload import ScriptProgress
 from torch_edl.wire import master_pb2 as pb
 
 
-def told(position: int, of: int = 100, before: int = 0, to_come: int = 0, **epochs: int) -> Member:
-    return Member(
-        0, 1, "h", 0.0, 0.0, position=position, pass_records=of, records_before=before,
-        records_to_come=to_come, **epochs,
-    )  # fmt: skip
+def tell(
+    progress: ScriptProgress, index: int, position: int, *, of: int = 100, before: int = 0, **more
+) -> None:
+    told = pb.HeartbeatRequest(
+        pass_index=index, position=position, pass_records=of, records_before=before, **more
+    )
+    progress.heard(told, counts=True)
 
 
 def seen(progress: ScriptProgress, *, finished: bool = False) -> tuple[int, int, int, int, int]:
@@ -27,29 +29,29 @@ def seen(progress: ScriptProgress, *, finished: bool = False) -> tuple[int, int,
 
 def test_a_loop_of_the_scripts_own_shows_the_pass_at_hand() -> None:
     progress = ScriptProgress()
-    progress.moved(0, told(40))
+    tell(progress, 0, 40)
     assert seen(progress) == (0, 0, 40, 100, 0)
-    progress.moved(0, told(30))  # another member lags behind
+    tell(progress, 0, 30)  # another member lags behind
     # Pass 1 was an evaluation; progress may begin and end between two heartbeats.
-    progress.moved(2, told(20, epoch=1, before=100))
+    tell(progress, 2, 20, epoch=1, before=100)
     assert seen(progress) == (1, 0, 120, 200, 100)
-    progress.moved(2, told(100, epoch=2, before=100))
+    tell(progress, 2, 100, epoch=2, before=100)
     assert seen(progress, finished=True) == (2, 2, 200, 200, 100)
 
 
 def test_epochs_that_the_script_told_of_count_from_the_beginning() -> None:
     progress = ScriptProgress()
-    progress.moved(0, told(40, epochs=3, to_come=200))
+    tell(progress, 0, 40, epochs=3, records_to_come=200)
     assert seen(progress) == (0, 3, 40, 300, 0)
-    progress.moved(2, told(100, epoch=2, epochs=3, before=100, to_come=100))
+    tell(progress, 2, 100, epoch=2, epochs=3, before=100, records_to_come=100)
     assert seen(progress) == (2, 3, 200, 300, 0)
 
 
 def test_a_stream_has_no_total() -> None:
     progress = ScriptProgress()
-    progress.moved(0, told(40, of=0))
+    tell(progress, 0, 40, of=0)
     assert seen(progress) == (0, 0, 40, 0, 0)
-    progress.moved(1, told(10, of=0, epoch=1, before=40))
+    tell(progress, 1, 10, of=0, epoch=1, before=40)
     assert seen(progress) == (1, 0, 50, 0, 40)
 
 
@@ -57,7 +59,7 @@ def test_what_was_logged_stays_when_the_last_worker_leaves() -> None:
     members = Membership(heartbeat_timeout_s=1.0)
     assert math.isnan(members.loss())
     for id, loss in enumerate([1.0, 3.0]):
-        member = members.register(id, id, "h", 0.0)
+        member = members.register(id, id, 0.0)
         assert member is not None
         member.loss, member.logged = loss, {"loss": loss, "acc": 0.5}
     assert members.loss() == pytest.approx(2.0)
