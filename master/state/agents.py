@@ -19,7 +19,6 @@ class AgentRecord:
     node: str
     """Its name; unique in the job."""
     pid: int
-    host: str
     seen: float
     done: bool = False
     """All its workers ended well, or the agent leaves."""
@@ -84,13 +83,13 @@ class Agents:
         """Every agent heard that the job is over, or is silent."""
         return all(agent.told or now - agent.seen >= linger_s for agent in self)
 
-    def report(self, node: str, pid: int, host: str, now: float) -> tuple[AgentRecord, bool]:
+    def report(self, node: str, pid: int, now: float) -> tuple[AgentRecord, bool]:
         """An agent lives. Returns it, and whether another one of that name came before it."""
         agent = self._agents.get(node)
         back = self._lost.pop(node, None)
         replaces = any(a is not None and a.pid != pid for a in (agent, back))
         if agent is None or replaces:
-            new = AgentRecord(node, pid, host, now, rank=-1 if agent is None else agent.rank)
+            new = AgentRecord(node, pid, now, rank=-1 if agent is None else agent.rank)
             self._agents[node] = agent = back if back is not None and not replaces else new
         agent.seen = now
         return agent, replaces
@@ -110,20 +109,8 @@ class Agents:
 
     def to_state(self) -> list[dict[str, Any]]:
         """What a restarted master needs, as JSON can say it."""
-        return [
-            {
-                "node": a.node,
-                "pid": a.pid,
-                "host": a.host,
-                "done": a.done,
-                "address": a.address,
-                "port": a.port,
-                "rank": a.rank,
-                "begun": a.begun,
-                "kill": sorted(a.kill),
-            }
-            for a in self
-        ]
+        kept = ("node", "pid", "done", "address", "port", "rank", "begun")
+        return [{n: getattr(a, n) for n in kept} | {"kill": sorted(a.kill)} for a in self]
 
     def from_state(self, state: Sequence[dict[str, Any]], now: float) -> None:
         """The inverse of :meth:`to_state`; every agent counts as heard now."""

@@ -33,7 +33,7 @@ class Calls:
             UsageError: the worker does not belong to the job, or was declared lost.
         """
         job = self._job
-        worker, events = job.workforce.register(request, ending=job.lifecycle.ending)
+        worker, events = job.workforce.register(request)
         job.apply_all(events, now)
         known = job.fleet.registered(worker, now)
         if not known or not job.members.register(worker, request.pid, now):
@@ -278,7 +278,7 @@ class Calls:
 
     def _leave(self, member: Member, now: float, *, finished: bool, ends: bool = False) -> None:
         job = self._job
-        if job.workforce.leave_ring(job.ring.ring, member.id, now, finished=finished, ends=ends):
+        if job.workforce.leave_ring(member.id, now, finished=finished, ends=ends):
             job.members.remove(member.id)
             job.tasks.drop_worker(member.id)
             if not finished:
@@ -351,18 +351,17 @@ class Calls:
         agents = self._agents()
         self._job.apply_all(agents.agent_report(request, now), now)
         self._job.conclude(now)
-        return agents.agent_answer(request.node, self._job.lifecycle)
+        return agents.agent_answer(request.node)
 
     def join_round(self, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
         """An agent of torchrun asks for a place in the next round; None while it is not formed."""
-        ending = self._job.lifecycle.outcome is not None
-        answer, events = self._agents().join_round(request, ending=ending, now=now)
+        answer, events = self._agents().join_round(request, now)
         self._job.apply_all(events, now)
         return answer
 
     def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
         """An agent of torchrun asks how its round stands."""
-        return self._agents().get_round(request, now)
+        return self._agents().rounds.look(request.node, request.round, now)
 
     def leave_round(self, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
         """An agent of torchrun leaves, after it has ended its workers."""

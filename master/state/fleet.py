@@ -68,6 +68,7 @@ class Fleet:
     ) -> None:
         self.env: dict[str, str] = {}
         self.workers_wanted = workers
+        """How many workers to keep alive from now on."""
         self.strategy = ""
         self._job = job
         self._shards = servers
@@ -163,10 +164,6 @@ class Fleet:
                 process.lost = True
                 process.stop_by = 0.0
         self._servers = _Servers(self._servers.incarnation + 1, restore, values_only)
-
-    def scale(self, workers: int) -> None:
-        """Keep so many workers from now on."""
-        self.workers_wanted = workers
 
     def adopt(self, id: int, pid: int, log: str = "") -> None:
         """An agent started this worker."""

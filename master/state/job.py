@@ -81,10 +81,14 @@ class Job:
         self.tasks = TaskScheduler(config)
         """What workers lease; nothing, where a script goes through its data in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
-        self.agents = ScriptWorkforce(config, fleet, self.members) if script else None
-        """The workforce, where agents or torchrun start the workers."""
-        self.workforce: Workforce = self.agents or LaunchedWorkforce(fleet)
         self.ring = RingCoordinator(self.members, self.tasks, min_workers=cluster.min_workers)
+        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring)
+        self.agents: ScriptWorkforce | None = None
+        """The workforce, where agents or torchrun start the workers."""
+        if script:
+            self.workforce = self.agents = ScriptWorkforce(
+                config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
+            )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
         self.milestones = Milestones(config, self.tasks, self.checkpoints)
         self.damaged = 0
@@ -333,7 +337,7 @@ class Job:
         lifecycle, newest = self.lifecycle, self.checkpoints.shown
         if lifecycle.outcome is None:
             self._lose_silent_workers(now)
-        self.apply_all(self.workforce.tick(self.ring.ring, lifecycle, now, newest=newest), now)
+        self.apply_all(self.workforce.tick(now, newest=newest), now)
         if lifecycle.outcome is None:
             self.form_ring(now)
             self._advance(now)
@@ -351,7 +355,7 @@ class Job:
             if self.ring.may_drain(id):
                 self.members.drain(id)
         ended = lifecycle.outcome is not None and not self.fleet.launched()
-        lifecycle.over = ended and self.workforce.has_heard(lifecycle, now)
+        lifecycle.over = ended and self.workforce.has_heard(now)
         return actions + self.checkpoints.take_actions()
 
     def _lose_silent_workers(self, now: float) -> None:
@@ -385,7 +389,7 @@ class Job:
         stopping = self.lifecycle.stopping
         if stopping is None:
             # A script may leave its loop early.
-            return self.tasks.trained or self.workforce.scripts_over(self.ring.ring, now)
+            return self.tasks.trained or self.workforce.scripts_over(now)
         # A worker that has the model in its own process writes it while it leaves.
         left = self.fleet.strategy != "ps" or not len(self.members)
         return left or now >= stopping.leave_by
@@ -395,6 +399,6 @@ class Job:
         if self.lifecycle.ending:
             return
         open, over = self.milestones.work_is_open, self.milestones.settled
-        event = self.workforce.conclusion(self.ring.ring, now, work_open=open, work_over=over)
+        event = self.workforce.conclusion(now, work_open=open, work_over=over)
         if event is not None:
             self.apply(event, now)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch_edl.wire import master_pb2 as pb
+
 # A node asks all the time while it waits, and for the state of its round while that runs.
 SILENT_S = 5.0
 # A round that has all the nodes it may have goes on: only a silence that no setting of the agents'
@@ -19,33 +21,10 @@ FULL_SILENT_S = 30.0
 LOST_S = 10.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Waiting:
     store: str
     seen: float
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a node in a round."""
-
-    round: int
-    rank: int
-    nodes: int
-    store: str
-    """``host:port`` of rank 0."""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a round stands."""
-
-    closed: bool
-    """The job is over: no node may join any more."""
-    over: bool
-    """The round is not the newest any more, or a node of the round is gone."""
-    waiting: int
-    """Nodes that wait for the next round."""
 
 
 class Rounds:
@@ -59,54 +38,43 @@ class Rounds:
         self._seen: dict[str, float] = {}  # members that were not known to leave -> last heard
         self._waiting: dict[str, _Waiting] = {}  # in the order of arrival
         self._last_arrival = 0.0
-        self._left = False
-        """Of those that were here, the last one said that it leaves."""
+        self.left = False
+        """There were nodes, and all of them said that they leave."""
         self._limits = (1, 1)
         self._last_call_s = 0.0
 
-    def ask(
-        self,
-        node: str,
-        store: str,
-        now: float,
-        *,
-        min_nodes: int,
-        max_nodes: int,
-        last_call_s: float,
-    ) -> Place | None:
-        """A node wants to be in a round; None while the round is not formed, or never will be.
+    def ask(self, wish: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
+        """A node wants to be in a round; None while the round is not formed.
 
-        Args:
-            store: made for this wish; the same one again is the same wish.
+        Its store was made for this wish; the same one again is the same wish.
         """
+        node = wish.node
         if self.closed:
             self._waiting.pop(node, None)
-            return None
-        self._left = False
-        if self._members.get(node) == store:
+            return pb.JoinRoundResponse(closed=True)
+        self.left = False
+        if self._members.get(node) == wish.store:
             # Its answer was lost, or it asks once more.
             if node in self._seen:
                 self._seen[node] = now
             return self._place(node)
-        self._limits, self._last_call_s = (min_nodes, max(min_nodes, max_nodes)), last_call_s
-        waiting = self._waiting.get(node)
-        if waiting is None:
+        self._limits = (wish.min_nodes, max(wish.min_nodes, wish.max_nodes))
+        self._last_call_s = wish.last_call_s
+        if node not in self._waiting:
             self._last_arrival = now
-            self._waiting[node] = _Waiting(store, now)
-        else:
-            waiting.store, waiting.seen = store, now
+        self._waiting[node] = _Waiting(wish.store, now)
         if self.form(now) and node in self._members:
             return self._place(node)
         return None
 
-    def look(self, node: str, round: int, now: float) -> Standing:
+    def look(self, node: str, round: int, now: float) -> pb.GetRoundResponse:
         """A node asks how its round stands."""
         if node in self._seen and round == self.number:
             self._seen[node] = now
-        return Standing(
+        return pb.GetRoundResponse(
             closed=self.closed,
             over=round != self.number or self._is_short(now),
-            waiting=self.waiting(now),
+            waiting=self._waited_for(now),
         )
 
     def leave(self, node: str) -> None:
@@ -115,11 +83,7 @@ class Rounds:
         self._waiting.pop(node, None)
         self._seen.pop(node, None)
         if known and not (self._waiting or self._seen):
-            self._left = True
-
-    def close(self) -> None:
-        """Nobody may join any more; who waits is to hear of it."""
-        self.closed = True
+            self.left = True
 
     def __contains__(self, node: str) -> bool:
         return node in self._members
@@ -130,19 +94,6 @@ class Rounds:
         limit = LOST_S if self.closed else FULL_SILENT_S
         heard = any(now - seen < limit for seen in self._seen.values())
         return not heard and not self._present(now)
-
-    @property
-    def left(self) -> bool:
-        """There were nodes, and all of them said that they leave."""
-        return self._left
-
-    def waiting(self, now: float) -> int:
-        """Nodes for which the round is to end: those of it that ask again, and room for others."""
-        present = self._present(now)
-        again = sum(node in self._members for node in present)
-        staying = [n for n, seen in self._seen.items() if now - seen < FULL_SILENT_S]
-        room = self._limits[1] - len(set(staying) - present.keys()) - again
-        return again + max(0, min(len(present) - again, room))
 
     def form(self, now: float) -> bool:
         """Makes the next round if it is time."""
@@ -159,6 +110,14 @@ class Rounds:
         self._seen = dict.fromkeys(chosen, now)
         return True
 
+    def _waited_for(self, now: float) -> int:
+        """Nodes for which the round is to end: those of it that ask again, and room for others."""
+        present = self._present(now)
+        again = sum(node in self._members for node in present)
+        staying = [n for n, seen in self._seen.items() if now - seen < FULL_SILENT_S]
+        room = self._limits[1] - len(set(staying) - present.keys()) - again
+        return again + max(0, min(len(present) - again, room))
+
     def _held_up(self, now: float) -> bool:
         """A living node of the round that runs has not asked again yet."""
         full = len(self._seen) >= self._limits[1] and not self._waiting.keys() & self._seen.keys()
@@ -174,14 +133,15 @@ class Rounds:
     def _present(self, now: float) -> dict[str, _Waiting]:
         return {node: w for node, w in self._waiting.items() if now - w.seen < SILENT_S}
 
-    def _place(self, node: str) -> Place:
+    def _place(self, node: str) -> pb.JoinRoundResponse:
         nodes = list(self._members)
-        return Place(
+        place = pb.Place(
             round=self.number,
             rank=nodes.index(node),
             nodes=len(nodes),
             store=self._members[nodes[0]],
         )
+        return pb.JoinRoundResponse(place=place)
 
     # ---- a restart of the master ----
 

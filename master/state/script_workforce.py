@@ -14,7 +14,6 @@ from master.state.agents import AgentRecord, Agents, require_same_experiment
 from master.state.fleet import Fleet
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
-from master.state.processes import check_scale
 from master.state.ring import Ring
 from master.state.rounds import Rounds
 from master.state.workforce import (
@@ -22,6 +21,7 @@ from master.state.workforce import (
     RoundFormed,
     StopRequested,
     WorkerLost,
+    Workforce,
     WorkforceEvent,
 )
 from torch_edl.config import JobConfig
@@ -34,54 +34,72 @@ _LINGER_S = 5.0
 _DESERTED_S = 60.0
 
 
-class ScriptWorkforce:
-    """Workers of agents, or of torchrun; implements :class:`Workforce`.
+class _Lasting:
+    """Whether something has been the case for some time without a break."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def lasts(self, holds: bool, limit_s: float, now: float) -> bool:
+        """Whether it holds now and did at every call of the last ``limit_s`` seconds."""
+        if not holds:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        else:
+            return now - self._since >= limit_s
+        return False
+
+
+class ScriptWorkforce(Workforce):
+    """Workers of agents, or of torchrun.
 
     Args:
         fleet: launches no workers.
+        ring: that the workers form.
         members: the workers that have registered.
     """
 
     survives_master = True
 
-    def __init__(self, config: JobConfig, fleet: Fleet, members: Membership) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        fleet: Fleet,
+        ring: Ring,
+        *,
+        members: Membership,
+        lifecycle: Lifecycle,
+    ) -> None:
+        super().__init__(fleet, ring)
+        self.rounds = Rounds()
         self._config = config
-        self._fleet = fleet
         self._members = members
+        self._lifecycle = lifecycle
         self._agents = Agents(timeout_s=config.cluster.heartbeat_timeout_s)
-        self._rounds = Rounds()
         self._torchrun_error = ""
         """Why the first of torchrun's agents gave up; others may have come to the end."""
         self._places: dict[tuple[str, int], int] = {}
         self._next_id = 0
         self._scaled = False
-        self._deserted_at: float | None = None
-        self._abandoned_at: float | None = None
-        self._waits_since: float | None = None
+        self._deserted, self._abandoned, self._waits = _Lasting(), _Lasting(), _Lasting()
 
     @property
     def closed(self) -> bool:
-        """See :class:`Workforce`; no agent of torchrun may join any more."""
-        return self._rounds.closed
+        return self.rounds.closed
 
     @property
     def awaits_outcome(self) -> bool:
-        """See :class:`Workforce`; our agents ask, torchrun's do not."""
-        return len(self._agents) > 0
+        return len(self._agents) > 0  # torchrun's agents do not ask
 
     # ---- workers ----
 
-    def register(
-        self, request: pb.RegisterRequest, *, ending: bool
-    ) -> tuple[int, Sequence[WorkforceEvent]]:
-        """See :class:`Workforce`.
-
-        A worker replaces the one that was in its place before, unless the same process registers
-        again.
-        """
+    def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
+        """A worker replaces the one that was in its place before, unless the same process
+        registers again."""
         if request.worker_id >= 0:
             return request.worker_id, ()
-        if ending:
+        if self._lifecycle.ending:
             raise UsageError(f"job {self._config.name} is over: no worker may join any more")
         events = []
         place = (request.node or request.host, request.local_rank)
@@ -100,24 +118,20 @@ class ScriptWorkforce:
         return worker, events
 
     def declare_lost(self, worker: int, why: str) -> None:
-        """See :class:`Workforce`; the agent of the worker hears whom to kill."""
         member = self._members.get(worker)
         agent = self._agents.get(self._node_of(worker))
         if member is not None and agent is not None:
-            agent.kill.add(member.pid)
+            agent.kill.add(member.pid)  # the agent hears of it
         self._fleet.abandon(worker, why)
 
-    def leave_ring(
-        self, ring: Ring, worker: int, now: float, *, finished: bool, ends: bool
-    ) -> bool:
-        """See :class:`Workforce`; the process of the worker may go on, which is its own affair."""
+    def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
         if self._agents.get(self._node_of(worker)) is not None:
-            ring.leave(worker, now, finished=finished, ends=ends)
+            self._ring.leave(worker, now, finished=finished, ends=ends)
         else:
             # No agent reports how the process ends.
-            ring.leave(worker, now, finished=finished)
-            ring.exited(worker, well=True)
-        return True
+            self._ring.leave(worker, now, finished=finished)
+            self._ring.exited(worker, well=True)
+        return True  # the process may go on, which is its own affair
 
     def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerLost:
         self._fleet.abandon(worker, why)
@@ -141,7 +155,7 @@ class ScriptWorkforce:
         events: list[WorkforceEvent] = []
         if self._agents.get(request.node) is None:
             events.append(Note("info", f"agent {request.node} on {request.host} joined"))
-        agent, replaced = self._agents.report(request.node, request.pid, request.host, now)
+        agent, replaced = self._agents.report(request.node, request.pid, now)
         if replaced:
             workers = self._workers_of(request.node)
             events += [self._lost(worker, "its agent was started again") for worker in workers]
@@ -169,9 +183,10 @@ class ScriptWorkforce:
                 events.append(self._lost(worker, f"ended with {how}", ended_well=told.code == 0))
         return events
 
-    def agent_answer(self, node: str, lifecycle: Lifecycle) -> pb.AgentReportResponse:
+    def agent_answer(self, node: str) -> pb.AgentReportResponse:
         """What an agent hears after its report."""
-        agent, outcome = self._agents.get(node), lifecycle.outcome
+        agent, outcome = self._agents.get(node), self._lifecycle.outcome
+        stopping = self._lifecycle.stopping
         assert agent is not None
         agent.told = agent.told or outcome is not None
         rank, first = self._agents.rank(agent), self._agents.first
@@ -184,56 +199,39 @@ class ScriptWorkforce:
             workers_wanted=self._fleet.workers_wanted if self._scaled else 0,
             over=outcome is not None,
             error="" if outcome is None else outcome.reason,
-            stopping=lifecycle.stopping.reason if lifecycle.stopping is not None else "",
+            stopping=stopping.reason if stopping is not None else "",
         )
 
     def scale(self, request: pb.ScaleRequest) -> None:
-        """See :class:`Workforce`; the agent hears of the number."""
         machines = self._agents.machines
         if machines != 1:
             raise UsageError(
                 f"{machines} agents start the workers of this job, each as many as its "
                 "--nproc-per-node says; start or end an agent to change their number"
             )
-        check_scale(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
-        self._fleet.scale(request.max_workers)
-        self._scaled = True
+        super().scale(request)
+        self._scaled = True  # the agent hears of the number
 
     # ---- torchrun ----
 
     def join_round(
-        self, request: pb.JoinRoundRequest, *, ending: bool, now: float
+        self, request: pb.JoinRoundRequest, now: float
     ) -> tuple[pb.JoinRoundResponse | None, Sequence[WorkforceEvent]]:
         """An agent of torchrun asks for a place in the next round; None while it is not formed."""
-        if ending:
-            self._rounds.close()
-        before = self._rounds.number
-        place = self._rounds.ask(
-            request.node,
-            request.store,
-            now,
-            min_nodes=request.min_nodes,
-            max_nodes=request.max_nodes,
-            last_call_s=request.last_call_s,
-        )
-        events = self._round_formed() if self._rounds.number != before else ()
-        if self._rounds.closed:
-            return pb.JoinRoundResponse(closed=True), events
-        answer = None if place is None else pb.JoinRoundResponse(place=pb.Place(**vars(place)))
-        return answer, events
-
-    def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
-        """An agent of torchrun asks how its round stands."""
-        return pb.GetRoundResponse(**vars(self._rounds.look(request.node, request.round, now)))
+        if self._lifecycle.outcome is not None:
+            self.rounds.closed = True
+        before = self.rounds.number
+        answer = self.rounds.ask(request, now)
+        return answer, self._round_formed() if self.rounds.number != before else ()
 
     def leave_round(self, request: pb.LeaveRoundRequest) -> Sequence[WorkforceEvent]:
         """An agent of torchrun leaves, after it has ended its workers."""
-        self._rounds.leave(request.node)
+        self.rounds.leave(request.node)
         return [self._lost(worker, "its agent left") for worker in self._workers_of(request.node)]
 
     def close_rounds(self, request: pb.CloseRoundsRequest) -> None:
         """An agent of torchrun says that the job is over."""
-        self._rounds.close()
+        self.rounds.closed = True
         self._torchrun_error = self._torchrun_error or request.error
 
     def _round_formed(self) -> Sequence[WorkforceEvent]:
@@ -241,24 +239,21 @@ class ScriptWorkforce:
         lost = [
             self._lost(worker, f"{node} is not in the round")
             for (node, _), worker in self._places.items()
-            if worker in self._members and node not in self._rounds
+            if worker in self._members and node not in self.rounds
         ]
-        return [RoundFormed(self._rounds.number), *lost]
+        return [RoundFormed(self.rounds.number), *lost]
 
     # ---- time ----
 
-    def tick(
-        self, ring: Ring, lifecycle: Lifecycle, now: float, *, newest: str
-    ) -> Sequence[WorkforceEvent]:
-        """See :class:`Workforce`."""
+    def tick(self, now: float, *, newest: str) -> Sequence[WorkforceEvent]:
         events: list[WorkforceEvent] = []
-        if lifecycle.outcome is None:
+        if self._lifecycle.outcome is None:
             events += self._lose_silent_agents(now)
-            events += self._abandoned(ring, now, newest)
-            events += self._nothing_begins(ring, now)
-        if lifecycle.ending:
-            self._rounds.close()
-        elif self._rounds.form(now):
+            events += self._is_abandoned(now, newest)
+            events += self._nothing_begins(now)
+        if self._lifecycle.ending:
+            self.rounds.closed = True
+        elif self.rounds.form(now):
             events += self._round_formed()
         return events
 
@@ -276,98 +271,82 @@ class ScriptWorkforce:
                 events.append(Failure(f"{why}, and there is no other agent: nobody is left"))
         return events
 
-    def _abandoned(self, ring: Ring, now: float, newest: str) -> Sequence[WorkforceEvent]:
+    def _is_abandoned(self, now: float, newest: str) -> Sequence[WorkforceEvent]:
         """No worker comes that could do what rank 0 was to do at the end."""
-        if not ring.abandoned:
-            self._abandoned_at = None
-        elif self._abandoned_at is None:
-            self._abandoned_at = now
-        elif now - self._abandoned_at >= _DESERTED_S:
-            return [
-                Failure(
-                    "rank 0 was lost before its script came to its end, and no worker took its "
-                    f"place for {_DESERTED_S:g} s: what rank 0 saves may be missing"
-                    + (f"; the newest checkpoint is {newest}" if newest else "")
-                )
-            ]
-        return ()
+        if not self._abandoned.lasts(self._ring.abandoned, _DESERTED_S, now):
+            return ()
+        return [
+            Failure(
+                "rank 0 was lost before its script came to its end, and no worker took its "
+                f"place for {_DESERTED_S:g} s: what rank 0 saves may be missing"
+                + (f"; the newest checkpoint is {newest}" if newest else "")
+            )
+        ]
 
-    def _nothing_begins(self, ring: Ring, now: float) -> Sequence[WorkforceEvent]:
+    def _nothing_begins(self, now: float) -> Sequence[WorkforceEvent]:
         """Workers wait for a first ring, and those that the ring needs do not come.
 
         Others may have begun without one: a script is free to make a process group of its own.
         """
-        limit_s = self._config.cluster.join_timeout_s
-        if ring.number or not ring.waiting:
-            self._waits_since = None
-        elif self._waits_since is None:
-            self._waits_since = now
-        elif now - self._waits_since >= limit_s:
-            least = self._config.cluster.min_workers
-            return [
-                Failure(
-                    f"nothing began within {limit_s:g} s (--rdzv-conf join_timeout): "
-                    f"{ring.waiting} of at least {least} workers came to the loader of the "
-                    "script, the others ended before it or are still on their way"
-                )
-            ]
-        return ()
+        limit_s, waiting = self._config.cluster.join_timeout_s, self._ring.waiting
+        if not self._waits.lasts(waiting > 0 and not self._ring.number, limit_s, now):
+            return ()
+        least = self._config.cluster.min_workers
+        return [
+            Failure(
+                f"nothing began within {limit_s:g} s (--rdzv-conf join_timeout): "
+                f"{waiting} of at least {least} workers came to the loader of the "
+                "script, the others ended before it or are still on their way"
+            )
+        ]
 
     # ---- the end ----
 
-    def scripts_over(self, ring: Ring, now: float) -> bool:
-        """See :class:`Workforce`."""
+    def scripts_over(self, now: float) -> bool:
         if len(self._agents):
             return self._agents.done
         # Without agents (torchrun) the workers' own word counts.
-        done = ring.finished and not len(self._members)
-        return done or (self._rounds.closed and self._rounds.deserted(now))
+        done = self._ring.finished and not len(self._members)
+        return done or (self.rounds.closed and self.rounds.deserted(now))
 
     def conclusion(
-        self, ring: Ring, now: float, *, work_open: bool, work_over: bool
+        self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
-        """See :class:`Workforce`."""
         present = len(self._agents) or len(self._members)
-        if self.scripts_over(ring, now):
+        if self.scripts_over(now):
             if work_open:
                 return None  # the final checkpoint is still being written
-            if self._torchrun_error and not ring.finished:
+            if self._torchrun_error and not self._ring.finished:
                 return Failure(self._torchrun_error)
             return Finished(leave_s=0.0)
-        if self._rounds.left and not present:
+        if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")
-        if present or not self._rounds.deserted(now):
-            self._deserted_at = None
-        elif self._deserted_at is None:
-            self._deserted_at = now
-        elif now - self._deserted_at >= _DESERTED_S:
+        if self._deserted.lasts(not present and self.rounds.deserted(now), _DESERTED_S, now):
             return Failure(f"no agent and no worker for {_DESERTED_S:g} s: nobody is left")
         return None
 
-    def has_heard(self, lifecycle: Lifecycle, now: float) -> bool:
-        """See :class:`Workforce`."""
-        assert lifecycle.outcome is not None
-        if len(self._agents) or lifecycle.outcome.state == "finished":
+    def has_heard(self, now: float) -> bool:
+        outcome = self._lifecycle.outcome
+        assert outcome is not None
+        if len(self._agents) or outcome.state == "finished":
             return self._agents.over(now, linger_s=_LINGER_S)
-        left = not len(self._members) and self._rounds.deserted(now)
-        return left or now - lifecycle.ended_at >= _LINGER_S
+        left = not len(self._members) and self.rounds.deserted(now)
+        return left or now - self._lifecycle.ended_at >= _LINGER_S
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """See :class:`Workforce`."""
         return {
             "agents": self._agents.to_state(),
-            "rounds": self._rounds.to_state(),
+            "rounds": self.rounds.to_state(),
             "places": [[node, rank, id] for (node, rank), id in self._places.items()],
             "next_id": self._next_id,
             "scaled": self._scaled,
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """See :class:`Workforce`."""
         self._agents.from_state(state["agents"], now)
-        self._rounds.from_state(state["rounds"], now)
+        self.rounds.from_state(state["rounds"], now)
         self._places = {(node, rank): id for node, rank, id in state["places"]}
         self._next_id = state["next_id"]
         self._scaled = state["scaled"]

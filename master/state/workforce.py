@@ -6,13 +6,13 @@ events, which the job applies.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from master.state.actions import Failure, Note
 from master.state.fleet import Fleet
-from master.state.lifecycle import Lifecycle, Part
 from master.state.processes import check_scale
 from master.state.ring import Ring
 from torch_edl.wire import master_pb2 as pb
@@ -57,46 +57,52 @@ class StopRequested:
 WorkforceEvent = WorkerLost | RoundFormed | Finished | StopRequested | Note | Failure
 
 
-class Workforce(Part, Protocol):
-    """The workers of a job, as those that start and end them see them."""
+class Workforce(ABC):
+    """The workers of a job, as those that start and end them see them.
 
-    survives_master: bool
+    What has a default is that of workers which the master starts itself.
+
+    Args:
+        ring: that the workers form.
+    """
+
+    survives_master = False
     """The workers go on while a master that was killed is started again."""
+
+    def __init__(self, fleet: Fleet, ring: Ring) -> None:
+        self._fleet = fleet
+        self._ring = ring
 
     @property
     def closed(self) -> bool:
         """No worker may join any more, though the job has no outcome yet."""
-        ...
+        return False
 
     @property
     def awaits_outcome(self) -> bool:
         """Who started the master asks the master how the job ended."""
-        ...
+        return True
 
-    def register(
-        self, request: pb.RegisterRequest, *, ending: bool
-    ) -> tuple[int, Sequence[WorkforceEvent]]:
+    def register(self, request: pb.RegisterRequest) -> tuple[int, Sequence[WorkforceEvent]]:
         """The number of a worker that registers, and what that means for others.
 
         Raises:
             UsageError: no worker is wanted any more.
         """
-        ...
+        return request.worker_id, ()
 
+    @abstractmethod
     def declare_lost(self, worker: int, why: str) -> None:
         """A worker hangs or does not answer: its process is to be ended."""
-        ...
 
-    def leave_ring(
-        self, ring: Ring, worker: int, now: float, *, finished: bool, ends: bool
-    ) -> bool:
+    @abstractmethod
+    def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
         """A worker will join no other ring; returns whether the job is to forget the worker.
 
         Args:
             finished: the worker says that its script is over.
             ends: the worker was not asked to leave.
         """
-        ...
 
     def scale(self, request: pb.ScaleRequest) -> None:
         """Keep another number of workers from now on.
@@ -104,24 +110,24 @@ class Workforce(Part, Protocol):
         Raises:
             UsageError: the number is not possible.
         """
-        ...
+        check_scale(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
+        self._fleet.workers_wanted = request.max_workers
 
-    def tick(
-        self, ring: Ring, lifecycle: Lifecycle, now: float, *, newest: str
-    ) -> Sequence[WorkforceEvent]:
+    def tick(self, now: float, *, newest: str) -> Sequence[WorkforceEvent]:
         """Time passes.
 
         Args:
             newest: the newest checkpoint; empty: there is none.
         """
-        ...
+        return ()
 
-    def scripts_over(self, ring: Ring, now: float) -> bool:
+    def scripts_over(self, now: float) -> bool:
         """The workers have come to their end by themselves."""
-        ...
+        return False
 
+    @abstractmethod
     def conclusion(
-        self, ring: Ring, now: float, *, work_open: bool, work_over: bool
+        self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
         """How the job ends now; None: it goes on.
 
@@ -129,68 +135,31 @@ class Workforce(Part, Protocol):
             work_open: there is work that is not over.
             work_over: everything is trained, evaluated, saved and written.
         """
-        ...
 
-    def has_heard(self, lifecycle: Lifecycle, now: float) -> bool:
+    def has_heard(self, now: float) -> bool:
         """No process waits any more to hear how the job ended."""
-        ...
-
-
-class LaunchedWorkforce:
-    """Workers that the master starts; implements :class:`Workforce`."""
-
-    survives_master = False
-    closed = False
-    awaits_outcome = True
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def register(
-        self, request: pb.RegisterRequest, *, ending: bool
-    ) -> tuple[int, Sequence[WorkforceEvent]]:
-        """See :class:`Workforce`."""
-        return request.worker_id, ()
-
-    def declare_lost(self, worker: int, why: str) -> None:
-        """See :class:`Workforce`; the fleet replaces the worker."""
-        self._fleet.lost(worker)
-
-    def leave_ring(
-        self, ring: Ring, worker: int, now: float, *, finished: bool, ends: bool
-    ) -> bool:
-        """See :class:`Workforce`; the exit of the process follows."""
-        ring.leave(worker, now)
-        return False
-
-    def scale(self, request: pb.ScaleRequest) -> None:
-        """See :class:`Workforce`."""
-        check_scale(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
-        self._fleet.scale(request.max_workers)
-
-    def tick(
-        self, ring: Ring, lifecycle: Lifecycle, now: float, *, newest: str
-    ) -> Sequence[WorkforceEvent]:
-        """See :class:`Workforce`."""
-        return ()
-
-    def scripts_over(self, ring: Ring, now: float) -> bool:
-        """See :class:`Workforce`; the work decides when these workers end."""
-        return False
-
-    def conclusion(
-        self, ring: Ring, now: float, *, work_open: bool, work_over: bool
-    ) -> Finished | StopRequested | Failure | None:
-        """See :class:`Workforce`."""
-        return Finished(leave_s=_LEAVE_S) if work_over else None
-
-    def has_heard(self, lifecycle: Lifecycle, now: float) -> bool:
-        """See :class:`Workforce`; the fleet ends the processes."""
         return True
 
     def to_state(self) -> dict[str, Any]:
-        """See :class:`Workforce`."""
+        """What a restarted master needs, as JSON can say it."""
         return {}
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """See :class:`Workforce`."""
+        """The inverse of :meth:`to_state`."""
+        return
+
+
+class LaunchedWorkforce(Workforce):
+    """Workers that the master starts: the fleet replaces those that are lost."""
+
+    def declare_lost(self, worker: int, why: str) -> None:
+        self._fleet.lost(worker)
+
+    def leave_ring(self, worker: int, now: float, *, finished: bool, ends: bool) -> bool:
+        self._ring.leave(worker, now)
+        return False  # the exit of its process follows
+
+    def conclusion(
+        self, now: float, *, work_open: bool, work_over: bool
+    ) -> Finished | StopRequested | Failure | None:
+        return Finished(leave_s=_LEAVE_S) if work_over else None

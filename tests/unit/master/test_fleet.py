@@ -158,21 +158,21 @@ def test_servers_that_cannot_live_end_the_job():
 
 def test_scaling_down_drains_the_youngest_and_up_starts_more():
     f = running(workers=3)
-    f.scale(1)
+    f.workers_wanted = 1
     assert f.plan(0.0) == []
     assert f.draining() == [1, 2]
     gone = f.exited(exit("worker", 2, code=0), 1.0, log="")
     assert gone == WorkerGone(2, "worker-2 ended with exit code 0", expected=True)
     assert f.plan(1.0) == []
     f.exited(exit("worker", 1, code=0), 1.0, log="")
-    f.scale(2)
+    f.workers_wanted = 2
     assert names(f.plan(2.0)) == ["start worker-3"]
 
 
 def test_a_worker_that_does_not_drain_is_stopped():
     f = running(workers=2)
     f.trained(1)
-    f.scale(1)
+    f.workers_wanted = 1
     f.plan(0.0)
     assert f.plan(59.0) == []
     assert names(f.plan(60.0)) == ["stop worker-1"]

@@ -7,23 +7,30 @@ import random
 
 import pytest
 
-from master.state.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Place, Rounds
+from master.state.rounds import FULL_SILENT_S, LOST_S, SILENT_S, Rounds
+from torch_edl.wire import master_pb2 as pb
 
 
 def ask(
     rounds: Rounds, node: str, now: float, *, least=1, most=4, wish=0, last_call=1.0
-) -> Place | None:
-    return rounds.ask(
-        node, f"{node}:{wish}", now, min_nodes=least, max_nodes=most, last_call_s=last_call
+) -> pb.Place | None:
+    request = pb.JoinRoundRequest(
+        node=node,
+        store=f"{node}:{wish}",
+        min_nodes=least,
+        max_nodes=most,
+        last_call_s=last_call,
     )
+    answer = rounds.ask(request, now)
+    return answer.place if answer is not None and answer.HasField("place") else None
 
 
 def test_the_maximum_need_not_be_waited_with() -> None:
     rounds = Rounds()
     assert ask(rounds, "a", 0.0, least=1, most=2) is None
     second = ask(rounds, "b", 0.1, least=1, most=2)
-    assert second == Place(round=1, rank=1, nodes=2, store="a:0")
-    assert ask(rounds, "a", 0.2, least=1, most=2) == Place(round=1, rank=0, nodes=2, store="a:0")
+    assert second == pb.Place(round=1, rank=1, nodes=2, store="a:0")
+    assert ask(rounds, "a", 0.2, least=1, most=2) == pb.Place(round=1, rank=0, nodes=2, store="a:0")
 
 
 def test_the_last_call_begins_again_with_each_node() -> None:
@@ -97,7 +104,7 @@ def test_a_round_that_was_replaced_is_over() -> None:
 def test_nobody_joins_once_it_is_closed() -> None:
     rounds = Rounds()
     ask(rounds, "a", 0.0, most=1)
-    rounds.close()
+    rounds.closed = True
     assert ask(rounds, "b", 1.0) is None
     assert rounds.look("a", 1, 1.0).closed
 
@@ -106,7 +113,7 @@ def test_who_waits_is_waited_for_until_it_knows_that_it_is_closed() -> None:
     rounds = Rounds()
     for node in ("a", "b"):
         ask(rounds, node, 0.0, most=1)
-    rounds.close()
+    rounds.closed = True
     rounds.leave("a")
     assert not rounds.deserted(1.0)
     assert rounds.deserted(SILENT_S)
@@ -164,7 +171,7 @@ def test_storms(seed: int) -> None:
 def test_a_round_is_over_when_a_node_of_it_is_lost_or_leaves() -> None:
     rounds = Rounds()
     for node in ("a", "b"):
-        rounds.ask(node, f"{node}:1", 0.0, min_nodes=2, max_nodes=3, last_call_s=0)
+        ask(rounds, node, 0.0, least=2, most=3, wish=1, last_call=0)
     assert not rounds.look("a", 1, 1.0).over
     assert not rounds.look("b", 1, LOST_S).over
     assert rounds.look("b", 1, 1.0 + LOST_S).over, "a has been silent"
