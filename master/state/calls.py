@@ -44,7 +44,8 @@ class Calls:
 
     def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
         """A worker reports what it trains; the first report decides the strategy."""
-        self._job.model_reported(request, now)
+        job = self._job
+        job.prepare(job.preparation.model_reported(request, job.fleet.workers_wanted), now)
         return pb.ReportModelResponse()
 
     def report_data(self, request: pb.ReportDataRequest, now: float) -> pb.ReportDataResponse:
@@ -54,7 +55,9 @@ class Calls:
             UsageError: the job trains a model file, or another worker reported other data.
         """
         self._agents()
-        self._job.data_reported(request.data, now)
+        job = self._job
+        if job.lifecycle.outcome is None:
+            job.prepare(job.preparation.data_reported(request.data), now)
         return pb.ReportDataResponse()
 
     def report_failure(

@@ -25,30 +25,6 @@ class EvaluationResult:
         return f"evaluation at step {self.steps}: {values}"
 
 
-class _Schedule:
-    """When an evaluation is due: each ``every`` steps, and once when all training is done."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._next = every
-        self.final_begun = False
-
-    def due(self, steps: int, *, trained: bool) -> bool:
-        """Whether one is to begin now. Said once for each; several missed ones are one."""
-        if trained:
-            due, self.final_begun = not self.final_begun, True
-            return due
-        if self._every and steps >= self._next:
-            self._next = (steps // self._every + 1) * self._every
-            return True
-        return False
-
-    def restore(self, steps: int) -> None:
-        """Training is at ``steps`` and goes on from there."""
-        self.final_begun = False
-        self._next = (steps // self._every + 1) * self._every if self._every else 0
-
-
 @dataclass
 class _Running:
     steps: int
@@ -72,7 +48,9 @@ class Evaluations:
     ) -> None:
         self.space = space
         self.results: list[EvaluationResult] = []
-        self._schedule = _Schedule(every)
+        self._every = every
+        self._next = every  # training steps
+        self._final_begun = False
         self._lease_ids = lease_ids
         self._timeout_s = timeout_s
         self._running: _Running | None = None
@@ -80,7 +58,7 @@ class Evaluations:
     @property
     def complete(self) -> bool:
         """The final evaluation is over."""
-        return self._schedule.final_begun and self._running is None
+        return self._final_begun and self._running is None
 
     def streams(self) -> list[TaskStream]:
         """What workers can lease for the evaluation that runs."""
@@ -101,11 +79,24 @@ class Evaluations:
             return self._running.tasks.queue.records_done
         return self.space.total_records if self.complete else 0
 
+    def _due(self, steps: int, *, trained: bool) -> bool:
+        """Whether one is to begin now. Said once for each; several missed ones are one."""
+        if trained:
+            due, self._final_begun = not self._final_begun, True
+            return due
+        due = bool(self._every) and steps >= self._next
+        if due:
+            self._go_on_from(steps)
+        return due
+
+    def _go_on_from(self, steps: int) -> None:
+        self._next = (steps // self._every + 1) * self._every if self._every else 0
+
     def tick(self, steps: int, *, trained: bool) -> EvaluationResult | None:
         """Begins one that is due, and returns the result of one that ended."""
         running = self._running
         if running is None:
-            if self._schedule.due(steps, trained=trained):
+            if self._due(steps, trained=trained):
                 queue = TaskQueue(self.space, lease_ids=self._lease_ids, timeout_s=self._timeout_s)
                 tasks = TaskStream(pb.TASK_EVALUATE, queue)
                 self._running = _Running(steps, tasks, MetricStates())
@@ -138,7 +129,8 @@ class Evaluations:
         """Training went back to ``steps``: what was evaluated later, and what runs, is void."""
         self._running = None
         self.results = [r for r in self.results if r.steps <= steps]
-        self._schedule.restore(steps)
+        self._final_begun = False
+        self._go_on_from(steps)
 
     def to_state(self) -> list[Any]:
         """What a restarted master needs, as JSON can say it; an evaluation that runs is void."""
@@ -148,7 +140,7 @@ class Evaluations:
         """The inverse of :meth:`to_state`."""
         self.results = [EvaluationResult(steps, metrics) for steps, metrics in state]
         if self.results:
-            self._schedule.restore(self.results[-1].steps)
+            self._go_on_from(self.results[-1].steps)
 
     def _end(self, running: _Running, values: Mapping[str, float]) -> EvaluationResult:
         result = EvaluationResult(running.steps, {**running.states.means(), **values})

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from master.state.actions import Action, Start, Stop
+from master.state.actions import Action, Failure, Start, Stop
 from master.state.processes import (
     DRAINING,
     EXITED,
@@ -18,11 +18,9 @@ from master.state.processes import (
     RUNNING,
     STARTING,
     STOPPING,
-    CrashLoop,
     Deaths,
+    Gone,
     Process,
-    ServersGone,
-    WorkerGone,
 )
 from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
@@ -245,9 +243,7 @@ class Fleet:
             process.lost = True
             process.stop_by = 0.0
 
-    def exited(
-        self, exit: ProcessExit, now: float, *, log: str
-    ) -> WorkerGone | ServersGone | CrashLoop | None:
+    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | None:
         """A process ended. Returns what that means, if anything."""
         process = self._processes[exit.role, exit.id]
         was, process.state, process.exit = process.state, EXITED, str(exit)
@@ -258,18 +254,18 @@ class Fleet:
         if self._ending is not None or process.id not in self._servers.ids:
             return None
         text = f"{name} ended with {exit}"
-        return self._deaths.server(f"{text}; its log is {log}") or ServersGone(text)
+        return self._deaths.server(f"{text}; its log is {log}") or Gone(text)
 
     def _worker_exited(
         self, process: Process, was: str, text: str, log: str, now: float, killed: bool
-    ) -> WorkerGone | CrashLoop:
+    ) -> Gone | Failure:
         if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
-            return WorkerGone(process.id, text, expected=True)
+            return Gone(text, expected=True)
         if not process.trained:
             loop = self._deaths.worker(f"{text}; its log is {log}", now, killed=killed)
             if loop is not None:
                 return loop
-        return WorkerGone(process.id, text, expected=False)
+        return Gone(text, expected=False)
 
     def end(self, now: float, *, leave_s: float) -> None:
         """The job is over: nothing starts any more.

@@ -29,7 +29,7 @@ from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
 from master.state.milestones import Kept, MilestoneEvent, Milestones, Trained
 from master.state.preparation import Decided, Preparation, PreparationEvent, TasksMade
-from master.state.processes import CrashLoop, ServersGone
+from master.state.processes import Gone
 from master.state.ring_coordinator import RingCoordinator
 from master.state.script_workforce import ScriptWorkforce
 from master.state.task_scheduler import SnapshotFailed, SnapshotWritten, TaskEvent, TaskScheduler
@@ -113,24 +113,17 @@ class Job:
 
     def start(self, now: float) -> None:
         """The master listens: what is certain to be needed starts at once."""
-        if not self.fleet.strategy and self.lifecycle.outcome is None:  # not started again
-            self.apply_all(self.preparation.start(self.fleet.workers_wanted), now)
+        if not self.fleet.strategy:  # not started again
+            self.prepare(self.preparation.start(self.fleet.workers_wanted), now)
 
-    def model_reported(self, model: pb.ReportModelRequest, now: float) -> None:
-        """A worker has reported its model; the first one decides the strategy."""
-        if self.lifecycle.outcome is None:
-            workers = self.fleet.workers_wanted
-            self.apply_all(self.preparation.model_reported(model, workers), now)
-
-    def data_reported(self, data: pb.ScriptData, now: float) -> None:
-        """A worker of a script on servers has reported its data; the first one makes the tasks.
-
-        Raises:
-            UsageError: the worker reported other data than another, or none that can be counted.
-        """
-        if self.lifecycle.outcome is None:
-            self.apply_all(self.preparation.data_reported(data), now)
-            self.config = self.preparation.config
+    def prepare(self, events: Iterable[PreparationEvent], now: float) -> None:
+        """Takes what the preparation has found, unless the job is over."""
+        if self.lifecycle.outcome is not None:
+            return
+        try:
+            self.apply_all(events, now)
+        except UsageError as error:
+            self.lifecycle.fail(str(error), now, usage=True)
 
     def _decide(self, event: Decided, now: float) -> None:
         self.reason = event.reason
@@ -167,10 +160,11 @@ class Job:
                     self.tasks.ask_for_snapshot(str(event.directory))
             case DataScanned():
                 self.damaged += event.damaged
-                self.apply_all(self.preparation.scanned(event), now)
+                self.prepare(self.preparation.scanned(event), now)
             case Decided():
                 self._decide(event, now)
             case TasksMade():
+                self.config = self.preparation.config
                 self.apply_all(self.milestones.begun(), now)
                 self._note("info", event.text, now)
             case SnapshotWritten():
@@ -234,10 +228,10 @@ class Job:
         match result:
             case None:
                 return
-            case CrashLoop():
-                self.lifecycle.fail(result.text, now)
+            case Failure():
+                self.apply(result, now)
                 return
-            case ServersGone():
+            case Gone() if exit.role == "ps":
                 self._renew(result.text, now)
             case _ if self.lifecycle.stopping is not None:
                 return

@@ -4,12 +4,11 @@ the data. Pure.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import Any
 
-from master.state.actions import DataScanned, Failure, Note, Saved
+from master.state.actions import DataScanned, Note, Saved
 from master.state.data_identity import (
     check_resume,
     check_same,
@@ -24,7 +23,6 @@ from torch_edl.engine.choose import Choice, EmbeddingSize, choose
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
-_P = ParamSpec("_P")
 _DATA = {"train": "train", "evaluate": "eval", "predict": "predict"}
 
 
@@ -44,28 +42,14 @@ class TasksMade:
     """How many there are."""
 
 
-PreparationEvent = DataScanned | Decided | TasksMade | Note | Failure
-
-
-def _or_failure(
-    method: Callable[_P, Iterator[PreparationEvent]],
-) -> Callable[_P, list[PreparationEvent]]:
-    """A mistake that the user can mend ends the events with a failure of the job."""
-
-    @functools.wraps(method)
-    def events(*args: _P.args, **kwargs: _P.kwargs) -> list[PreparationEvent]:
-        found: list[PreparationEvent] = []
-        try:
-            found.extend(method(*args, **kwargs))
-        except UsageError as error:
-            found.append(Failure(str(error), usage=True))
-        return found
-
-    return events
+PreparationEvent = DataScanned | Decided | TasksMade | Note
 
 
 class Preparation:
     """Chooses the strategy, and makes the tasks once the data has been counted.
+
+    An iterator of events that raises UsageError ends in a mistake that the user can mend: the job
+    fails.
 
     Args:
         resumed: the checkpoint to go on from.
@@ -85,7 +69,6 @@ class Preparation:
         """Workers may begin; a script reports its data later."""
         return self._model is not None and (self._tasks.ready or self.config.kind == "script")
 
-    @_or_failure
     def start(self, workers: int) -> Iterator[PreparationEvent]:
         """The master listens; a strategy that needs no look at the model is decided at once.
 
@@ -102,7 +85,6 @@ class Preparation:
         elif self.config.checkpoint.resume:
             yield Note("warning", "no checkpoint yet: training starts from the beginning")
 
-    @_or_failure
     def scanned(self, event: DataScanned) -> Iterator[PreparationEvent]:
         """The sources are counted."""
         self._scanned = event
@@ -110,7 +92,6 @@ class Preparation:
             yield Note("warning", f"damaged records left out: {event.damaged:,}")
         yield from self._make_tasks()
 
-    @_or_failure
     def model_reported(
         self, model: pb.ReportModelRequest, workers: int
     ) -> Iterator[PreparationEvent]:
@@ -127,7 +108,7 @@ class Preparation:
         yield Note("info", f"strategy {choice.name}: {choice.reason}")
         yield from self._make_tasks()
 
-    def data_reported(self, data: pb.ScriptData) -> list[PreparationEvent]:
+    def data_reported(self, data: pb.ScriptData) -> Iterable[PreparationEvent]:
         """A worker of a script on servers has reported its data; the first one makes the tasks.
 
         Raises:
@@ -138,7 +119,7 @@ class Preparation:
             raise UsageError("the model is to be reported before its data")
         if self._data is not None:
             check_same(self._data, data)
-            return []
+            return ()
         return self._make_script_tasks(with_data(self.config, data), data)
 
     def _decided(self, strategy: str, reason: str) -> Decided:
@@ -183,21 +164,21 @@ class Preparation:
         if not sum(s.records for s in shards):
             names = ", ".join(s.name for s in shards[:3])
             raise UsageError(f"{names}: no records in there; name data that has some")
-        made = identity(config, shards)
-        if self._resumed is not None:
-            check_resume(self._resumed.path, self._resumed.manifest.data, made)
-        space, eval_space = self._space(shards, trains=config.kind == "train"), None
+        main: TaskSpace | None = None
+        evaluation: TaskSpace | None = None
         if config.kind == "evaluate":
-            eval_space = space
-        elif config.kind == "train" and scanned.shards.get("eval"):
-            eval_space = self._space(scanned.shards["eval"], trains=False)
-        if eval_space is not None and not eval_space.total:
+            evaluation = self._in_order(shards)
+        elif config.kind == "predict":
+            main = self._in_order(shards)
+        else:
+            main = TaskSpace.for_training(shards, config)
+            if scanned.shards.get("eval"):
+                evaluation = self._in_order(scanned.shards["eval"])
+        if evaluation is not None and not evaluation.total:
             raise UsageError("--eval-data: no records in there; name data that has some")
-        main = space if config.kind != "evaluate" else None
-        self._tasks.begin(main, eval_space, shards=shards, identity=made, resumed=self._resumed)
-        yield TasksMade(f"{_in_tasks(space)}, {_counted(len(shards), 'file')}")
+        made = self._begin(main, evaluation, shards, identity(config, shards))
+        yield TasksMade(f"{made}, {_counted(len(shards), 'file')}")
 
-    @_or_failure
     def _make_script_tasks(
         self, config: JobConfig, data: pb.ScriptData
     ) -> Iterator[PreparationEvent]:
@@ -206,30 +187,31 @@ class Preparation:
         Tasks are cut from positions in each epoch, in order: the worker knows which record is at
         a position, and shuffles by itself.
         """
-        self._data = data
+        self._data, self.config = data, config
         shards = [Shard("dataset", data.records)]
-        made = identity(config, shards, data.files)
+        space = self._in_order(shards, epochs=config.data.epochs)
+        yield TasksMade(self._begin(space, None, shards, identity(config, shards, data.files)))
+
+    def _begin(
+        self,
+        main: TaskSpace | None,
+        evaluation: TaskSpace | None,
+        shards: Sequence[Shard],
+        identity: Mapping[str, Any],
+    ) -> str:
         if self._resumed is not None:
-            check_resume(self._resumed.path, self._resumed.manifest.data, made)
-        space = TaskSpace(
-            shards,
-            config.records_per_task,
-            epochs=config.data.epochs,
-            batch_size=config.data.batch_size,
-        )
-        self.config = config
-        self._tasks.begin(space, None, shards=shards, identity=made, resumed=self._resumed)
-        yield TasksMade(_in_tasks(space))
+            check_resume(self._resumed.path, self._resumed.manifest.data, identity)
+        self._tasks.begin(main, evaluation, shards=shards, identity=identity, resumed=self._resumed)
+        space = main or evaluation
+        assert space is not None
+        return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
 
-    def _space(self, shards: Sequence[Shard], *, trains: bool) -> TaskSpace:
+    def _in_order(self, shards: Sequence[Shard], *, epochs: int = 1) -> TaskSpace:
+        """Tasks in the order of the data."""
         config = self.config
-        if not trains:
-            return TaskSpace(shards, config.records_per_task, batch_size=config.data.batch_size)
-        return TaskSpace.for_training(shards, config)
-
-
-def _in_tasks(space: TaskSpace) -> str:
-    return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"
+        return TaskSpace(
+            shards, config.records_per_task, epochs=epochs, batch_size=config.data.batch_size
+        )
 
 
 def _counted(count: int, noun: str) -> str:

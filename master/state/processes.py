@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from master.state.actions import Failure
 from torch_edl.errors import UsageError
 
 STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
@@ -42,26 +43,12 @@ class Process:
 
 
 @dataclass(frozen=True)
-class WorkerGone:
-    """A worker is gone and what it held is free; ``expected`` if it had been told to leave."""
-
-    id: int
-    text: str
-    expected: bool
-
-
-@dataclass(frozen=True)
-class ServersGone:
-    """A server died: the model is lost with it, the job goes back to a checkpoint."""
+class Gone:
+    """A process is gone, and what it held is free; with a server, the model is lost."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class CrashLoop:
-    """Starting again does not help: the job fails."""
-
-    text: str
+    expected: bool = False
+    """A worker that had been told to leave."""
 
 
 # Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
@@ -87,7 +74,7 @@ class Deaths:
         """Something was trained."""
         self._crashes = self._kills = self._servers = 0
 
-    def worker(self, text: str, now: float, *, killed: bool) -> CrashLoop | None:
+    def worker(self, text: str, now: float, *, killed: bool) -> Failure | None:
         """A worker that has trained nothing died; returns whether the job fails.
 
         Args:
@@ -97,7 +84,7 @@ class Deaths:
         if killed:
             self._kills += 1
             if self._kills >= KILL_LIMIT:
-                return CrashLoop(
+                return Failure(
                     f"workers were killed {KILL_LIMIT} times in a row before anything was trained; "
                     f"is there enough memory? {text}"
                 )
@@ -107,17 +94,17 @@ class Deaths:
         if self._crashes > 1:
             self.start_after = now + _FIRST_BACKOFF_S * 2 ** (self._crashes - 2)
         if self._crashes >= CRASH_LIMIT:
-            return CrashLoop(
+            return Failure(
                 f"workers died {CRASH_LIMIT} times in a row before anything was trained; {text}"
             )
         return None
 
-    def server(self, text: str) -> CrashLoop | None:
+    def server(self, text: str) -> Failure | None:
         """A parameter server died; returns whether the job fails."""
         self._servers += 1
         if self._servers < CRASH_LIMIT:
             return None
-        return CrashLoop(
+        return Failure(
             f"a parameter server died {CRASH_LIMIT} times in a row before anything was trained; "
             f"{text}"
         )

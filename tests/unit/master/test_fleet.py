@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.actions import Start, Stop
+from master.state.actions import Failure, Start, Stop
 from master.state.fleet import Fleet
-from master.state.processes import CrashLoop, ServersGone, WorkerGone, check_scale
+from master.state.processes import Gone, check_scale
 from torch_edl.errors import UsageError
 from torch_edl.processes.base import ProcessExit
 
@@ -81,7 +81,7 @@ def test_a_dead_worker_is_replaced_under_a_new_id():
     f = running()
     f.trained(1)
     gone = f.exited(exit("worker", 1, signal=9), 5.0, log="log")
-    assert gone == WorkerGone(1, "worker-1 ended with signal 9", expected=False)
+    assert gone == Gone("worker-1 ended with signal 9", expected=False)
     assert names(f.plan(5.0)) == ["start worker-2"]
     assert not f.registered(1, 6.0)
 
@@ -91,7 +91,7 @@ def test_workers_that_trained_may_die_for_ever():
     for round in range(50):
         id = max(p.id for p in f.alive("worker"))
         f.trained(id)
-        assert isinstance(f.exited(exit("worker", id, signal=9), float(round), log=""), WorkerGone)
+        assert isinstance(f.exited(exit("worker", id, signal=9), float(round), log=""), Gone)
         assert len(f.plan(float(round))) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_crash_loop_ends_naming_exit_and_log():
         f.registered(id, now)
         gone = f.exited(exit("worker", id, code=3), now, log="/logs/x.log")
         if count < 4:
-            assert isinstance(gone, WorkerGone)
+            assert isinstance(gone, Gone)
             begin = now
             while not f.plan(now):
                 now += 0.1
@@ -111,9 +111,9 @@ def test_a_crash_loop_ends_naming_exit_and_log():
             assert now - begin == pytest.approx(
                 0 if count == 0 else 0.5 * 2 ** (count - 1), abs=0.2
             )
-    assert isinstance(gone, CrashLoop)
-    assert "exit code 3" in gone.text
-    assert "/logs/x.log" in gone.text
+    assert isinstance(gone, Failure)
+    assert "exit code 3" in gone.error
+    assert "/logs/x.log" in gone.error
 
 
 def test_progress_of_anybody_ends_the_count():
@@ -121,7 +121,7 @@ def test_progress_of_anybody_ends_the_count():
     for round in range(20):
         id = max(p.id for p in f.alive("worker"))
         gone = f.exited(exit("worker", id), 100.0 * round, log="")
-        assert isinstance(gone, WorkerGone), round
+        assert isinstance(gone, Gone), round
         f.plan(100.0 * round + 50)
         if round % 3 == 2:
             f.trained(0)
@@ -129,9 +129,7 @@ def test_progress_of_anybody_ends_the_count():
 
 def test_a_dead_server_renews_all_under_a_higher_incarnation():
     f = running()
-    assert f.exited(exit("ps", 0, signal=9), 1.0, log="log") == ServersGone(
-        "ps-0 ended with signal 9"
-    )
+    assert f.exited(exit("ps", 0, signal=9), 1.0, log="log") == Gone("ps-0 ended with signal 9")
     f.renew(restore="/ck/step-5")
     actions = f.plan(1.0)
     assert names(actions) == ["stop ps-1", "start ps-2", "start ps-3"]
@@ -152,8 +150,8 @@ def test_servers_that_cannot_live_end_the_job():
         gone = f.exited(exit("ps", round), 1.0, log="/logs/ps.log")
         f.renew(restore="")
         f.plan(1.0)
-    assert isinstance(gone, CrashLoop)
-    assert "/logs/ps.log" in gone.text
+    assert isinstance(gone, Failure)
+    assert "/logs/ps.log" in gone.error
 
 
 def test_scaling_down_drains_the_youngest_and_up_starts_more():
@@ -162,7 +160,7 @@ def test_scaling_down_drains_the_youngest_and_up_starts_more():
     assert f.plan(0.0) == []
     assert f.draining() == [1, 2]
     gone = f.exited(exit("worker", 2, code=0), 1.0, log="")
-    assert gone == WorkerGone(2, "worker-2 ended with exit code 0", expected=True)
+    assert gone == Gone("worker-2 ended with exit code 0", expected=True)
     assert f.plan(1.0) == []
     f.exited(exit("worker", 1, code=0), 1.0, log="")
     f.workers_wanted = 2
