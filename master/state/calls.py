@@ -8,7 +8,7 @@ from master.state.job import Job
 from master.state.membership import Member
 from master.state.ring import FormedRing
 from master.state.script_workforce import ScriptWorkforce
-from master.state.tasks import TaskStream
+from master.state.tasks import TaskQueue
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -213,7 +213,7 @@ class Calls:
             self._count(found[0], request.worker_id, request.counts, now)
         return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
 
-    def _count(self, stream: TaskStream, worker: int, counts: pb.TaskCounts, now: float) -> None:
+    def _count(self, stream: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
         job = self._job
         job.damaged += counts.damaged
         main = stream is job.tasks.main

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from master.state.tasks import TaskQueue, TaskStream, one_off_task
+from master.state.tasks import TaskQueue, one_off
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
@@ -28,9 +28,9 @@ class EvaluationResult:
 @dataclass
 class _Running:
     steps: int
-    tasks: TaskStream
+    tasks: TaskQueue
     states: MetricStates
-    summary: TaskStream | None = None
+    summary: TaskQueue | None = None
 
 
 class Evaluations:
@@ -39,20 +39,18 @@ class Evaluations:
     Args:
         space: the tasks of the evaluation data.
         every: training steps between two of them; 0: only the last one.
-        lease_ids: numbers for leases; shared by the queues of a job.
-        timeout_s: see :class:`master.state.tasks.TaskQueue`.
+        new_queue: makes a queue of tasks.
     """
 
     def __init__(
-        self, space: TaskSpace, *, every: int, lease_ids: Iterator[int], timeout_s: float
+        self, space: TaskSpace, *, every: int, new_queue: Callable[..., TaskQueue]
     ) -> None:
         self.space = space
         self.results: list[EvaluationResult] = []
         self._every = every
         self._next = every  # training steps
         self._final_begun = False
-        self._lease_ids = lease_ids
-        self._timeout_s = timeout_s
+        self._new_queue = new_queue
         self._running: _Running | None = None
 
     @property
@@ -60,7 +58,7 @@ class Evaluations:
         """The final evaluation is over."""
         return self._final_begun and self._running is None
 
-    def streams(self) -> list[TaskStream]:
+    def queues(self) -> list[TaskQueue]:
         """What workers can lease for the evaluation that runs."""
         running = self._running
         if running is None:
@@ -70,13 +68,13 @@ class Evaluations:
     @property
     def queue(self) -> TaskQueue | None:
         """The tasks of the evaluation that runs."""
-        return self._running.tasks.queue if self._running is not None else None
+        return self._running.tasks if self._running is not None else None
 
     @property
     def records_done(self) -> int:
         """Records of the running evaluation that are done; all of them once the last is over."""
         if self._running is not None:
-            return self._running.tasks.queue.records_done
+            return self._running.tasks.records_done
         return self.space.total_records if self.complete else 0
 
     def _due(self, steps: int, *, trained: bool) -> bool:
@@ -97,19 +95,14 @@ class Evaluations:
         running = self._running
         if running is None:
             if self._due(steps, trained=trained):
-                queue = TaskQueue(self.space, lease_ids=self._lease_ids, timeout_s=self._timeout_s)
-                tasks = TaskStream(pb.TASK_EVALUATE, queue)
+                tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)
                 self._running = _Running(steps, tasks, MetricStates())
             return None
-        if not running.tasks.queue.complete:
+        if not running.tasks.complete:
             return None
         if running.states.has_objects and running.summary is None:
-            running.summary = one_off_task(
-                pb.TASK_SUMMARIZE,
-                "summary",
-                lease_ids=self._lease_ids,
-                timeout_s=self._timeout_s,
-                states=running.states.objects(),
+            running.summary = self._new_queue(
+                one_off("summary"), kind=pb.TASK_SUMMARIZE, states=running.states.objects()
             )
         if running.states.has_objects:
             return None

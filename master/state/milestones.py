@@ -68,7 +68,7 @@ class Milestones:
         main = self._tasks.main
         if main is None or not self._config.trains:
             return []
-        self._tasks.records_before = main.queue.records_done
+        self._tasks.records_before = main.records_done
         return [Note("warning", nothing_left(self._config))] if self.restored() else []
 
     def restored(self) -> bool:
@@ -76,9 +76,9 @@ class Milestones:
         main = self._tasks.main
         if main is None:
             return False
-        self._epoch = main.queue.epoch
-        self.left_out.begin(main.queue.space.total_records - main.queue.records_done)
-        return self._checkpoints.resume_at_end(main.queue.space.total_steps)
+        self._epoch = main.epoch
+        self.left_out.begin(main.space.total_records - main.records_done)
+        return self._checkpoints.resume_at_end(main.space.total_steps)
 
     def advance(
         self,
@@ -113,7 +113,7 @@ class Milestones:
             events += [result] if result is not None else []
         due = checkpoints.due(steps, settled=settled, now=now)
         if due and main is not None and self._config.trains:
-            progress, contents = main.queue.progress(), self._contents(strategy)
+            progress, contents = main.progress(), self._contents(strategy)
             checkpoints.take(cluster, progress, contents, steps=steps, settled=settled)
         if settled and checkpoints.complete:
             if stopping:
@@ -126,7 +126,7 @@ class Milestones:
         main = self._tasks.main
         if main is None or not self._config.trains:
             return []
-        epoch, epochs = main.queue.epoch, main.queue.space.epochs
+        epoch, epochs = main.epoch, main.space.epochs
         every = -(-epochs // _EPOCHS_TOLD)
         over, self._epoch = range(self._epoch + 1, epoch + 1), epoch
         return [
@@ -141,8 +141,8 @@ class Milestones:
         self.settled = True
         notes = [Note("warning", self.left_out.text)] if self.left_out.text else []
         main = self._tasks.main
-        if main is not None and not main.queue.complete:
-            left = main.queue.space.total - main.queue.done
+        if main is not None and not main.complete:
+            left = main.space.total - main.done
             tasks = f"{left:,} task{'s' * (left != 1)}"
             notes.append(Note("warning", f"the script left its loop with {tasks} to do"))
         return notes
@@ -157,7 +157,7 @@ class Milestones:
         """What the final checkpoint holds is what a job that stops has done."""
         newest = self._checkpoints.newest
         if newest is not None and self._tasks.main is not None:
-            self._tasks.main.queue.restore(newest.progress)
+            self._tasks.main.restore(newest.progress)
 
     def _contents(self, strategy: str) -> Contents:
         assert self._tasks.main is not None
@@ -165,5 +165,5 @@ class Milestones:
             job=self._config.name,
             strategy=strategy,
             data=self._tasks.identity,
-            space=self._tasks.main.queue.space,
+            space=self._tasks.main.space,
         )

@@ -41,7 +41,7 @@ class RingCoordinator:
         if not self._tasks.lockstep or main is None or not self._tasks.trained:
             return True
         # The last step may have come through at some members only.
-        at_end = member.told.position >= main.queue.records_done
+        at_end = member.told.position >= main.records_done
         return at_end and member.told.ring == self.ring.number
 
     def may_drain(self, worker: int) -> bool:

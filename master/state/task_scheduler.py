@@ -4,6 +4,7 @@ task of writing a snapshot. Pure.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
 from master.state.membership import Membership
-from master.state.tasks import TaskQueue, TaskStream, one_off_task
+from master.state.tasks import TaskQueue, one_off
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
@@ -46,7 +47,7 @@ class TaskScheduler:
 
     def __init__(self, config: JobConfig) -> None:
         self.records_before = 0
-        self.main: TaskStream | None = None
+        self.main: TaskQueue | None = None
         """Training or prediction; an evaluation job has none."""
         self.evaluations: Evaluations | None = None
         self.shards: Sequence[Shard] = ()
@@ -58,8 +59,10 @@ class TaskScheduler:
         self._config = config
         self._restored: tuple[Mapping[str, Any], float] | None = None
         self._leases = 0
-        self._lease_ids = self._numbers()
-        self._snapshot: TaskStream | None = None
+        self._new_queue = functools.partial(
+            TaskQueue, lease_ids=self._numbers(), timeout_s=config.cluster.task_timeout_s
+        )
+        self._snapshot: TaskQueue | None = None
         self._snapshot_base = Watermarks()
 
     # ---- what it says ----
@@ -72,34 +75,33 @@ class TaskScheduler:
     @property
     def trained(self) -> bool:
         """Every training (or prediction) task is done."""
-        return self.ready and (self.main is None or self.main.queue.complete)
+        return self.ready and (self.main is None or self.main.complete)
 
     @property
     def available(self) -> bool:
         """There is something that nobody has."""
-        return any(each.queue.todo for each in self.streams())
+        return any(each.todo for each in self.queues())
 
     @property
     def queue(self) -> TaskQueue | None:
         """The queue that shows how far the job is: the main one, or that of an evaluation job."""
         if self.main is not None:
-            return self.main.queue
+            return self.main
         return self.evaluations.queue if self.evaluations is not None else None
 
     @property
     def retired_before(self) -> int:
         """All training tasks below this id are done."""
-        return self.main.queue.retired_before if self.main is not None else 0
+        return self.main.retired_before if self.main is not None else 0
 
     def done(self, members: Membership) -> tuple[int, int]:
         """(records, minibatches): of finished tasks, and what workers told of running ones."""
         if self.main is None:
             return (self.evaluations.records_done if self.evaluations is not None else 0), 0
-        queue = self.main.queue
-        records, steps = queue.records_done, queue.steps_done
+        records, steps = self.main.records_done, self.main.steps_done
         for member in members:
             # A heartbeat may count what a report has counted since: never more than is open.
-            open_records, open_steps = queue.open_steps(member.id)
+            open_records, open_steps = self.main.open_steps(member.id)
             records += min(max(0, member.told.records - member.reported_records), open_records)
             steps += min(max(0, member.told.steps - member.reported_steps), open_steps)
         return records, steps
@@ -109,7 +111,7 @@ class TaskScheduler:
         queue, evaluations = self.queue, self.evaluations
         status.epochs = self._config.data.epochs if self._config.trains else 1
         if self.main is not None:
-            status.epochs = self.main.queue.space.epochs
+            status.epochs = self.main.space.epochs
         if queue is not None:
             status.records_total = queue.space.total_records
             status.epoch = queue.epoch
@@ -122,14 +124,14 @@ class TaskScheduler:
             status.tasks_done = evaluations.space.total if over else 0
             status.tasks_todo = 0 if over else evaluations.space.total
 
-    def streams(self) -> list[TaskStream]:
-        """All streams that are leased, the most urgent first."""
-        streams = [self._snapshot] if self._snapshot is not None else []
+    def queues(self) -> list[TaskQueue]:
+        """All queues that are leased, the most urgent first."""
+        queues = [self._snapshot] if self._snapshot is not None else []
         if self.evaluations is not None:
-            streams += self.evaluations.streams()
+            queues += self.evaluations.queues()
         if self.main is not None and not self.lockstep:
-            streams.append(self.main)
-        return streams
+            queues.append(self.main)
+        return queues
 
     # ---- the data ----
 
@@ -152,16 +154,13 @@ class TaskScheduler:
             resumed: the checkpoint to go on from.
         """
         self.shards, self.identity = shards, identity
-        config, timeout_s = self._config, self._config.cluster.task_timeout_s
+        config = self._config
         if evaluation is not None:
             every = config.train.eval_every if config.trains else 0
-            self.evaluations = Evaluations(
-                evaluation, every=every, lease_ids=self._lease_ids, timeout_s=timeout_s
-            )
+            self.evaluations = Evaluations(evaluation, every=every, new_queue=self._new_queue)
         if main is not None:
             kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
-            queue = TaskQueue(main, lease_ids=self._lease_ids, timeout_s=timeout_s)
-            self.main = TaskStream(kind, queue)
+            self.main = self._new_queue(main, kind=kind)
         if resumed is not None and config.trains:
             self.restore(resumed)
         if self._restored is not None:
@@ -192,12 +191,12 @@ class TaskScheduler:
             draining: it gets nothing any more.
             snapshots: it has a model that can be written.
         """
-        streams = self.streams()
+        queues = self.queues()
         held = set(held)
-        for each in streams:
-            each.queue.keep_only(worker, held)
+        for each in queues:
+            each.keep_only(worker, held)
         leases: list[pb.LeaseMessage] = []
-        for each in streams if not draining else ():
+        for each in queues if not draining else ():
             while len(leases) < max(1, want) and (snapshots or each is not self._snapshot):
                 lease = self._lease(each, worker, now)
                 if lease is None:
@@ -205,79 +204,78 @@ class TaskScheduler:
                 leases.append(lease)
         return leases
 
-    def _lease(self, stream: TaskStream, worker: int, now: float) -> pb.LeaseMessage | None:
-        lease = stream.queue.lease(worker, now)
+    def _lease(self, queue: TaskQueue, worker: int, now: float) -> pb.LeaseMessage | None:
+        lease = queue.lease(worker, now)
         if lease is None:
             return None
-        if stream is self._snapshot and self.main is not None and not self.lockstep:
+        if queue is self._snapshot and self.main is not None and not self.lockstep:
             # What is done now is in the model of the worker when the worker writes it.
-            self._snapshot_base = self.main.queue.progress()
-        return stream.message(lease)
+            self._snapshot_base = self.main.progress()
+        return queue.message(lease)
 
     def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
         """See :class:`master.state.workload.Workload`."""
         if self.main is None or not self.lockstep or not counts or told.pass_index != 0:
             return False
-        self.main.queue.advance(told.position)
+        self.main.advance(told.position)
         return True
 
     def touch(self, worker: int, now: float) -> None:
         """The worker made progress: its leases are extended."""
-        for each in self.streams():
-            each.queue.touch(worker, now)
+        for each in self.queues():
+            each.touch(worker, now)
 
     def drop_worker(self, worker: int) -> None:
         """Takes back all that a worker has."""
-        for each in self.streams():
-            each.queue.drop_worker(worker)
+        for each in self.queues():
+            each.drop_worker(worker)
 
     def expire(self, now: float) -> list[int]:
         """Takes back what is held without progress, and returns by which workers."""
-        return [worker for each in self.streams() for worker in each.queue.expire(now)]
+        return [worker for each in self.queues() for worker in each.expire(now)]
 
     # ---- reports ----
 
     def complete(
         self, request: pb.CompleteTaskRequest, now: float
-    ) -> tuple[TaskStream, TaskEvent | None] | None:
-        """A task is done: its stream, and what follows; None: the lease is not known."""
-        for each in self.streams():
-            lease = each.queue.complete_lease(request.lease_id, now)
+    ) -> tuple[TaskQueue, TaskEvent | None] | None:
+        """A task is done: its queue, and what follows; None: the lease is not known."""
+        for each in self.queues():
+            lease = each.complete_lease(request.lease_id, now)
             if lease is not None:
                 return each, self._completed(each, lease.task.id, request)
         return None
 
     def _completed(
-        self, stream: TaskStream, task_id: int, request: pb.CompleteTaskRequest
+        self, queue: TaskQueue, task_id: int, request: pb.CompleteTaskRequest
     ) -> TaskEvent | None:
-        if stream.kind == pb.TASK_SNAPSHOT:
+        if queue.kind == pb.TASK_SNAPSHOT:
             self._snapshot = None
-            return SnapshotWritten(self._snapshot_base, stream.directory, request.snapshot)
-        if stream.kind == pb.TASK_EVALUATE and self.evaluations is not None:
+            return SnapshotWritten(self._snapshot_base, queue.directory, request.snapshot)
+        if queue.kind == pb.TASK_EVALUATE and self.evaluations is not None:
             try:
                 self.evaluations.evaluated(task_id, request.metrics.states)
             except UsageError as error:
                 return Failure(str(error), usage=True)
-        if stream.kind == pb.TASK_SUMMARIZE and self.evaluations is not None:
+        if queue.kind == pb.TASK_SUMMARIZE and self.evaluations is not None:
             return self.evaluations.summarized(request.values.values)
         return None
 
     def release(self, request: pb.ReleaseTaskRequest, now: float) -> bool:
         """A worker returns a task that is not finished; False: the lease is not known."""
-        queues = (each.queue for each in self.streams())
-        return any(queue.release(request.lease_id, now) is not None for queue in queues)
+        return any(each.release(request.lease_id, now) is not None for each in self.queues())
 
-    def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskStream, TaskEvent] | None:
+    def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskQueue, TaskEvent] | None:
         """The user's code raised: the task comes back; None: the lease is not known."""
-        for each in self.streams():
-            failed = each.queue.fail(request.lease_id, now, committed=request.counts.records)
-            if failed is not None:
-                return each, self._failed(each, failed[1], request)
+        for each in self.queues():
+            count = each.fail(request.lease_id, now, committed=request.counts.records)
+            if count:
+                return each, self._failed(each, count, request)
         return None
 
-    def _failed(self, stream: TaskStream, count: int, request: pb.FailTaskRequest) -> TaskEvent:
+    def _failed(self, queue: TaskQueue, count: int, request: pb.FailTaskRequest) -> TaskEvent:
         limit = self._config.cluster.max_task_failures
-        if stream is self._snapshot and not request.fatal:
+        if queue is self._snapshot and not request.fatal:
             self._snapshot = None
             return SnapshotFailed(request.error)
         if request.fatal or count >= limit:
@@ -292,29 +290,25 @@ class TaskScheduler:
 
     def ask_for_snapshot(self, directory: str) -> None:
         """A worker that has the whole model is to write it there."""
-        self._snapshot = one_off_task(
-            pb.TASK_SNAPSHOT,
-            "snapshot",
-            lease_ids=self._lease_ids,
-            timeout_s=self._config.cluster.task_timeout_s,
-            directory=directory,
+        self._snapshot = self._new_queue(
+            one_off("snapshot"), kind=pb.TASK_SNAPSHOT, directory=directory
         )
 
     @property
     def awaits_snapshot(self) -> bool:
         """There is a snapshot to be written that nobody writes."""
-        return self._snapshot is not None and not self._snapshot.queue.doing
+        return self._snapshot is not None and not self._snapshot.doing
 
     def void(self) -> None:
         """Takes back every lease; late reports of them are ignored."""
-        for each in self.streams():
-            each.queue.void()
+        for each in self.queues():
+            each.void()
 
     def restore(self, saved: Saved | None) -> None:
         """Training goes back to a checkpoint, or to the beginning; every lease is void."""
         self._snapshot = None
         if self.main is not None:
-            self.main.queue.restore(saved.progress if saved is not None else Watermarks())
+            self.main.restore(saved.progress if saved is not None else Watermarks())
         if self.evaluations is not None:
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0)
 
@@ -326,7 +320,7 @@ class TaskScheduler:
             return {}
         return {
             "leases": self._leases,
-            "main": self.main.queue.to_state() if self.main is not None else None,
+            "main": self.main.to_state() if self.main is not None else None,
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
         }
 
@@ -337,7 +331,7 @@ class TaskScheduler:
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
         self._leases = state["leases"]
         if self.main is not None:
-            self.main.queue.from_state(state["main"], now)
+            self.main.from_state(state["main"], now)
         if self.evaluations is not None:
             self.evaluations.from_state(state["evaluations"])
 

@@ -36,13 +36,26 @@ class TaskQueue:
     Args:
         lease_ids: numbers for leases; shared by the queues of a job.
         timeout_s: a worker that made no progress for so long loses its leases.
+        kind: what the tasks are for.
+        states: TASK_SUMMARIZE: the merged states to compute values from.
+        directory: TASK_SNAPSHOT: where to write.
     """
 
     def __init__(
-        self, space: TaskSpace, *, lease_ids: Iterator[int], timeout_s: float = 600.0
+        self,
+        space: TaskSpace,
+        *,
+        lease_ids: Iterator[int],
+        timeout_s: float = 600.0,
+        kind: pb.TaskKind = pb.TASK_TRAIN,
+        states: Sequence[pb.MetricState] = (),
+        directory: str = "",
     ) -> None:
         self.space = space
         self.timeout_s = timeout_s
+        self.kind = kind
+        self.directory = directory
+        self._states = states
         self._lease_ids = lease_ids
         self._failures: dict[int, int] = {}
         self._clear(Watermarks())
@@ -167,19 +180,39 @@ class TaskQueue:
         self._hold(lease, now)
         return lease
 
+    def message(self, lease: Lease) -> pb.LeaseMessage:
+        """The lease as a worker hears of it."""
+        task = lease.task
+        shard = self.space.shard(task.shard)
+        return pb.LeaseMessage(
+            lease_id=lease.id,
+            kind=self.kind,
+            task_id=task.id,
+            shard=task.shard,
+            start=task.start,
+            end=task.end,
+            epoch=task.epoch,
+            offset=lease.offset,
+            retried=lease.retried,
+            states=self._states,
+            directory=self.directory,
+            shard_records=shard.records,
+            shard_size=shard.size,
+            shard_mtime_ns=shard.mtime_ns,
+        )
+
     def _hold(self, lease: Lease, now: float) -> None:
         self._doing[lease.id] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.id] = lease
         self._deadlines.setdefault(lease.worker, now + self.timeout_s)
 
-    def advance(self, records: int) -> bool:
+    def advance(self, records: int) -> None:
         """The first ``records`` records in the order of tasks are done; never goes back.
 
-        For a stream that a ring goes through in lockstep: nothing of it is leased. Returns whether
-        more is done than before.
+        For a stream that a ring goes through in lockstep: nothing of it is leased.
         """
         if records <= self.records_done:
-            return False
+            return
         self._offsets.clear()
         while self._retired < self.space.total:
             task = self.space.task(self._retired)
@@ -189,7 +222,6 @@ class TaskQueue:
         if self._retired < self.space.total and records > self._done_records:
             self._offsets[self._retired] = records - self._done_records
         self._next = max(self._next, self._retired)
-        return True
 
     def touch(self, worker: int, now: float) -> None:
         """The worker made progress: its leases live on."""
@@ -226,35 +258,25 @@ class TaskQueue:
         self._return(lease.task.id, lease.id)
         return lease
 
-    def fail(self, lease_id: int, now: float, *, committed: int = 0) -> tuple[Lease, int] | None:
-        """The user's code raised: the task comes back; also how often that happened to it."""
+    def fail(self, lease_id: int, now: float, *, committed: int = 0) -> int:
+        """The user's code raised: the task comes back. Returns how often that happened to the
+        task; 0: the lease is not known."""
         lease = self.release(lease_id, now, committed=committed)
         if lease is None:
-            return None
-        count = self._failures.get(lease.task.id, 0) + 1
-        self._failures[lease.task.id] = count
-        return lease, count
+            return 0
+        count = self._failures[lease.task.id] = self._failures.get(lease.task.id, 0) + 1
+        return count
 
-    def keep_only(self, worker: int, held: Iterable[int]) -> bool:
-        """Takes back what a worker does not know that it has (an answer that was lost).
-
-        Returns whether anything came back.
-        """
-        mine = self._by_worker.get(worker)
-        if not mine:
-            return False
-        lost = mine.keys() - set(held)
-        for lease_id in sorted(lost):
+    def keep_only(self, worker: int, held: Iterable[int]) -> None:
+        """Takes back what a worker does not know that it has (an answer that was lost)."""
+        for lease_id in sorted(self._by_worker.get(worker, {}).keys() - set(held)):
             self.release(lease_id, 0.0)
-        return bool(lost)
 
-    def drop_worker(self, worker: int) -> Sequence[Lease]:
+    def drop_worker(self, worker: int) -> None:
         """Takes back all that a worker has."""
-        leases = self.held_by(worker)
-        for lease in leases:
+        for lease in self.held_by(worker):
             self._forget(lease)
             self._return(lease.task.id, lease.id)
-        return leases
 
     def expire(self, now: float) -> Sequence[int]:
         """Takes back what is held by workers without progress, and returns these workers."""
@@ -335,48 +357,6 @@ class TaskQueue:
             self._retired += 1
 
 
-@dataclass
-class TaskStream:
-    """A queue and what its leases are for."""
-
-    kind: pb.TaskKind
-    queue: TaskQueue
-    states: Sequence[pb.MetricState] = ()
-    """TASK_SUMMARIZE: the merged states to compute values from."""
-    directory: str = ""
-    """TASK_SNAPSHOT: where to write."""
-
-    def message(self, lease: Lease) -> pb.LeaseMessage:
-        """The lease as a worker hears of it."""
-        task = lease.task
-        shard = self.queue.space.shard(task.shard)
-        return pb.LeaseMessage(
-            lease_id=lease.id,
-            kind=self.kind,
-            task_id=task.id,
-            shard=task.shard,
-            start=task.start,
-            end=task.end,
-            epoch=task.epoch,
-            offset=lease.offset,
-            retried=lease.retried,
-            states=self.states,
-            directory=self.directory,
-            shard_records=shard.records,
-            shard_size=shard.size,
-            shard_mtime_ns=shard.mtime_ns,
-        )
-
-
-def one_off_task(
-    kind: pb.TaskKind,
-    name: str,
-    *,
-    lease_ids: Iterator[int],
-    timeout_s: float,
-    states: Sequence[pb.MetricState] = (),
-    directory: str = "",
-) -> TaskStream:
-    """A stream of one task without data: something that any one worker is to do once."""
-    queue = TaskQueue(TaskSpace([Shard(name, 1)], 1), lease_ids=lease_ids, timeout_s=timeout_s)
-    return TaskStream(kind, queue, states, directory)
+def one_off(name: str) -> TaskSpace:
+    """One task without data: something that any one worker is to do once."""
+    return TaskSpace([Shard(name, 1)], 1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from master.state.tasks import TaskQueue, TaskStream
+from master.state.tasks import TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import Feeder, FeedError
@@ -152,10 +152,8 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
     path = tmp_path / "n.csv"
     path.write_text("n\n" + "".join(f"{n}\n" for n in range(10, 40)))
     shard = Shard.of(open_source(str(path)))
-    work = TaskStream(
-        pb.TASK_TRAIN, TaskQueue(TaskSpace([shard], 20), lease_ids=count(1), timeout_s=9)
-    )
-    first = work.message(work.queue.lease(0, 0.0))
+    work = TaskQueue(TaskSpace([shard], 20), lease_ids=count(1), timeout_s=9)
+    first = work.message(work.lease(0, 0.0))
     assert Feeder(config(), table).prepare(first)
     path.write_text("n\n" + "".join(f"{n}\n" for n in range(50, 80 + 9 * (again == "larger"))))
     now = "39 records, 119 bytes" if again == "larger" else "30 records, 92 bytes"

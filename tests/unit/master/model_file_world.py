@@ -215,7 +215,7 @@ class World:
         return self.saved(effect.progress, effect.incarnation)
 
     def saved(self, progress, incarnation: int) -> Saved:
-        steps = steps_of(self.job.tasks.main.queue.space, progress)
+        steps = steps_of(self.job.tasks.main.space, progress)
         manifest = Manifest(
             job="j",
             strategy=self.job.fleet.strategy,

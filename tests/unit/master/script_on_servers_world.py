@@ -131,7 +131,7 @@ class World:
         """The checkpoint that is being asked for."""
         effect = next(e for e in self.effects if isinstance(e, SaveServers))
         self.effects.remove(effect)
-        space = self.job.tasks.main.queue.space
+        space = self.job.tasks.main.space
         manifest = Manifest(
             job="j",
             strategy="ps",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
 from master.state.evaluation import Evaluations
+from master.state.tasks import TaskQueue
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.wire import codec
@@ -75,14 +77,15 @@ class TestMetricStates:
 
 def evaluations(every: int = 0, records: int = 4) -> Evaluations:
     space = TaskSpace([Shard("test", records)], 2)
-    return Evaluations(space, every=every, lease_ids=itertools.count(1), timeout_s=10)
+    new_queue = functools.partial(TaskQueue, lease_ids=itertools.count(1), timeout_s=10)
+    return Evaluations(space, every=every, new_queue=new_queue)
 
 
 def finish(e: Evaluations, value: float) -> None:
     """Does all tasks of the evaluation that runs."""
-    (tasks,) = e.streams()
-    while lease := tasks.queue.lease(1, 0.0):
-        tasks.queue.complete_lease(lease.id, 0.0)
+    (tasks,) = e.queues()
+    while lease := tasks.lease(1, 0.0):
+        tasks.complete_lease(lease.id, 0.0)
         e.evaluated(lease.task.id, [mean("loss", value, lease.task.records)])
 
 
@@ -91,9 +94,9 @@ class TestEvaluations:
         e = evaluations()
         for steps in range(0, 1000, 100):
             e.tick(steps, trained=False)
-            assert e.streams() == []
+            assert e.queues() == []
         e.tick(1000, trained=True)
-        assert len(e.streams()) == 1
+        assert len(e.queues()) == 1
         assert not e.complete
         finish(e, 0.5)
         result = e.tick(1000, trained=True)
@@ -107,7 +110,7 @@ class TestEvaluations:
         began = []
         for steps in (0, 9, 11, 12, 45, 46, 50):
             e.tick(steps, trained=False)
-            if e.streams():
+            if e.queues():
                 began.append(steps)
                 finish(e, steps)
                 e.tick(steps, trained=False)
@@ -116,10 +119,10 @@ class TestEvaluations:
     def test_one_at_a_time_and_the_last_after_training(self):
         e = evaluations(every=10)
         e.tick(10, trained=False)
-        (first,) = e.streams()
+        (first,) = e.queues()
         e.tick(30, trained=False)
         e.tick(40, trained=True)
-        assert e.streams() == [first]
+        assert e.queues() == [first]
         finish(e, 1.0)
         assert e.tick(40, trained=True).steps == 10
         e.tick(40, trained=True)
@@ -130,13 +133,13 @@ class TestEvaluations:
     def test_objects_are_summarized_by_a_worker(self):
         e = evaluations(records=2)
         e.tick(7, trained=True)
-        (tasks,) = e.streams()
-        lease = tasks.queue.lease(1, 0.0)
-        tasks.queue.complete_lease(lease.id, 0.0)
+        (tasks,) = e.queues()
+        lease = tasks.lease(1, 0.0)
+        tasks.complete_lease(lease.id, 0.0)
         e.evaluated(0, [tensors(2, s=("sum", [3.0])), mean("loss", 0.5, 2)])
         assert e.tick(7, trained=True) is None
-        (summary,) = e.streams()
-        message = summary.message(summary.queue.lease(1, 0.0))
+        (summary,) = e.queues()
+        message = summary.message(summary.lease(1, 0.0))
         assert message.kind == pb.TASK_SUMMARIZE
         assert [s.name for s in message.states] == ["m"]
         result = e.summarized({"m": 9.0})
@@ -153,8 +156,8 @@ class TestEvaluations:
         assert not e.complete
         e.restore(15)
         assert [r.steps for r in e.results] == [10]
-        assert e.streams() == []
+        assert e.queues() == []
         e.tick(16, trained=False)
-        assert e.streams() == []
+        assert e.queues() == []
         e.tick(20, trained=False)
-        assert len(e.streams()) == 1
+        assert len(e.queues()) == 1

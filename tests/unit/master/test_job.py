@@ -100,7 +100,7 @@ class TestTheGoodWay:
         w.work()
         flush = w.settle(Flush)
         assert w.actions == []
-        assert w.job.tasks.evaluations.streams() == []
+        assert w.job.tasks.evaluations.queues() == []
         w.job.apply(Flushed(flush.incarnation, success=False), w.now)
         w.tick()
         w.job.apply(Flushed(w.settle(Flush).incarnation, success=True), w.now)
@@ -203,7 +203,7 @@ class TestDecisions:
         w.job.apply(DataScanned({}, error="x.csv: damaged"), 0.0)
         w.report_model(0, custom_source=True, shards=[{"name": "own", "records": 3}])
         assert w.outcome is None
-        assert w.job.tasks.main.queue.space.total_records == 3
+        assert w.job.tasks.main.space.total_records == 3
 
     @pytest.mark.parametrize("found", [{}, {"train": [Shard("x.csv", 0)]}])
     def test_no_records_is_a_usage_error(self, found):

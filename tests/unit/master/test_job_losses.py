@@ -300,7 +300,7 @@ def test_storm(seed):
         for effect in [a for a in w.actions if isinstance(a, SaveServers)]:
             # The cut of the servers is what is done now.
             w.actions.remove(effect)
-            w.saved(w.job.tasks.main.queue.progress(), effect.incarnation)
+            w.saved(w.job.tasks.main.progress(), effect.incarnation)
             counted = w.counted.copy()
         w.tick(rng.random())
         w.all_up()
