@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from master.state.job import Job
 from master.state.membership import Member
-from master.state.ring import FormedRing
 from master.state.script_workforce import ScriptWorkforce
 from master.state.tasks import TaskQueue
 from torch_edl.errors import UsageError
@@ -228,28 +229,33 @@ class Calls:
 
     def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
         """A worker asks to join the next ring; None while the ring is not formed."""
-        job, ring = self._job, self._job.ring.ring
-        member = self._for_next_ring(request.worker_id, now, over=False)
-        if member is None:
-            return pb.JoinRingResponse(leave=True)
-        member.last_heartbeat = now
-        formed = ring.ask(member.id, request.ring, request.step, request.store, now)
-        if formed is None and job.form_ring(now):
-            formed = ring.current
-        return None if formed is None else pb.JoinRingResponse(ring=_message(formed))
+        found = self._next_ring(request, now, self._job.ring.ring.ask, over=False)
+        return None if found is None else pb.JoinRingResponse(**found)
 
     def stand_by(self, request: pb.StandByRequest, now: float) -> pb.StandByResponse | None:
         """A worker whose script is over keeps its model; None while nobody needs the model."""
+        ring = self._job.ring.ring
+        found = self._next_ring(request, now, ring.stand_by, over=ring.finished)
+        return None if found is None else pb.StandByResponse(**found)
+
+    def _next_ring(
+        self,
+        request: pb.JoinRingRequest | pb.StandByRequest,
+        now: float,
+        ask: Callable[[int, int, int, str, float], pb.Ring | None],
+        *,
+        over: bool,
+    ) -> dict[str, Any] | None:
         job, ring = self._job, self._job.ring.ring
-        member = self._for_next_ring(request.worker_id, now, over=ring.finished)
+        member = self._for_next_ring(request.worker_id, now, over=over)
         if member is None:
-            return pb.StandByResponse(leave=True)
+            return {"leave": True}
         member.last_heartbeat = now
-        formed = ring.stand_by(member.id, request.ring, request.step, request.store, now)
+        formed = ask(member.id, request.ring, request.step, request.store, now)
         if formed is None and job.form_ring(now):
             current = ring.current
             formed = current if current is not None and member.id in current.workers else None
-        return None if formed is None else pb.StandByResponse(ring=_message(formed))
+        return None if formed is None else {"ring": formed}
 
     def _for_next_ring(self, worker: int, now: float, *, over: bool) -> Member | None:
         """The worker, if a ring may still need the worker; else the worker has left with this.
@@ -380,16 +386,3 @@ class Calls:
         if self._job.agents is None:
             raise UsageError(f"job {self._job.config.name} trains a model file, not a script")
         return self._job.agents
-
-
-def _message(formed: FormedRing) -> pb.Ring:
-    return pb.Ring(
-        number=formed.number,
-        workers=formed.workers,
-        store=formed.store,
-        source=formed.source,
-        heal=formed.heal,
-        fresh=formed.fresh,
-        restored_from=formed.restored_from,
-        values_only=formed.values_only,
-    )

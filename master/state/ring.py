@@ -10,34 +10,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from torch_edl.wire import master_pb2 as pb
+
 # The first ring of an incarnation waits this long after the last worker that asked, for others.
 PATIENCE_S = 0.5
 # A member that asks or leaves ends the ring. Others that are in the same step finish it meanwhile;
 # one that hangs in a later step hears after this that nobody will answer.
 GRACE_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormedRing:
-    """One ring."""
-
-    number: int
-    incarnation: int
-    """Of the model; a new one begins where no worker has the model any more."""
-    workers: tuple[int, ...]
-    """Ids in the order of ranks."""
-    store: str
-    """``host:port`` where they meet: of rank 0."""
-    source: int
-    """Rank whose model the others take."""
-    heal: bool
-    """Some lack the model of the source."""
-    fresh: bool
-    """The source has none either."""
-    restored_from: str = ""
-    """Fresh: the checkpoint or exported model that the source begins with."""
-    values_only: bool = False
-    """Of it, no optimizer state and no position."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +33,7 @@ class Ring:
     """The newest ring and who asked into the next one."""
 
     def __init__(self) -> None:
-        self.current: FormedRing | None = None
+        self.current: pb.Ring | None = None
         self.finished = False
         """A member's script is over: nobody joins any more."""
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left
@@ -71,11 +52,6 @@ class Ring:
     def number(self) -> int:
         """Of the newest ring; 0 before the first."""
         return self.current.number if self.current is not None else 0
-
-    @property
-    def incarnation(self) -> int:
-        """Of the model; from 1."""
-        return self.current.incarnation if self.current is not None else 1
 
     def living(self) -> frozenset[int]:
         """Members of the newest ring that were neither dropped nor left."""
@@ -137,7 +113,7 @@ class Ring:
 
     # ---- what happens ----
 
-    def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> FormedRing | None:
+    def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
         """A worker that was in ``ring`` last asks into the next one.
 
         Returns the ring that it is in already, if it does not know that: its answer was lost, or
@@ -155,7 +131,7 @@ class Ring:
             self._ended_at = now
         return None
 
-    def form(self, *, restored_from: str = "", values_only: bool = False) -> FormedRing:
+    def form(self, *, restored_from: str = "", values_only: bool = False) -> pb.Ring:
         """Makes the next ring of all that asked.
 
         Args:
@@ -164,7 +140,7 @@ class Ring:
         """
         assert self._asked
         assert self._living <= self._asked.keys()
-        before = self.current.workers if self.current is not None else ()
+        before = list(self.current.workers) if self.current is not None else []
         survivors = sorted(
             (asked for asked in self._asked.values() if asked.survivor),
             key=lambda asked: before.index(asked.worker),
@@ -183,10 +159,9 @@ class Ring:
         fresh = not survivors
         step = max((asked.step for asked in survivors), default=0)
         source = 0 if fresh else [(a.survivor, a.step) for a in members].index((True, step))
-        self.current = FormedRing(
+        self.current = pb.Ring(
             number=self.number + 1,
-            incarnation=self.incarnation + (fresh and self.current is not None),
-            workers=tuple(asked.worker for asked in members),
+            workers=[asked.worker for asked in members],
             store=members[0].store,
             source=source,
             heal=bool(joiners) or any(asked.step != step for asked in survivors),
@@ -200,9 +175,7 @@ class Ring:
         self._ended_at = None
         return self.current
 
-    def stand_by(
-        self, worker: int, ring: int, step: int, store: str, now: float
-    ) -> FormedRing | None:
+    def stand_by(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
         """The script of a member is over: it goes out of the ring, but keeps its model for those
         who come when nobody else has it.
 
@@ -263,7 +236,7 @@ class Ring:
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it; workers that wait ask again."""
         return {
-            "current": None if self.current is None else asdict(self.current),
+            "current": None if self.current is None else MessageToDict(self.current),
             "living": sorted(self._living),
             "left": sorted(self._left),
             "claims": sorted(self._claims),
@@ -276,8 +249,7 @@ class Ring:
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
         if state["current"] is not None:
-            workers = tuple(state["current"]["workers"])
-            self.current = FormedRing(**{**state["current"], "workers": workers})
+            self.current = ParseDict(state["current"], pb.Ring())
         self._living = set(state["living"])
         self._left = set(state["left"])
         self._claims = set(state["claims"])

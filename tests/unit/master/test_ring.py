@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from master.state.ring import GRACE_S, PATIENCE_S, FormedRing, Ring
+from master.state.ring import GRACE_S, PATIENCE_S, Ring
+from torch_edl.wire import master_pb2 as pb
 
 
 def restarted(ring: Ring) -> Ring:
@@ -21,7 +22,7 @@ def ask(ring: Ring, worker: int, step: int = 0, *, now: float = 0.0, was: int | 
     return ring.ask(worker, ring.number if was is None else was, step, f"s{worker}", now)
 
 
-def form(ring: Ring, *asks: tuple[int, int], **kwargs) -> FormedRing:
+def form(ring: Ring, *asks: tuple[int, int], **kwargs) -> pb.Ring:
     """The ring of these (worker, step), all members of the newest one among them."""
     for worker, step in asks:
         assert ask(ring, worker, step) is None
@@ -40,8 +41,8 @@ def test_the_first_ring_waits_for_the_minimum_and_then_with_patience() -> None:
     ask(ring, 2, -1, now=61.5)
     assert ring.due(61.5, min_workers=2, max_workers=3), "everybody is there"
     formed = ring.form(restored_from="/c", values_only=True)
-    assert formed.workers == (0, 1, 2)
-    assert (formed.number, formed.incarnation, formed.source, formed.store) == (1, 1, 0, "s0")
+    assert formed.workers == [0, 1, 2]
+    assert (formed.number, formed.source, formed.store) == (1, 0, "s0")
     assert formed.fresh
     assert formed.heal
     assert (formed.restored_from, formed.values_only) == ("/c", True)
@@ -52,7 +53,7 @@ def test_survivors_keep_their_order_and_joiners_come_after_them() -> None:
     form(ring, (3, -1), (5, -1), (7, -1))
     ring.drop(3)
     formed = form(ring, (2, 999), (7, 5), (5, 4), (1, 0), restored_from="/c")
-    assert formed.workers == (5, 7, 1, 2)
+    assert formed.workers == [5, 7, 1, 2]
     assert formed.source == 1, "the one with the most updates; what a joiner says does not count"
     assert formed.heal
     assert not formed.fresh
@@ -64,7 +65,7 @@ def test_survivors_that_are_equal_need_not_heal() -> None:
     form(ring, (0, -1), (1, -1), (2, -1))
     ring.drop(1)
     formed = form(ring, (2, 8), (0, 8))
-    assert formed.workers == (0, 2)
+    assert formed.workers == [0, 2]
     assert formed.source == 0
     assert not formed.heal
 
@@ -99,7 +100,7 @@ def test_a_member_of_a_ring_that_nobody_trained_in_has_no_model() -> None:
     assert ring.model_lost
     assert not ring.due(5.0, min_workers=1, max_workers=2), "a new life is as patient as the first"
     formed = ring.form(restored_from="/c")
-    assert (formed.fresh, formed.incarnation, formed.restored_from) == (True, 2, "/c")
+    assert (formed.fresh, formed.restored_from) == (True, "/c")
 
 
 def test_who_waits_makes_the_ring_stale() -> None:
@@ -142,12 +143,12 @@ def test_the_last_member_hands_its_model_on_before_it_leaves() -> None:
     assert ask(ring, 0, 7) is None
     assert ring.due(0.0, min_workers=2, max_workers=2)
     formed = ring.form()
-    assert (formed.number, formed.workers, formed.source) == (2, (0, 1), 0)
-    assert (formed.heal, formed.fresh, formed.incarnation) == (True, False, 1)
+    assert (formed.number, formed.workers, formed.source) == (2, [0, 1], 0)
+    assert (formed.heal, formed.fresh) == (True, False)
     ring.leave(0, 1.0)
     assert ring.stale() == 2
     formed = form(ring, (1, 7))
-    assert (formed.number, formed.workers, formed.incarnation) == (3, (1,), 1)
+    assert (formed.number, formed.workers) == (3, [1])
     assert not formed.fresh
 
 
@@ -163,10 +164,10 @@ def test_after_the_end_members_go_on_and_nobody_joins() -> None:
     assert not ring.wanted(7)
     assert not ring.wanted(8)
     assert ring.wanted(1)
-    assert form(ring, (1, 4)).workers == (1,), "the last step again, alone"
+    assert form(ring, (1, 4)).workers == [1], "the last step again, alone"
 
 
-def stand_by(ring: Ring, worker: int, step: int, *, was: int | None = None) -> FormedRing | None:
+def stand_by(ring: Ring, worker: int, step: int, *, was: int | None = None) -> pb.Ring | None:
     return ring.stand_by(worker, ring.number if was is None else was, step, f"s{worker}", 1.0)
 
 
@@ -184,8 +185,8 @@ def test_who_is_at_the_end_gives_its_model_to_who_takes_the_place_of_rank_0() ->
     assert ring.due(0.0, min_workers=2, max_workers=9), "it waits for nobody else"
     assert not ring.model_lost
     formed = ring.form()
-    assert (formed.workers, formed.source, formed.store) == ((7, 2), 1, "s7")
-    assert (formed.heal, formed.fresh, formed.incarnation) == (True, False, 1)
+    assert (formed.workers, formed.source, formed.store) == ([7, 2], 1, "s7")
+    assert (formed.heal, formed.fresh) == (True, False)
     assert stand_by(ring, 2, 10, was=1) is formed
     assert stand_by(ring, 2, 10) is None
     assert stand_by(ring, 1, 9, was=1) is None
@@ -206,7 +207,7 @@ def test_a_script_that_says_it_is_over_and_fails_is_not_over() -> None:
     ring.exited(0, well=False)
     assert not ring.finished
     assert ring.due(100.0, min_workers=1, max_workers=2)
-    assert ring.form().workers == (2, 1)
+    assert ring.form().workers == [2, 1]
 
 
 class Storm:
@@ -222,9 +223,9 @@ class Storm:
         self.asking: set[int] = set()  # those that are in no ring now
         self.known: set[int] = set()  # to the master
         self.late: list[tuple[int, int, int]] = []
-        self.formed: list[FormedRing] = []
+        self.formed: list[pb.Ring] = []
 
-    def send(self, worker: int, was: int, step: int) -> FormedRing | None:
+    def send(self, worker: int, was: int, step: int) -> pb.Ring | None:
         if worker not in self.known or not self.ring.wanted(worker):
             return None  # the master tells it to leave
         answer = self.ring.ask(worker, was, step, f"s{worker}", self.now)
@@ -252,7 +253,6 @@ class Storm:
         if have:
             assert not formed.fresh
         assert lost == (formed.fresh and before is not None)
-        assert formed.incarnation == (before.incarnation if before else 1) + (lost is True)
         source = formed.workers[formed.source]
         if not formed.fresh and source in self.step:
             assert self.step[source] >= max(self.step[w] for w in have)

@@ -208,7 +208,7 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     assert (answer.ring.heal, answer.ring.fresh) == (True, False)
     assert w.join(2, 2, 2).leave
     assert list(w.join(0, 2, 2).ring.workers) == [0]
-    assert w.job.ring.ring.incarnation == 1
+    assert w.job.fleet.incarnation == 1
 
 
 def test_commits_are_fenced_for_model_files_too() -> None:

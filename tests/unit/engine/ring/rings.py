@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from master.state.ring import FormedRing, Ring
+from master.state.ring import Ring
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
@@ -30,6 +30,7 @@ from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import Settings
+from torch_edl.wire import master_pb2 as pb
 
 # Each member is forked from a process that has torch imported: milliseconds instead of seconds.
 _processes = multiprocessing.get_context("forkserver")
@@ -61,7 +62,7 @@ class Office:
     def __init__(self, first: int) -> None:
         self.first = first
         self.ring = Ring()
-        self.seats: list[FormedRing] = []
+        self.seats: list[pb.Ring] = []
         self.accept = True
         """Whether checkpoints may be committed."""
         self.restored_from = ""
@@ -287,8 +288,8 @@ class Member:
             return None
         assignment = Assignment(
             ring=formed.number,
-            rank=formed.workers.index(self.worker),
-            workers=formed.workers,
+            rank=list(formed.workers).index(self.worker),
+            workers=tuple(formed.workers),
             store=formed.store,
             source=formed.source,
             heal=formed.heal,
