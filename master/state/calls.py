@@ -1,4 +1,6 @@
-"""The calls of workers and agents: each is an event of the job, and its answer. Pure."""
+"""The calls of workers, servers, agents and the user: each is an event of the job, and its answer.
+Pure. The schemas in ``torch_edl/wire`` say what each call is for.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class Calls:
-    """Answers calls about one job.
+    """Answers calls about one job; None: there is no answer yet, the service asks again.
 
     Args:
         cores: CPU cores to divide among the workers.
@@ -44,7 +46,6 @@ class Calls:
         )
 
     def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:
-        """A worker reports what it trains; the first report decides the strategy."""
         job = self._job
         job.prepare(job.preparation.model_reported(request, job.fleet.workers_wanted), now)
         return pb.ReportModelResponse()
@@ -64,7 +65,6 @@ class Calls:
     def report_failure(
         self, request: pb.ReportFailureRequest, now: float
     ) -> pb.ReportFailureResponse:
-        """A worker failed in a way in which every worker would fail."""
         self._job.lifecycle.fail(
             request.error, now, traceback=request.traceback, usage=not request.running
         )
@@ -73,7 +73,6 @@ class Calls:
     def wait_until_ready(
         self, request: pb.WaitUntilReadyRequest, now: float
     ) -> pb.WaitUntilReadyResponse | None:
-        """What a worker begins with; None while the servers start or the data is scanned."""
         job = self._job
         if job.lifecycle.outcome is not None:
             return pb.WaitUntilReadyResponse(leave=True)
@@ -93,7 +92,6 @@ class Calls:
         return pb.WaitUntilReadyResponse(start=start)
 
     def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
-        """A worker lives."""
         job, worker = self._job, request.worker_id
         ring, member = job.ring.ring, job.members.get(worker)
         if member is None:
@@ -124,7 +122,6 @@ class Calls:
     # ---- tasks ----
 
     def lease(self, request: pb.LeaseRequest, now: float) -> pb.LeaseResponse | None:
-        """Tasks for a worker; None if there are none now but may be later."""
         job, member = self._job, self._job.members.get(request.worker_id)
         if member is None:
             return self._answer(pb.LeaseResponse.DRAIN)
@@ -186,7 +183,6 @@ class Calls:
         return pb.LeaseResponse(next=next, retired_before=retired, leases=leases or ())
 
     def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
-        """A worker has done a task."""
         job, over = self._job, self._job.lifecycle.outcome is not None
         found = None if over else job.tasks.complete(request, now)
         if found is None:
@@ -199,14 +195,12 @@ class Calls:
         return pb.CompleteTaskResponse(known=True)
 
     def release_task(self, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
-        """A worker returns a task that it has not finished."""
         job, over = self._job, self._job.lifecycle.outcome is not None
         if not over and job.tasks.release(request, now):
             job.members.reported(request.worker_id, now, steps=0, records=0)
         return pb.ReleaseTaskResponse()
 
     def fail_task(self, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
-        """The user's code raised."""
         job, over = self._job, self._job.lifecycle.outcome is not None
         found = None if over else job.tasks.fail(request, now)
         if found is not None:
@@ -228,12 +222,10 @@ class Calls:
     # ---- the ring ----
 
     def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
-        """A worker asks to join the next ring; None while the ring is not formed."""
         found = self._next_ring(request, now, self._job.ring.ring.ask, over=False)
         return None if found is None else pb.JoinRingResponse(**found)
 
     def stand_by(self, request: pb.StandByRequest, now: float) -> pb.StandByResponse | None:
-        """A worker whose script is over keeps its model; None while nobody needs the model."""
         ring = self._job.ring.ring
         found = self._next_ring(request, now, ring.stand_by, over=ring.finished)
         return None if found is None else pb.StandByResponse(**found)
@@ -278,7 +270,6 @@ class Calls:
         return member
 
     def leave_ring(self, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
-        """A worker will join no other ring."""
         member = self._job.members.get(request.worker_id)
         if member is not None:
             ends = not member.draining
@@ -342,10 +333,15 @@ class Calls:
         Raises:
             UsageError: the number is not possible.
         """
-        return pb.ScaleResponse(text=self._job.scale(request, now))
+        job = self._job
+        if job.lifecycle.ending:
+            raise UsageError("the job is over: there is nothing to scale")
+        text = f"workers: {job.fleet.workers_wanted} before, {request.max_workers} from now on"
+        job.workforce.scale(request)
+        job.lifecycle.note("info", text, now)
+        return pb.ScaleResponse(text=text)
 
     def stop(self, request: pb.StopRequest, now: float) -> pb.StopResponse:
-        """The job is to end."""
         self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
         return pb.StopResponse()
 
@@ -363,22 +359,18 @@ class Calls:
         return agents.agent_answer(request.node)
 
     def join_round(self, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-        """An agent of torchrun asks for a place in the next round; None while it is not formed."""
         answer, events = self._agents().join_round(request, now)
         self._job.apply_all(events, now)
         return answer
 
     def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
-        """An agent of torchrun asks how its round stands."""
         return self._agents().rounds.look(request.node, request.round, now)
 
     def leave_round(self, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
-        """An agent of torchrun leaves, after it has ended its workers."""
         self._job.apply_all(self._agents().leave_round(request), now)
         return pb.LeaveRoundResponse()
 
     def close_rounds(self, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
-        """An agent of torchrun says that the job is over."""
         self._agents().close_rounds(request)
         return pb.CloseRoundsResponse()
 

@@ -7,7 +7,6 @@ need. The servers follow when the strategy is known: all of one incarnation or n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from master.state.actions import Action, Failure, Start, Stop
@@ -30,14 +29,6 @@ _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
 # A worker that imports a large framework on a busy machine registers within this.
 _REGISTER_S = 180.0
-
-
-@dataclass
-class _Servers:
-    incarnation: int = 0
-    restore: str = ""
-    values_only: bool = False
-    ids: list[int] = field(default_factory=list)
 
 
 class Fleet:
@@ -75,7 +66,13 @@ class Fleet:
         self._server_module = server_module
         self.external = external
         self._processes: dict[tuple[str, int], Process] = {}
-        self._servers = _Servers()
+        self.incarnation = 0
+        """Of the model; from 1 once the strategy is known."""
+        self.restored_from = ""
+        """What this incarnation of the model starts from; empty: from scratch."""
+        self.values_only = False
+        """Only values are taken of it."""
+        self._servers: list[int] = []  # ids, in the order of shards
         self._next_id = {"worker": 0, "ps": 0}
         self._deaths = Deaths()
         self._ending: float | None = None
@@ -96,28 +93,13 @@ class Fleet:
         return [p for p in self._processes.values() if p.state != EXITED and role in (None, p.role)]
 
     @property
-    def incarnation(self) -> int:
-        """The incarnation of the model; from 1 once the strategy is known."""
-        return self._servers.incarnation
-
-    @property
-    def restored_from(self) -> str:
-        """What this incarnation of the model started from; empty: from scratch."""
-        return self._servers.restore
-
-    @property
-    def values_only(self) -> bool:
-        """Whether only values are taken of it."""
-        return self._servers.values_only
-
-    @property
     def addresses(self) -> Sequence[str] | None:
         """Addresses of the servers in shard order; None while one of them has not registered."""
         if not self.strategy:
             return None
         if self.strategy in ("local", "allreduce"):
             return ()
-        servers = [self._processes["ps", id] for id in self._servers.ids]
+        servers = [self._processes["ps", id] for id in self._servers]
         if not servers or not all(s.address and s.state == RUNNING for s in servers):
             return None
         return [s.address for s in servers]
@@ -152,16 +134,18 @@ class Fleet:
         """
         assert not self.strategy
         self.strategy = strategy
-        self._servers = _Servers(incarnation, restore, values_only)
+        self.incarnation, self.restored_from, self.values_only = incarnation, restore, values_only
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new incarnation: servers are replaced by new ones that load ``restore``."""
-        for id in self._servers.ids:
+        for id in self._servers:
             process = self._processes["ps", id]
             if process.state != EXITED:
                 process.lost = True
                 process.stop_by = 0.0
-        self._servers = _Servers(self._servers.incarnation + 1, restore, values_only)
+        self._servers = []
+        self.incarnation += 1
+        self.restored_from, self.values_only = restore, values_only
 
     def adopt(self, id: int, pid: int, log: str = "") -> None:
         """An agent started this worker."""
@@ -194,9 +178,9 @@ class Fleet:
 
     def server_registered(self, shard: int, incarnation: int, address: str, pid: int) -> bool:
         """A server listens; False if the server is of another incarnation."""
-        if incarnation != self._servers.incarnation:
+        if incarnation != self.incarnation:
             return False
-        for id in self._servers.ids:
+        for id in self._servers:
             process = self._processes["ps", id]
             if process.shard == shard and process.state in (STARTING, RUNNING):
                 process.state = RUNNING
@@ -251,7 +235,7 @@ class Fleet:
         if exit.role == "worker":
             killed = exit.signal in KILLS
             return self._worker_exited(process, was, f"{name} ended with {exit}", log, now, killed)
-        if self._ending is not None or process.id not in self._servers.ids:
+        if self._ending is not None or process.id not in self._servers:
             return None
         text = f"{name} ended with {exit}"
         return self._deaths.server(f"{text}; its log is {log}") or Gone(text)
@@ -305,7 +289,7 @@ class Fleet:
             ):
                 process.lost = True
                 actions.append(self._stop(process, 0.0))
-        if self.strategy == "ps" and not self._servers.ids:
+        if self.strategy == "ps" and not self._servers:
             actions += self._start_servers(now)
         if not self.external and not self._retired:
             actions += self._fit_workers(now)
@@ -326,15 +310,15 @@ class Fleet:
                 *("--job", self._job),
                 *("--shard", str(shard)),
                 *("--shards", str(self._shards)),
-                *("--incarnation", str(self._servers.incarnation)),
+                *("--incarnation", str(self.incarnation)),
                 *self._server_args,
             ]
-            if self._servers.restore:
-                args += ["--restore", self._servers.restore]
-                args += ["--values-only"] if self._servers.values_only else []
+            if self.restored_from:
+                args += ["--restore", self.restored_from]
+                args += ["--values-only"] if self.values_only else []
             process, start = self._start("ps", self._server_module, args, now)
-            process.shard, process.incarnation = shard, self._servers.incarnation
-            self._servers.ids.append(process.id)
+            process.shard, process.incarnation = shard, self.incarnation
+            self._servers.append(process.id)
             actions.append(start)
         return actions
 

@@ -46,7 +46,6 @@ from master.state.workload import ScriptProgress, Workload
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.processes.base import ProcessExit
-from torch_edl.wire import master_pb2 as pb
 
 _RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 
@@ -146,7 +145,7 @@ class Job:
         """Takes an event of a part, or what came of an action."""
         match event:
             case Note():
-                self._note(event.level, event.text, now, event.traceback)
+                self.lifecycle.note(event.level, event.text, now, event.traceback)
             case Failure():
                 self.lifecycle.fail(event.error, now, traceback=event.traceback, usage=event.usage)
             case Started():
@@ -166,18 +165,18 @@ class Job:
             case TasksMade():
                 self.config = self.preparation.config
                 self.apply_all(self.milestones.begun(), now)
-                self._note("info", event.text, now)
+                self.lifecycle.note("info", event.text, now)
             case SnapshotWritten():
                 self.milestones.snapshot_written(event, self.fleet.strategy)
             case EvaluationResult():
-                self._note("info", str(event), now)
+                self.lifecycle.note("info", str(event), now)
             case SnapshotFailed():
                 self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
             case WorkerLost():
                 self._worker_lost(event, now)
             case RoundFormed():
                 self.changed = True
-                self._note("info", f"round {event.number} of torchrun's nodes", now)
+                self.lifecycle.note("info", f"round {event.number} of torchrun's nodes", now)
             case Finished():
                 self.lifecycle.finish(now, leave_s=event.leave_s)
             case Trained():
@@ -195,9 +194,6 @@ class Job:
         for event in events:
             self.apply(event, now)
 
-    def _note(self, level: str, text: str, now: float, traceback: str = "") -> None:
-        self.lifecycle.note(level, text, now, traceback)
-
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
         member = self.members.get(event.worker)
         if event.ended_well is not None:
@@ -206,7 +202,7 @@ class Job:
         if member is not None and self.lifecycle.outcome is None:
             how = "declared lost" if event.declared else "lost"
             text = f"worker-{event.worker} {how}: {event.why}; {self._others_continue()}"
-            self._note("warning", text, now)
+            self.lifecycle.note("warning", text, now)
         self._drop(event.worker)
 
     def _others_continue(self) -> str:
@@ -236,15 +232,15 @@ class Job:
             case _ if self.lifecycle.stopping is not None:
                 return
             case _ if result.expected:
-                self._note("info", f"{result.text}, as asked", now)
+                self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _ if self.fleet.strategy == "local" and self.config.kind == "train":
                 self._renew(result.text, now)
             case _:
-                self._note("warning", f"{result.text}; {self._others_continue()}", now)
+                self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
         alive, wanted = len(self.fleet.alive("worker")), self.config.cluster.min_workers
         if exit.role == "worker" and alive < wanted:
             text = f"workers left: {alive}, minimum: {wanted}; waiting for replacements"
-            self._note("warning", text, now)
+            self.lifecycle.note("warning", text, now)
 
     def form_ring(self, now: float) -> bool:
         """Forms the next ring if it is time; returns whether it did."""
@@ -255,7 +251,9 @@ class Job:
             self._renew("no worker that is left has the model", now)
         formed = ring.form(restored_from=fleet.restored_from, values_only=fleet.values_only)
         count = len(formed.workers)
-        self._note("info", f"ring {formed.number}: {count} worker{'s' * (count != 1)}", now)
+        self.lifecycle.note(
+            "info", f"ring {formed.number}: {count} worker{'s' * (count != 1)}", now
+        )
         self.lifecycle.began(now)
         self.changed = True
         return True
@@ -275,7 +273,7 @@ class Job:
             self.workload.restore(kept.restore(self.fleet.incarnation))
             self.milestones.restored()
         who = _RESTARTED[self.fleet.strategy]
-        self._note("error", f"{text}; {who} restart from {point}", now)
+        self.lifecycle.note("error", f"{text}; {who} restart from {point}", now)
         if self.milestones.settled and not self.tasks.trained:
             self.lifecycle.fail(
                 f"{text}, after the training was over and before the scripts were: the model is "
@@ -284,19 +282,6 @@ class Job:
             )
 
     # ---- the user ----
-
-    def scale(self, request: pb.ScaleRequest, now: float) -> str:
-        """Keep another number of workers from now on.
-
-        Raises:
-            UsageError: the number is not possible.
-        """
-        if self.lifecycle.ending:
-            raise UsageError("the job is over: there is nothing to scale")
-        text = f"workers: {self.fleet.workers_wanted} before, {request.max_workers} from now on"
-        self.workforce.scale(request)
-        self._note("info", text, now)
-        return text
 
     def stop(self, reason: str, now: float, *, at_once: bool = False) -> None:
         """The job is to end; may be repeated.
@@ -346,8 +331,9 @@ class Job:
             self.fleet.end(lifecycle.ended_at, leave_s=lifecycle.leave_s)
         actions: list[Action] = list(self.fleet.plan(now))
         for id in self.fleet.draining():
-            if self.ring.may_drain(id):
-                self.members.drain(id)
+            member = self.members.get(id)
+            if member is not None and self.ring.may_drain(id):
+                member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
         return actions + self.checkpoints.take_actions()

@@ -43,21 +43,6 @@ class Stopping:
         """When the workers are to be gone."""
         return self.began + LEAVE_WITHIN_S
 
-    def problem(self, now: float, *, workers: int, awaits_model: bool) -> str:
-        """Why there will be no final checkpoint; empty: there may be one.
-
-        Args:
-            workers: those that have not left.
-            awaits_model: a worker is to write the model that only workers have, and none does.
-        """
-        if awaits_model and not workers:
-            return "no worker is left that has the model"
-        if awaits_model and now >= self.leave_by:
-            return f"no worker came to the end of its step within {LEAVE_WITHIN_S:g} s"
-        if now - self.began >= STOP_WITHIN_S:
-            return f"it was not written within {STOP_WITHIN_S:g} s"
-        return ""
-
 
 class Part(Protocol):
     """A part of a job that a restarted master rebuilds."""
@@ -148,12 +133,15 @@ class Lifecycle:
         """
         if self.stopping is None or self.outcome is not None:
             return
-        awaits = members_save or awaits_snapshot
-        problem = self.stopping.problem(now, workers=workers, awaits_model=awaits)
         if members_save and not workers:
             self.stopped(now)
-        elif problem:
-            self.stopped(now, problem)
+        elif awaits_snapshot and not workers:
+            self.stopped(now, "no worker is left that has the model")
+        elif (members_save or awaits_snapshot) and now >= self.stopping.leave_by:
+            why = f"no worker came to the end of its step within {LEAVE_WITHIN_S:g} s"
+            self.stopped(now, why)
+        elif now - self.stopping.began >= STOP_WITHIN_S:
+            self.stopped(now, f"it was not written within {STOP_WITHIN_S:g} s")
 
     def stopped(self, now: float, problem: str = "") -> None:
         """The job that was to stop ends.

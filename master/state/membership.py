@@ -85,17 +85,11 @@ class Membership:
             member.reported_records += records
             member.last_heartbeat = now
 
-    def drain(self, id: int) -> None:
-        """Notes a worker as one that is to leave."""
-        member = self._members.get(id)
-        if member is not None:
-            member.draining = True
-
-    def remove(self, id: int) -> Member | None:
+    def remove(self, id: int) -> None:
         """The worker is gone; it will not be heard again."""
         self._gone.add(id)
         self._last_loss, self._last_logged = self.loss(), self.logged()
-        return self._members.pop(id, None)
+        self._members.pop(id, None)
 
     def silent(self, now: float) -> Sequence[Member]:
         """Workers whose last heartbeat is a timeout ago or more."""

@@ -83,13 +83,6 @@ class TaskScheduler:
         return any(each.todo for each in self.queues())
 
     @property
-    def queue(self) -> TaskQueue | None:
-        """The queue that shows how far the job is: the main one, or that of an evaluation job."""
-        if self.main is not None:
-            return self.main
-        return self.evaluations.queue if self.evaluations is not None else None
-
-    @property
     def retired_before(self) -> int:
         """All training tasks below this id are done."""
         return self.main.retired_before if self.main is not None else 0
@@ -107,8 +100,9 @@ class TaskScheduler:
         return records, steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
-        """See :class:`master.state.workload.Workload`."""
-        queue, evaluations = self.queue, self.evaluations
+        evaluations, queue = self.evaluations, self.main
+        if evaluations is not None and queue is None:
+            queue = evaluations.queue
         status.epochs = self._config.data.epochs if self._config.trains else 1
         if self.main is not None:
             status.epochs = self.main.space.epochs
@@ -214,7 +208,6 @@ class TaskScheduler:
         return queue.message(lease)
 
     def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
-        """See :class:`master.state.workload.Workload`."""
         if self.main is None or not self.lockstep or not counts or told.pass_index != 0:
             return False
         self.main.advance(told.position)
@@ -315,7 +308,6 @@ class TaskScheduler:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """See :class:`master.state.workload.Workload`."""
         if not self.ready:
             return {}
         return {
@@ -325,8 +317,7 @@ class TaskScheduler:
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """See :class:`master.state.workload.Workload`; takes effect once the data is known."""
-        self._restored = (state, now) if state else None
+        self._restored = (state, now) if state else None  # takes effect once the data is known
 
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
         self._leases = state["leases"]

@@ -44,7 +44,7 @@ def test_the_progress_is_what_members_of_the_newest_ring_tell() -> None:
     w.at(50, 1, ring=7)
     assert w.job.done() == (9, 5), "another ring's"
     w.at(31)
-    assert (w.job.tasks.queue.epoch, w.job.tasks.queue.progress()) == (1, Watermarks(8, {}))
+    assert (w.job.tasks.main.epoch, w.job.tasks.main.progress()) == (1, Watermarks(8, {}))
     w.at(62)
     assert w.job.tasks.trained
     assert w.outcome.state == "finished"
@@ -165,9 +165,9 @@ def test_who_drains_leaves_once_another_has_the_model() -> None:
     w = World(workers=1)
     w.up()
     w.meet()
-    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
     w.up()
-    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
     w.tick()
     # The newest one goes; it has no model, so nobody has to wait for that.
     assert w.at(2, 1).drain
@@ -183,7 +183,7 @@ def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     w.up()
     del w.ring[0]  # it imports for long
     w.meet()
-    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
     w.tick()
     assert not w.at(2, 1).drain
     w.ring[0] = 0
@@ -198,7 +198,7 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     w.up()
     del w.ring[0]  # it imports for long
     w.meet()
-    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
     w.tick()
     assert w.at(2, 2).drain
     w.exit(1)

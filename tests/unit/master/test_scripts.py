@@ -154,14 +154,14 @@ def test_nobody_is_waited_for_who_does_not_hear_that_the_job_is_stopped() -> Non
 def test_scale_reaches_agents_and_nothing_else_does() -> None:
     w = World()
     assert w.agent("n", pb.AgentWorker(pid=10)).workers_wanted == 0
-    w.job.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
+    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
     assert w.agent().workers_wanted == 4
     scale = pb.ScaleRequest(min_workers=1, max_workers=2)
     w.agent("m", pb.AgentWorker(pid=11))
     with pytest.raises(UsageError, match="2 agents start the workers"):
-        w.job.scale(scale, w.now)
+        w.calls.scale(scale, w.now)
     w.agent("m", done=True)
-    w.job.scale(scale, w.now)
+    w.calls.scale(scale, w.now)
     assert (w.agent().workers_wanted, w.agent().nodes) == (2, 1)
 
 
