@@ -105,13 +105,7 @@ def main(
     job.start(time.monotonic())
     service = Service(job, clock=time.monotonic, log_path=launcher.log_path, cores=_cores())
     kept = persistence.Persistence(
-        service,
-        store,
-        owner,
-        fence,
-        time.monotonic,
-        secret=token,
-        status_file=folder.status_file,
+        service, store, owner, fence, secret=token, status_file=folder.status_file
     )
     service.keep = kept.keep
     # Workers of a master that went before look for its successor where it was.

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from master.runtime.service import Clock, Service
+from master.runtime.service import Service
 from master.runtime.store import Store
 from master.state.actions import Failure, Note
 from master.state.restart import to_state
@@ -103,7 +103,6 @@ class Persistence:
         store: Store,
         owner: str,
         token: int,
-        clock: Clock,
         *,
         secret: str,
         status_file: Path,
@@ -112,7 +111,6 @@ class Persistence:
         self._store = store
         self._owner = owner
         self._token = token
-        self._clock = clock
         found = store.get(_KEY)
         self._revision = 0 if found is None else found[1]
         self._written = b""
@@ -159,14 +157,13 @@ class Persistence:
         if (error is not None) == self._full:
             return
         self._full = error is not None
-        job, now = self._service.job, self._clock()
         if error is None:
-            job.apply(Note("info", "the state of the job is kept again"), now)
+            self._service.apply(Note("info", "the state of the job is kept again"))
             return
-        waits = job.workforce.survives_master
+        waits = self._service.job.workforce.survives_master
         then = "no worker joins or leaves until there is room" if waits else "the job continues"
         text = f"the state of the job cannot be kept: {error}; {then}"
-        job.apply(Note("warning", text), now)
+        self._service.apply(Note("warning", text))
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):

@@ -101,11 +101,11 @@ class TaskScheduler:
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
         evaluations, queue = self.evaluations, self.main
-        if evaluations is not None and queue is None:
-            queue = evaluations.queue
         status.epochs = self._config.data.epochs if self._config.trains else 1
-        if self.main is not None:
-            status.epochs = self.main.space.epochs
+        if queue is not None:
+            status.epochs = queue.space.epochs
+        elif evaluations is not None:
+            queue = evaluations.queue
         if queue is not None:
             status.records_total = queue.space.total_records
             status.epoch = queue.epoch

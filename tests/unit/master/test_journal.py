@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from master.runtime.journal import Journal
-from master.state.event_log import EventLog
+from master.state.lifecycle import EventLog
 
 
 def test_a_master_that_goes_on_continues_the_file(tmp_path: Path) -> None:

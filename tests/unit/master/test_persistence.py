@@ -42,7 +42,7 @@ def test_a_status_in_which_only_the_time_changes_is_written_once(tmp_path: Path)
     store = Renewals(tmp_path / "state.sqlite")
     owner, token = persistence.acquire(store, "j")
     file = tmp_path / "status.json"
-    keeper = Persistence(service, store, owner, token, time.monotonic, secret="s", status_file=file)
+    keeper = Persistence(service, store, owner, token, secret="s", status_file=file)
     for _ in range(3):  # its own, and two of the thread: the first one is written then
         assert store.renewed.acquire(timeout=30)
     first = json.loads(file.read_text())

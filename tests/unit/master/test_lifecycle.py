@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.event_log import EventLog, Rates
+from master.state.lifecycle import EventLog, Rates
 
 
 def test_events_are_numbered_and_told_once():
