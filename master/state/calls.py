@@ -187,10 +187,10 @@ class Calls:
         found = None if over else job.tasks.complete(request, now)
         if found is None:
             return pb.CompleteTaskResponse(known=False)
-        stream, event = found
+        queue, event = found
         if event is not None:
             job.apply(event, now)
-        self._count(stream, request.worker_id, request.counts, now)
+        self._count(queue, request.worker_id, request.counts, now)
         job.fleet.trained(request.worker_id)
         return pb.CompleteTaskResponse(known=True)
 
@@ -208,16 +208,12 @@ class Calls:
             self._count(found[0], request.worker_id, request.counts, now)
         return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
 
-    def _count(self, stream: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
+    def _count(self, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
         job = self._job
         job.damaged += counts.damaged
-        main = stream is job.tasks.main
-        steps, records = (counts.steps, counts.records) if main else (0, 0)
-        if main:
-            job.milestones.left_out.reported(
-                records=records, steps=steps, nan_steps=counts.nan_steps
-            )
-        job.members.reported(worker, now, steps=steps, records=records)
+        trained = counts if queue is job.tasks.main else pb.TaskCounts()
+        job.milestones.left_out.reported(trained)
+        job.members.reported(worker, now, steps=trained.steps, records=trained.records)
 
     # ---- the ring ----
 

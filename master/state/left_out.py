@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch_edl.wire import master_pb2 as pb
+
 # A larger share of minibatches without a finite loss is worth a word at the end.
 _MUCH = 0.1
 
@@ -21,11 +23,11 @@ class LeftOut:
         self.nan_steps = self._steps = self._records = 0
         self._wanted = records
 
-    def reported(self, *, records: int, steps: int, nan_steps: int) -> None:
+    def reported(self, counts: pb.TaskCounts) -> None:
         """A worker reported a task, or a part of it."""
-        self._records += records
-        self._steps += steps
-        self.nan_steps += nan_steps
+        self._records += counts.records
+        self._steps += counts.steps
+        self.nan_steps += counts.nan_steps
 
     def told(self, left_out: int, position: int, batch_size: int) -> None:
         """A member of a ring told how many of the records up to its position gave no gradient."""
