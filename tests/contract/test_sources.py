@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
-from torch_edl.data.sources import Records, Source, concat, open_source, take
+from torch_edl.data.sources import IndexedSource, Records, Source, concat, open_source, take
+from torch_edl.data.sources import blocks as blocks_module
 from torch_edl.data.sources import csv as csv_module
-from torch_edl.data.sources import index as index_module
 from torch_edl.data.sources import tfrecord as tfrecord_module
-from torch_edl.data.sources.indexed import IndexedSource
 from torch_edl.data.sources.recordio import RecordIOWriter
 from torch_edl.data.sources.tfrecord import TFRecordWriter
 from torch_edl.errors import DataError
@@ -217,7 +216,7 @@ def test_threads_share_a_source(case: Case, tmp_path: Path) -> None:
 @pytest.fixture
 def caching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are cached too."""
-    monkeypatch.setattr(index_module, "MIN_CACHED_BYTES", 0)
+    monkeypatch.setattr(blocks_module, "MIN_CACHED_BYTES", 0)
 
 
 cached = pytest.mark.usefixtures("caching")

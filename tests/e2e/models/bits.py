@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.data.sources import IndexedSource
 
 RECORDS, BATCH, WIDTH = 640, 64, 300
 

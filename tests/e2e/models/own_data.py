@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.data.sources import IndexedSource
 
 
 def model():

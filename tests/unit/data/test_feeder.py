@@ -16,8 +16,7 @@ from master.state.tasks import TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import Feeder, FeedError
-from torch_edl.data.sources import open_source
-from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.data.sources import IndexedSource, open_source
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher

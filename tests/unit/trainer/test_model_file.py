@@ -14,7 +14,7 @@ from torch_edl.trainer.model_file import ModelFile
 
 MODEL = """
 import torch
-from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.data.sources import IndexedSource
 def model(): return torch.nn.Linear(1, 1)
 loss = torch.nn.MSELoss()
 def optimizer(params): return torch.optim.SGD(params, lr=0.1)

@@ -8,15 +8,17 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from torch_edl.data.sources.base import Metadata, Records, Source, concat, take
+from torch_edl.data.sources.base import IndexedSource, Metadata, Records, Source, concat, cut, take
 from torch_edl.errors import DataError, UsageError
 
 __all__ = [
     "FORMATS",
+    "IndexedSource",
     "Metadata",
     "Records",
     "Source",
     "concat",
+    "cut",
     "expand",
     "open_source",
     "take",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from torch_edl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +30,11 @@ class Metadata:
     """Names of the columns, in the order of the file; empty where records are bytes."""
     column_types: tuple[str, ...] = ()
     """Their Arrow types as text (``int64``, ``double``, ``list<element: float>`` ...)."""
+
+    @classmethod
+    def of(cls, path: str, schema: pa.Schema) -> Metadata:
+        """Those of a table."""
+        return cls(path, tuple(schema.names), tuple(map(str, schema.types)))
 
 
 @runtime_checkable
@@ -71,6 +78,11 @@ def take(records: Records, indices: Indices) -> Records:
     return records.combine_chunks().take(np.asarray(indices, dtype=np.int64))
 
 
+def cut(records: Records, start: int, end: int) -> Records:
+    """The records ``start .. end - 1``: a new list, or a slice of the table without a copy."""
+    return records[start:end] if isinstance(records, list) else records.slice(start, end - start)
+
+
 def concat(parts: Sequence[Records]) -> Records:
     """The records of all parts, in order; the parts are all lists or all tables of one schema."""
     if len(parts) == 1:
@@ -80,3 +92,30 @@ def concat(parts: Sequence[Records]) -> Records:
     import pyarrow as pa
 
     return pa.concat_tables(list(parts))
+
+
+class IndexedSource:
+    """A source of records in memory: ``bytes``, or the rows of a ``pyarrow.Table``.
+
+    A sequence of ``bytes`` may be lazy: only ``len`` and ``[i]`` are used, from several threads.
+    """
+
+    def __init__(self, records: Sequence[bytes] | pa.Table, name: str = "memory") -> None:
+        self._records: Any = records
+        self._schema: Any = getattr(records, "schema", None)
+        self.name = name
+        self.metadata = Metadata(name) if self._schema is None else Metadata.of(name, self._schema)
+        self.count = len(self._records)
+        self.damaged = 0
+
+    def read(self, start: int, end: int) -> Records:
+        """The records ``start .. end - 1``: a new list, or a slice of the table without copying.
+
+        Raises:
+            DataError: the range is not within ``0 .. count``.
+        """
+        if not 0 <= start <= end <= self.count:
+            raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
+        if self._schema is not None:
+            return self._records.slice(start, end - start)
+        return [self._records[i] for i in range(start, end)]

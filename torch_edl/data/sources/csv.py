@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import BlockSource
-from torch_edl.data.sources.files import DataFile
-from torch_edl.data.sources.index import Index, cached
+from torch_edl.data.sources.blocks import BlockSource, DataFile, Index, cached
 from torch_edl.errors import DataError
 
 BLOCK_BYTES = 512 << 10
@@ -52,9 +49,14 @@ _TYPES = {
     )
 }
 
+# Stands for the type of integers of which some do not fit int64; pyarrow reads them as doubles.
+_WIDE = "wide integers"
+
 # The narrower type reads as the wider one without loss of meaning; any other two make a string.
 _WIDER = {
     ("int64", "double"): "double",
+    ("int64", _WIDE): _WIDE,
+    (_WIDE, "double"): "double",
     ("date32[day]", "timestamp[s]"): "timestamp[s]",
     ("date32[day]", "timestamp[ns]"): "timestamp[ns]",
     ("timestamp[s]", "timestamp[ns]"): "timestamp[ns]",
@@ -76,82 +78,18 @@ class CsvSource(BlockSource):
         self._parser = _Parser("\t" if path.endswith((".tsv", ".tab")) else ",", skip_damaged)
         index, stamp = cached(path, "csv", skip_damaged, self._parser.scan)
         self._types = {name: _TYPES[kind] for name, kind in index.details["columns"]}
-        metadata = Metadata(path, tuple(self._types), tuple(map(str, self._types.values())))
-        super().__init__(path, stamp, index, metadata)
+        super().__init__(stamp, index, Metadata.of(path, self.empty().schema))
 
     def empty(self) -> Records:
         """A table of no rows with the columns of the file."""
         return pa.schema(list(self._types.items())).empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The rows of a block as a table; see :meth:`BlockSource.decode`."""
-        rows = self._parser.parse(file, offset, length, list(self._types), self._types).table
+        """The rows of a block as a table."""
+        rows, _ = self._parser.parse(file, offset, length, list(self._types), self._types)
         if len(rows) != count:
             raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
         return rows
-
-
-class _WideIntegers:
-    """Columns of integers of which some do not fit int64, so that pyarrow reads all as doubles.
-
-    Attributes:
-        rows: of the blocks before.
-        found: by column, the record and text of its first wide integer, as long as everything
-            in the column is an integer.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.found: dict[str, tuple[int, str]] = {}
-        self._floating: set[str] = set()
-
-    def suspects(self, table: Any) -> list[str]:
-        """Columns of a block whose texts must be looked at: doubles, all whole, some too wide."""
-        suspects = []
-        for name, column in zip(table.column_names, table.columns, strict=True):
-            if str(column.type) != "double" or name in self._floating:
-                continue
-            values = column.drop_null().to_numpy()
-            if (np.abs(values) >= 2.0**63).any() and (np.trunc(values) == values).all():
-                suspects.append(name)
-            else:
-                # Integers alone, none of them wide, would have been read as such.
-                self._be_floating(name)
-        return suspects
-
-    def look(self, name: str, values: Any, texts: Any) -> None:
-        """Finds out what the texts are that were read as these values."""
-        known = [
-            (row, text.strip())
-            for row, (value, text) in enumerate(
-                zip(values.to_pylist(), texts.to_pylist(), strict=True)
-            )
-            if value is not None
-        ]
-        if not all(_INTEGER.fullmatch(text) for _, text in known):
-            self._be_floating(name)
-            return
-        row, text = next((row, t) for row, t in known if not -(2**63) <= int(t) < 2**63)
-        self.found.setdefault(name, (self.rows + row, text))
-
-    def complaint(self, name: str) -> str:
-        """What to say of a column that was found."""
-        row, text = self.found[name]
-        return (
-            f"column {name!r}: {text} (record {row:,}) does not fit 64 bits with a sign, so all "
-            "integers of the column would become floating-point numbers, and large ones would be "
-            "rounded; write ids modulo 2**63, or with a decimal point what is no id"
-        )
-
-    def _be_floating(self, name: str) -> None:
-        self._floating.add(name)
-        self.found.pop(name, None)
-
-
-@dataclass
-class _Parsed:
-    table: Any
-    ragged: int
 
 
 class _Parser:
@@ -176,24 +114,37 @@ class _Parser:
         kinds = ["null"] * len(names)
         blocks = []
         damaged = 0
-        wide = _WideIntegers()
+        wide: dict[str, tuple[int, str]] = {}  # of a column, the first record and its text
+        count = 0
         for offset, length in self._blocks(file, start):
             if length < 0:
                 damaged += 1
                 continue
-            parsed = self.parse(file, offset, length, names, None)
-            damaged += parsed.ragged
-            blocks.append((offset, length, len(parsed.table)))
-            if len(parsed.table):
-                seen = map(str, parsed.table.schema.types)
-                kinds = [_join(a, b) for a, b in zip(kinds, seen, strict=True)]
-                for name in wide.suspects(parsed.table):
-                    texts = self.parse(file, offset, length, names, {name: pa.string()}).table
-                    wide.look(name, parsed.table[name], texts[name])
-                wide.rows += len(parsed.table)
+            rows, ragged = self.parse(file, offset, length, names, None)
+            damaged += ragged
+            blocks.append((offset, length, len(rows)))
+            if not len(rows):
+                continue
+            for place, (name, column) in enumerate(zip(names, rows.columns, strict=True)):
+                kind = str(column.type)
+                if kind == "double" and kinds[place] != "double" and _may_be_wide(column):
+                    texts, _ = self.parse(file, offset, length, names, {name: pa.string()})
+                    found = _first_wide(column.to_pylist(), texts[name].to_pylist())
+                    if found is not None:
+                        kind = _WIDE
+                        wide.setdefault(name, (count + found[0], found[1]))
+                kinds[place] = _join(kinds[place], kind)
+            count += len(rows)
         for name, kind in zip(names, kinds, strict=True):
-            if kind == "double" and name in wide.found:
-                raise DataError(file.path, wide.complaint(name))
+            if kind == _WIDE:
+                record, text = wide[name]
+                raise DataError(
+                    file.path,
+                    f"column {name!r}: {text} (record {record:,}) does not fit 64 bits with a "
+                    "sign, so all integers of the column would become floating-point numbers, and "
+                    "large ones would be rounded; write ids modulo 2**63, or with a decimal point "
+                    "what is no id",
+                )
         return Index.of(blocks, damaged, columns=list(zip(names, kinds, strict=True)))
 
     def _header(self, file: DataFile) -> tuple[int, list[str]]:
@@ -278,11 +229,12 @@ class _Parser:
         length: int,
         names: list[str],
         types: dict[str, Any] | None,
-    ) -> _Parsed:
-        """Parses a block of whole rows; ``types`` None infers them from this block alone."""
+    ) -> tuple[Any, int]:
+        """The table of a block of whole rows, and how many ragged rows were left out of it;
+        ``types`` None infers them from this block alone."""
         block = file.read_at(offset, length)
         if not block.strip(b"\r\n"):
-            return _Parsed(pa.table({name: pa.nulls(0) for name in names}), 0)
+            return pa.table({name: pa.nulls(0) for name in names}), 0
         ragged: list[Any] = []
 
         def on_ragged(row: Any) -> str:
@@ -308,7 +260,7 @@ class _Parser:
                     offset + self._find_row(block, row.text.encode(encoding)),
                 ) from error
             raise DataError(file.path, str(error), offset) from error
-        return _Parsed(table, len(ragged))
+        return table, len(ragged)
 
     def _rows(self, block: bytes) -> Iterator[bytes]:
         start = 0
@@ -358,9 +310,27 @@ def _is_utf8(block: bytes) -> bool:
     return True
 
 
+def _may_be_wide(column: Any) -> bool:
+    """Whether these doubles may be integers of which some do not fit int64."""
+    values = column.drop_null().to_numpy()
+    return bool((np.abs(values) >= 2.0**63).any() and (np.trunc(values) == values).all())
+
+
+def _first_wide(values: list[Any], texts: list[str]) -> tuple[int, str] | None:
+    """Row and text of the first integer that does not fit int64; None unless all are integers."""
+    known = [
+        (row, text.strip())
+        for row, (value, text) in enumerate(zip(values, texts, strict=True))
+        if value is not None
+    ]
+    if not all(_INTEGER.fullmatch(text) for _, text in known):
+        return None
+    return next(((row, text) for row, text in known if not -(2**63) <= int(text) < 2**63), None)
+
+
 def _join(a: str, b: str) -> str:
     """The type that the values of both types can be read as."""
-    if b not in _TYPES:
+    if b not in (*_TYPES, _WIDE):
         b = "string"
     if a == b or b == "null":
         return a

@@ -15,9 +15,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import BlockSource
-from torch_edl.data.sources.files import DataFile
-from torch_edl.data.sources.index import Index, cached
+from torch_edl.data.sources.blocks import BlockSource, DataFile, Index, cached
 from torch_edl.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -53,15 +51,14 @@ class ParquetSource(BlockSource):
             if self._footer is not None:
                 # Without decoding, the footer is the index; there is nothing to save by a cache.
                 index = cached(path, "parquet", True, scan)[0] if skip_damaged else scan(file)
-        names = tuple(self._schema.names)
-        metadata = Metadata(path, names, tuple(str(kind) for kind in self._schema.types))
-        super().__init__(path, stamp, index, metadata)
-        if len(index.lengths) and index.lengths.max() > LARGE_ROW_GROUP_BYTES:
+        super().__init__(stamp, index, Metadata.of(path, self._schema))
+        longest = index.blocks[:, 1].max(initial=0)
+        if longest > LARGE_ROW_GROUP_BYTES:
             log.warning(
                 "%s: row groups of %d MB; each task reads whole ones, so training will wait for "
                 "data: write the file with a smaller row_group_size",
                 path,
-                index.lengths.max() >> 20,
+                longest >> 20,
             )
 
     def empty(self) -> Records:
@@ -69,7 +66,7 @@ class ParquetSource(BlockSource):
         return self._schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The rows of row group number ``offset``; see :meth:`BlockSource.decode`."""
+        """The rows of row group number ``offset``."""
         with _as_data_error(file.path, f"row group {offset}"), self._open(file.path) as opened:
             # One thread: the cores belong to the training step that runs meanwhile.
             rows = opened.read_row_group(offset, use_threads=False)

@@ -23,9 +23,14 @@ import cramjam
 import google_crc32c
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import MAX_RECORD_BYTES, BlockSource
-from torch_edl.data.sources.files import DataFile, WholeFile
-from torch_edl.data.sources.index import Index, cached
+from torch_edl.data.sources.blocks import (
+    MAX_RECORD_BYTES,
+    BlockSource,
+    DataFile,
+    Index,
+    WholeFile,
+    cached,
+)
 from torch_edl.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
@@ -81,7 +86,11 @@ class _Header:
 
 
 class RecordIOSource(BlockSource):
-    """The records of a RecordIO file of either dialect."""
+    """The records of a RecordIO file of either dialect.
+
+    Attributes:
+        dialect: whose header layout the file has: ``go`` or ``python``.
+    """
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """Opens ``path`` (absolute) and finds its chunks.
@@ -92,21 +101,12 @@ class RecordIOSource(BlockSource):
         """
         scan = _scan_skipping if skip_damaged else _scan
         index, stamp = cached(path, "recordio", skip_damaged, scan)
-        self._dialect = str(index.details.get("dialect", "go"))
-        super().__init__(path, stamp, index, Metadata(path))
-
-    @property
-    def dialect(self) -> str:
-        """Whose header layout the file has: ``go`` or ``python``."""
-        return self._dialect
-
-    def empty(self) -> Records:
-        """An empty list."""
-        return []
+        self.dialect = str(index.details.get("dialect", "go"))
+        super().__init__(stamp, index, Metadata(path))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The records of the chunk at byte ``offset``; see :meth:`BlockSource.decode`."""
-        return _read_chunk(file, offset, self._dialect)[1]
+        """The records of the chunk at byte ``offset``."""
+        return _read_chunk(file, offset, self.dialect)[1]
 
 
 def _header_at(file: DataFile, offset: int, dialect: str) -> _Header:

@@ -7,15 +7,19 @@ their checksums; those of the data are checked when a block is read, or with ``s
 from __future__ import annotations
 
 import logging
-import os
 import struct
 
 import google_crc32c
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import MAX_RECORD_BYTES, BlockSource
-from torch_edl.data.sources.files import DataFile, WholeFile
-from torch_edl.data.sources.index import Index, cached
+from torch_edl.data.sources.blocks import (
+    MAX_RECORD_BYTES,
+    BlockSource,
+    DataFile,
+    Index,
+    WholeFile,
+    cached,
+)
 from torch_edl.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
@@ -56,14 +60,10 @@ class TFRecordSource(BlockSource):
             return _scan(file, skip_damaged)
 
         index, stamp = cached(path, "tfrecord", skip_damaged, scan)
-        super().__init__(path, stamp, index, Metadata(path))
-
-    def empty(self) -> Records:
-        """An empty list."""
-        return []
+        super().__init__(stamp, index, Metadata(path))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The records in these bytes; see :meth:`BlockSource.decode`."""
+        """The records in these bytes, whose checksums are verified."""
         data = file.read_at(offset, length)
         records: list[bytes] = []
         place = 0
@@ -99,38 +99,17 @@ def _length_of(path: str, header: bytes, offset: int) -> int:
     return int(size)
 
 
-class _Window:
-    """Reads a file forwards in large steps and serves small pieces of it."""
-
-    def __init__(self, file: DataFile) -> None:
-        self._file = file
-        self._start = 0
-        self._data = b""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
-        size = max(0, min(size, self._file.size - offset))
-        place = offset - self._start
-        if place + size > len(self._data):
-            self._data = self._file.read_at(
-                offset, max(size, min(_WINDOW, self._file.size - offset))
-            )
-            self._start = offset
-            place = 0
-        return self._data[place : place + size]
-
-
 def _scan(file: DataFile, skip_damaged: bool) -> Index:
     head = file.read_at(0, min(_HEADER_BYTES, file.size))
     if head.startswith(b"\x1f\x8b\x08") and not is_header(head):
         raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
-    window = _Window(file)
     blocks = []
     damaged = 0
     first = offset = count = 0  # The block so far: where it began, where it ends, its records.
     while offset < file.size:
         try:
-            size = _length_of(file.path, window.read(offset, _HEADER_BYTES), offset)
+            header = file.read_at(offset, min(_HEADER_BYTES, file.size - offset))
+            size = _length_of(file.path, header, offset)
             end = offset + _HEADER_BYTES + size + _FOOTER_BYTES
             if end > file.size:
                 raise DataError(
@@ -143,7 +122,7 @@ def _scan(file: DataFile, skip_damaged: bool) -> Index:
             damaged += 1
             break
         if skip_damaged and not _is_good(
-            window.read(offset + _HEADER_BYTES, size), window.read(end - _FOOTER_BYTES, 4)
+            file.read_at(offset + _HEADER_BYTES, size), file.read_at(end - _FOOTER_BYTES, 4)
         ):
             log.warning("left out: %s at byte %d: %s", file.path, offset, _BAD_DATA)
             damaged += 1
@@ -167,9 +146,6 @@ class TFRecordWriter(WholeFile):
         with TFRecordWriter("train.tfrecord") as writer:
             writer.write(b"a record")
     """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
 
     def write(self, record: bytes) -> None:
         """Adds a record.

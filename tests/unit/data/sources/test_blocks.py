@@ -9,9 +9,7 @@ import pytest
 
 from torch_edl.data.sources import blocks as module
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import BlockSource
-from torch_edl.data.sources.files import DataFile
-from torch_edl.data.sources.index import Index
+from torch_edl.data.sources.blocks import BlockSource, DataFile, Index
 
 
 class Lines(BlockSource):
@@ -21,11 +19,8 @@ class Lines(BlockSource):
         with DataFile(str(path)) as file:
             stamp = file.stamp
         index = Index.of((start, 10_000, 10) for start in range(0, 100_000, 10_000))
-        super().__init__(str(path), stamp, index, Metadata(str(path)))
+        super().__init__(stamp, index, Metadata(str(path)))
         self.decoded: list[int] = []
-
-    def empty(self) -> Records:
-        return []
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         self.decoded.append(offset // length)

@@ -56,10 +56,7 @@ def test_golden_bytes(tmp_path: Path) -> None:
     assert not is_header(GOLDEN[:11])
 
 
-def test_records_longer_than_the_window_and_the_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_WINDOW", 64)
+def test_records_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_BYTES", 100)
     records = [bytes([i]) * (i * 37 % 300) for i in range(50)]
     path = write(tmp_path / "f", records)

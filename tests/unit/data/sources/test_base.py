@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from torch_edl.data.sources.indexed import IndexedSource
+from torch_edl.data.sources import IndexedSource
 
 
 class Lazy(Sequence[bytes]):
