@@ -11,8 +11,7 @@ from typing import Any
 
 from master.state.actions import Saved
 from torch_edl.config import JobConfig
-from torch_edl.data.identity import difference
-from torch_edl.data.task_space import Shard
+from torch_edl.data.task_space import Shard, difference
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 

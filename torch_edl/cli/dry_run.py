@@ -176,7 +176,7 @@ def _try_batch(file: ModelFile, config: JobConfig) -> str:
     from torch_edl.wire import master_pb2 as pb
 
     names = [shard.name for shard in file.shards()] or config.data.train
-    shards = (Shard.of(file.feeder.source(name)) for name in names)
+    shards = (Shard.of(file.feeder.reader.source(name)) for name in names)
     shard = next((shard for shard in shards if shard.records), None)
     if shard is None:
         raise UsageError("no data: name files with --data, or give the model file a data_source")

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from torch_edl.data.identity import digest
-from torch_edl.data.order import Order, Pass, Span
-from torch_edl.data.sources import expand, open_source
-from torch_edl.data.task_records import TaskOrder, TaskRecords
-from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.data.feeder import TaskReader
+from torch_edl.data.order import Order, Pass, Piece, Span, TaskOrder
+from torch_edl.data.sources import Records, concat, cut, expand, open_source
+from torch_edl.data.task_space import Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 
 # What a DataLoader decides by its own order; ours is the job's.
@@ -25,16 +24,9 @@ _REFUSED = {
     "batch_sampler": "the job deals the records out; use batch_size",
 }
 ENDLESS = 1 << 62
-# Files are shuffled in blocks of so many minibatches, and within each: see data/task_records.py.
+# Files are shuffled in blocks of so many minibatches, and within each: see TaskReader.
 _BATCHES_PER_TASK = 32
-
-
-class Indices(Protocol):
-    """From positions of a pass to what the dataset is indexed by."""
-
-    def indices(self, span: Span) -> list[Any]:
-        """The indices at some positions, all of one epoch."""
-        ...
+_KEPT = 2  # tasks in memory: a minibatch may reach from one into the next
 
 
 class Batches:
@@ -49,7 +41,7 @@ class Batches:
     """
 
     def __init__(
-        self, dataset: Any, data: Pass, order: Indices, options: Mapping[str, Any]
+        self, dataset: Any, data: Pass, order: Order | TaskOrder, options: Mapping[str, Any]
     ) -> None:
         for name, why in _REFUSED.items():
             if options.get(name) is not None:
@@ -108,17 +100,7 @@ class Batches:
             start += part.records
 
     def _loader(self, indices: Iterator[list[Any]]) -> DataLoader[Any]:
-        return DataLoader(self.dataset, batch_sampler=_Once(indices), **self._options)
-
-
-class _Once:
-    """An iterator where a DataLoader wants an iterable of lists of indices."""
-
-    def __init__(self, indices: Iterator[list[Any]]) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._indices
+        return DataLoader(self.dataset, batch_sampler=indices, **self._options)
 
 
 class StreamBatches:
@@ -184,6 +166,45 @@ class StreamBatches:
         self._records.clear()
 
 
+class TaskRecords:
+    """Records by piece of task: what a DataLoader calls a dataset with ``__getitems__``.
+
+    Args:
+        reader: of the files of ``space``.
+    """
+
+    def __init__(self, space: TaskSpace, reader: TaskReader) -> None:
+        self._space = space
+        self._reader = reader
+        self._kept: OrderedDict[int, Records] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Records of an epoch."""
+        return self._space.records_before(min(self._space.tasks_per_epoch, self._space.total))
+
+    def __getitems__(self, pieces: list[Piece]) -> Records:
+        """The records of some pieces, one after the other: a list, or a ``pyarrow.Table``."""
+        return concat([cut(self._task(task), first, last) for task, first, last in pieces])
+
+    def name(self, pieces: Sequence[Piece], index: int) -> str:
+        """What a person calls the record at ``index`` of some pieces."""
+        for number, first, last in pieces:
+            if index < last - first:
+                return self._reader.name(self._space.task(number), first + index)
+            index -= last - first
+        raise IndexError(index)
+
+    def _task(self, number: int) -> Records:
+        records = self._kept.get(number)
+        if records is None:
+            task = self._space.task(number)
+            records = self._reader.read(task, self._space.shard(task.shard))
+            self._kept[number] = records
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return records
+
+
 def open_batches(
     dataset: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
 ) -> Batches | StreamBatches:
@@ -246,8 +267,11 @@ def _open_files(
     )
     if not space.total_records:
         raise UsageError(f"{paths}: the files hold no records")
+    reader = TaskReader(
+        by_name.__getitem__, space.records_per_task, seed if data["shuffle"] else None
+    )
     return Batches(
-        TaskRecords(space, by_name.__getitem__, seed if data["shuffle"] else None),
+        TaskRecords(space, reader),
         Pass(records=space.total_records // data["epochs"], files=digest(shards), **data),
         TaskOrder(space),
         {"collate_fn": collate_records, **options},

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import logging
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import (
+    SKIP,
     Batch,
     BatchError,
+    Damaged,
     Minibatch,
+    SampleError,
+    Sound,
     Update,
     length,
+    minibatches,
+    note,
+    read_all,
     slice_tensors,
     split,
 )
-from torch_edl.data.samples import SKIP, Damaged, SampleError, Sound, minibatches, note, read_all
-from torch_edl.data.sources import Source, open_source
-from torch_edl.data.task_records import check_unchanged, read_task, record_of
+from torch_edl.data.sources import Records, Source, open_source, take
 from torch_edl.data.task_space import Shard, Task
-from torch_edl.errors import EdlError, describe_error
+from torch_edl.errors import DataError, EdlError, describe_error
 from torch_edl.master_client.leases import Lease
 from torch_edl.wire import master_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 _SHOWN = 20  # columns in a message
 
@@ -44,12 +50,78 @@ Updates = Callable[[int], Iterator[Update]]
 class FeedError(EdlError):
     """The user's ``feed`` raised, or what it returned cannot be cut into minibatches."""
 
-    def __init__(self, message: str, lease: Lease | None = None, index: int | None = None) -> None:
+    def __init__(self, message: str, index: int | None = None) -> None:
         # A DataLoader makes it again in another process, with the message alone.
         super().__init__(message)
-        self.lease = lease
         self.index = index
         """Of a minibatch: the record that cannot be read."""
+
+
+class TaskReader:
+    """Reads the records of tasks, shuffled within each task by (seed, task id).
+
+    Files are read task by task, whatever the order of training: a shuffle over single records
+    would read a block of the file for each.
+
+    Args:
+        open_shard: from the name of a shard to its source.
+        records_per_task: of whole tasks.
+        seed: of the shuffle; None: records stay in the order of the file.
+    """
+
+    def __init__(
+        self, open_shard: Callable[[str], Source], records_per_task: int, seed: int | None
+    ) -> None:
+        self._open = open_shard
+        self._records_per_task = records_per_task
+        self._seed = seed
+        self._sources: dict[str, Source] = {}
+
+    def source(self, shard: str) -> Source:
+        """The source of a shard, opened once."""
+        if shard not in self._sources:
+            self._sources[shard] = self._open(shard)
+        return self._sources[shard]
+
+    def read(self, task: Task, counted: Shard, *, shuffled: bool = True) -> Records:
+        """The records of a task: a list, or a ``pyarrow.Table``.
+
+        Args:
+            counted: the shard of the task, as the job counted it.
+            shuffled: False: in the order of the file, whatever the seed.
+
+        Raises:
+            DataError: the shard has changed since it was counted, so that it may have records of
+                which no task knows; or the records cannot be read.
+        """
+        source = self.source(task.shard)
+        found = Shard.of(source)
+        if replace(found, name=counted.name) != counted:
+            raise DataError(
+                found.name,
+                f"is not what the job counted when it began: it was {counted}; now it is {found}. "
+                "Start the job again, and let data that come later go into files of their own",
+            )
+        if not shuffled or self._seed is None:
+            return source.read(task.start, task.end)
+        end, order = self._order(task, self._seed)
+        return take(source.read(task.start, end), order)
+
+    def name(self, task: Task, index: int, *, shuffled: bool = True) -> str:
+        """What a person calls the record at ``index`` of :meth:`read`."""
+        if shuffled and self._seed is not None:
+            index = int(self._order(task, self._seed)[1][index])
+        return f"record {task.start + index:,} of {task.shard}"
+
+    def _order(self, task: Task, seed: int) -> tuple[int, Any]:
+        """One after the last record that the order of a task is about, and its order."""
+        # A task that was cut short begins as the whole of it would: a job that goes on from there
+        # later finds the records that are left.
+        end = min(task.start + self._records_per_task, self.source(task.shard).count)
+        end = max(task.end, end)
+        digest = hashlib.blake2b(f"{seed}/{task.id}".encode(), digest_size=8).digest()
+        random = np.random.default_rng(int.from_bytes(digest, "little"))
+        return end, random.permutation(end - task.start)[: task.end - task.start]
 
 
 class Feeder:
@@ -57,19 +129,26 @@ class Feeder:
 
     Args:
         feed: the user's function.
-        open_shard: from the name of a shard to its source.
+        sources: the user's own by name; any other shard is a file.
     """
 
     def __init__(
         self,
         config: JobConfig,
         feed: Callable[[Any, str, Any], Any],
-        open_shard: Callable[[str], Source] | None = None,
+        sources: Mapping[str, Source] | None = None,
     ) -> None:
         self._config = config
         self._feed = feed
-        self._open = open_shard or self._open_file
-        self._sources: dict[str, Source] = {}
+        self._own = sources or {}
+        seed = config.train.seed if config.data.shuffle else None
+        self.reader = TaskReader(self._open, config.records_per_task, seed)
+
+    def _open(self, shard: str) -> Source:
+        if shard in self._own:
+            return self._own[shard]
+        data = self._config.data
+        return open_source(shard, format=data.format, skip_damaged=data.skip_damaged)
 
     def prepare(self, lease: Lease) -> Updates:
         """Reads a task and calls ``feed``; the updates from the first record of any of them on.
@@ -78,18 +157,11 @@ class Feeder:
             FeedError: the user's code failed; its exception is the cause.
             DataError: the records cannot be read.
         """
-        records = self._records(lease)
-        mode = MODES[lease.kind]
-        try:
-            fed = self._feed(records, mode, self.source(lease.shard).metadata)
-        except (Exception, SystemExit) as error:
-            said = describe_error(error) + _what_records_are(records, error)
-            raise FeedError(f"feed raised {said}", lease) from error
-
-        def updates(offset: int) -> Iterator[Update]:
-            return self._group(self._batches(fed, lease, mode, offset), lease, offset)
-
-        return updates
+        counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
+        records = self.reader.read(_task(lease), counted, shuffled=_trains(lease))
+        with _blaming_feed(records):
+            fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
+        return lambda offset: self._group(self._batches(fed, lease, offset), lease, offset)
 
     def batch(self, records: Any, shard: str) -> Batch:
         """What ``feed`` makes of the records of one minibatch, in training.
@@ -97,31 +169,31 @@ class Feeder:
         Raises:
             FeedError: the user's code failed; its exception is the cause.
         """
-        lease = Lease(kind=pb.TASK_TRAIN, shard=shard)
         mode = MODES[pb.TASK_TRAIN]
         damaged: Sequence[Damaged] = ()
-        known = False  # which record a sample is
-        try:
-            fed = self._feed(records, mode, self.source(shard).metadata)
+        with _blaming_feed(records):
+            fed = self._feed(records, mode, self.reader.source(shard).metadata)
             if isinstance(fed, Dataset):
-                collate = getattr(fed, "collate_fn", None) or default_collate
-                if isinstance(fed, IterableDataset):
-                    fed = collate(list(fed))
-                else:
-                    known = len(fed) == len(records)  # type: ignore[arg-type]
-                    read = read_all(fed, tolerant=self._config.data.skip_damaged)
-                    fed, damaged = Sound(collate)(read)
+                fed, damaged = self._collated(fed, len(records))
+        return _batch(fed, mode, damaged)
+
+    def _collated(self, dataset: Dataset[Any], records: int) -> tuple[Any, Sequence[Damaged]]:
+        """The dataset of a minibatch as one batch, and what was left out of it."""
+        collate = getattr(dataset, "collate_fn", None) or default_collate
+        if isinstance(dataset, IterableDataset):
+            return collate(list(dataset)), ()
+        samples = len(dataset)  # type: ignore[arg-type]
+        try:
+            read = read_all(dataset, range(samples), tolerant=self._config.data.skip_damaged)
         except SampleError as error:
-            index = error.index if known else None
-            raise FeedError(f"the dataset of feed {error}", index=index) from error.__cause__
-        except (Exception, SystemExit) as error:
-            said = describe_error(error) + _what_records_are(records, error)
-            raise FeedError(f"feed raised {said}", lease) from error
-        return _batch(fed, mode, lease, damaged)
+            # Otherwise nobody knows which record a sample is of.
+            index = error.index if samples == records else None
+            raise FeedError(f"the dataset of feed {error}", index) from error.__cause__
+        return Sound(collate)(read)
 
     def _group(self, batches: Iterator[Batch], lease: Lease, offset: int) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
-        each = self._config.train.local_steps if lease.kind == pb.TASK_TRAIN else 1
+        each = self._config.train.local_steps if _trains(lease) else 1
         taken: list[Batch] = []
         for batch in batches:
             if len(taken) == each:
@@ -129,8 +201,7 @@ class Feeder:
                 if end >= length:
                     raise FeedError(
                         f"feed made more samples than the {length} records it was given; "
-                        "it may leave records out, not add any",
-                        lease,
+                        "it may leave records out, not add any"
                     )
                 yield _update(lease, offset, end, size, taken)
                 offset, taken = end, []
@@ -138,54 +209,31 @@ class Feeder:
         # The last update answers for the rest of the records, also those that feed left out.
         yield _update(lease, offset, length, size, taken)
 
-    def _records(self, lease: Lease) -> Any:
-        source = self.source(lease.shard)
-        counted = lease.shard_records, lease.shard_size, lease.shard_mtime_ns
-        check_unchanged(source, Shard(lease.shard, *counted))
-        each, seed = self._config.records_per_task, self._seed(lease)
-        return read_task(source, _task(lease), each, seed)
-
-    def _seed(self, lease: Lease) -> int | None:
-        shuffle = lease.kind == pb.TASK_TRAIN and self._config.data.shuffle
-        return self._config.train.seed if shuffle else None
-
-    def _name(self, lease: Lease, samples: int, index: int) -> str:
-        """What a person calls a sample of the dataset that ``feed`` made of a task."""
-        if samples != lease.end - lease.start:
-            return f"sample {index:,} of {samples:,} (records {lease.start:,} to {lease.end - 1:,})"
-        count, each = self.source(lease.shard).count, self._config.records_per_task
-        record = record_of(count, _task(lease), each, self._seed(lease), index)
-        return f"record {record:,} of {lease.shard}"
-
-    def source(self, shard: str) -> Source:
-        """The source of a shard, opened once."""
-        if shard not in self._sources:
-            self._sources[shard] = self._open(shard)
-        return self._sources[shard]
-
-    def _open_file(self, path: str) -> Source:
-        data = self._config.data
-        return open_source(path, format=data.format, skip_damaged=data.skip_damaged)
-
-    def _batches(self, fed: Any, lease: Lease, mode: str, offset: int) -> Iterator[Batch]:
-        size = self._config.data.batch_size
+    def _batches(self, fed: Any, lease: Lease, offset: int) -> Iterator[Batch]:
+        mode, size = MODES[lease.kind], self._config.data.batch_size
         if isinstance(fed, Dataset):
-            return self._dataset_batches(fed, mode, offset // size, lease)
-        features, labels = _split(fed, mode, lease)
-        count = _length(features, lease)
-        if labels is not None and _length(labels, lease) != count:
-            raise FeedError(
-                f"feed returned {count} samples with {_length(labels, lease)} labels", lease
-            )
-        return _sliced(features, labels, count, size, offset)
+            yield from self._dataset_batches(fed, mode, offset // size, lease)
+            return
+        features, labels = _split(fed, mode)
+        count = _length(features)
+        if labels is not None and (labelled := _length(labels)) != count:
+            raise FeedError(f"feed returned {count} samples with {labelled} labels")
+        for start in range(offset, count, size):
+            end = min(start + size, count)
+            part = None if labels is None else slice_tensors(labels, start, end)
+            yield Batch(slice_tensors(features, start, end), part, end - start)
 
     def _dataset_batches(
         self, dataset: Dataset[Any], mode: str, skip: int, lease: Lease
     ) -> Iterator[Batch]:
-        data = self._config.data
+        data, records = self._config.data, lease.end - lease.start
 
         def name(index: int) -> str:
-            return self._name(lease, len(dataset), index)  # type: ignore[arg-type]
+            samples = len(dataset)  # type: ignore[arg-type]
+            if samples == records:
+                return self.reader.name(_task(lease), index, shuffled=_trains(lease))
+            of_task = f"(records {lease.start:,} to {lease.end - 1:,})"
+            return f"sample {index:,} of {samples:,} {of_task}"
 
         try:
             for item, damaged in minibatches(
@@ -199,20 +247,20 @@ class Feeder:
                 collate_fn=getattr(dataset, "collate_fn", None),
             ):
                 note(damaged, name)
-                yield _batch(item, mode, lease, damaged)
+                yield _batch(item, mode, damaged)
         except SampleError as error:
             where = "" if error.index is None else f" for {name(error.index)}"
             if where and mode != "prediction":
                 where += f"; {SKIP}"
-            raise FeedError(f"the dataset of feed {error}{where}", lease) from error.__cause__
+            raise FeedError(f"the dataset of feed {error}{where}") from error.__cause__
 
 
-def _batch(item: Any, mode: str, lease: Lease, damaged: Sequence[Damaged]) -> Batch:
-    """A collated minibatch, of which the ``damaged`` samples were left out."""
-    if item is None and damaged:
-        return Batch(None, None, 0, damaged)
-    features, labels = _split(item, mode, lease)
-    return Batch(features, labels, _length(features, lease), damaged)
+def _trains(lease: Lease) -> bool:
+    return lease.kind == pb.TASK_TRAIN
+
+
+def _task(lease: Lease) -> Task:
+    return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
 
 
 def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Batch]) -> Update:
@@ -232,11 +280,43 @@ def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Ba
     )
 
 
-def _task(lease: Lease) -> Task:
-    return Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
+def _batch(item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
+    """A collated minibatch, of which the ``damaged`` samples were left out."""
+    if item is None and damaged:
+        return Batch(None, None, 0, damaged)
+    features, labels = _split(item, mode)
+    return Batch(features, labels, _length(features), damaged)
 
 
-def _what_records_are(records: Any, error: BaseException) -> str:
+def _split(fed: Any, mode: str) -> tuple[Any, Any]:
+    """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
+    if mode == "prediction":
+        return (dict(fed) if isinstance(fed, Mapping) else fed), None
+    try:
+        return split(fed)
+    except BatchError as error:
+        raise FeedError(f"feed returned {error}, or a torch Dataset") from None
+
+
+def _length(value: Any) -> int:
+    try:
+        return length(value)
+    except BatchError as error:
+        raise FeedError(f"feed returned {error}") from None
+
+
+@contextmanager
+def _blaming_feed(records: Records) -> Iterator[None]:
+    try:
+        yield
+    except FeedError:
+        raise
+    except (Exception, SystemExit) as error:
+        said = describe_error(error) + _what_records_are(records, error)
+        raise FeedError(f"feed raised {said}") from error
+
+
+def _what_records_are(records: Records, error: BaseException) -> str:
     """For who takes them for something else, or asks for a column that is not there."""
     if not isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError):
         return ""
@@ -246,30 +326,3 @@ def _what_records_are(records: Any, error: BaseException) -> str:
     names = [repr(name) for name in records.column_names]
     shown = ", ".join(names[:_SHOWN]) + f", and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
     return f" (records is a pyarrow.Table with the columns {shown})"
-
-
-def _split(fed: Any, mode: str, lease: Lease) -> tuple[Any, Any]:
-    """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
-    if mode == "prediction":
-        return (dict(fed) if isinstance(fed, Mapping) else fed), None
-    try:
-        return split(fed)
-    except BatchError as error:
-        raise FeedError(f"feed returned {error}, or a torch Dataset", lease) from None
-
-
-def _length(value: Any, lease: Lease) -> int:
-    try:
-        return length(value)
-    except BatchError as error:
-        raise FeedError(f"feed returned {error}", lease) from None
-
-
-def _sliced(features: Any, labels: Any, count: int, size: int, offset: int) -> Iterator[Batch]:
-    for start in range(offset, count, size):
-        end = min(start + size, count)
-        yield Batch(
-            slice_tensors(features, start, end),
-            None if labels is None else slice_tensors(labels, start, end),
-            end - start,
-        )

@@ -1,18 +1,31 @@
-"""What task ``i`` of a pass over data is: a pure function that holds nothing per task."""
+"""What task ``i`` of a pass over data is: a pure function that holds nothing per task; and what
+fixes the meaning of ``i``, which is compared when a job goes on. No torch here."""
 
 from __future__ import annotations
 
 import bisect
 import datetime
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from torch_edl.data.permutation import Permutation
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
     from torch_edl.data.sources import Source
+
+_ROUNDS = 6
+_MASK = (1 << 64) - 1
+
+_WORDS = {
+    "records": "{:,} records",
+    "batch_size": "batch_size={}",
+    "records_per_task": "{:,} records a task",
+    "shuffle": "shuffle={!r}",
+    "seed": "seed={}",
+    "epochs": "epochs={}",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,53 @@ class Task:
     def records(self) -> int:
         """How many records it has."""
         return self.end - self.start
+
+
+class Permutation:
+    """A bijection of [0, size): a pure function of (seed, epoch) that takes no memory.
+
+    A Feistel network permutes [0, 2^k) whatever its round function is; walking its cycles until a
+    number below n comes out restricts that to [0, n) (Black and Rogaway, Ciphers with Arbitrary
+    Finite Domains, 2002). At most one number in four is out of range in a step, on average.
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        self.size = size
+        self._half = max(1, (max(0, size - 1).bit_length() + 1) // 2)
+        self._low = (1 << self._half) - 1
+        key = _mix((seed & _MASK) + 0x9E3779B97F4A7C15)
+        key = _mix(key ^ (epoch + 1))
+        self._keys = []
+        for _ in range(_ROUNDS):
+            key = _mix((key + 0x9E3779B97F4A7C15) & _MASK)
+            self._keys.append(key)
+
+    def forward(self, value: int) -> int:
+        """What stands at position ``value``; 0 <= value < size."""
+        while True:
+            left, right = value >> self._half, value & self._low
+            for key in self._keys:
+                left, right = right, left ^ (_mix(right ^ key) & self._low)
+            value = (left << self._half) | right
+            if value < self.size:
+                return value
+
+    def inverse(self, value: int) -> int:
+        """The position at which ``value`` stands."""
+        while True:
+            left, right = value >> self._half, value & self._low
+            for key in reversed(self._keys):
+                left, right = right ^ (_mix(left ^ key) & self._low), left
+            value = (left << self._half) | right
+            if value < self.size:
+                return value
+
+
+def _mix(value: int) -> int:
+    """The finalizer of splitmix64: every bit of the input moves half the bits of the output."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
 
 
 class TaskSpace:
@@ -148,14 +208,8 @@ class TaskSpace:
     def at(self, position: int) -> tuple[int, int]:
         """The task, and the offset in it, of a position in the order of tasks: the inverse of
         :meth:`records_before`; 0 <= position < total_records."""
-        low, high = 0, self.total - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.records_before(middle) <= position:
-                low = middle
-            else:
-                high = middle - 1
-        return low, position - self.records_before(low)
+        id = bisect.bisect_right(range(self.total), position, key=self.records_before) - 1
+        return id, position - self.records_before(id)
 
     def epoch_of(self, id: int) -> int:
         """Epoch of a task; ``epochs`` past the last one."""
@@ -186,7 +240,7 @@ class TaskSpace:
             place = permutation.inverse if self._shuffle else int
             short = sorted((place(index), records) for index, records in self._short.items())
             order = (permutation, short)
-            while len(self._orders) >= 4:
+            if len(self._orders) >= 4:
                 del self._orders[next(iter(self._orders))]
             self._orders[epoch] = order
         return order
@@ -195,15 +249,35 @@ class TaskSpace:
         if self.steps_before(self.total) <= max_steps:
             return
         # The last task that begins before the limit.
-        low, high = 0, self.total - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.steps_before(middle) < max_steps:
-                low = middle
-            else:
-                high = middle - 1
-        task = self.task(low)
-        records = (max_steps - self.steps_before(low)) * self.batch_size
-        self.total = low + 1
+        last = bisect.bisect_left(range(self.total), max_steps, key=self.steps_before) - 1
+        task = self.task(last)
+        records = (max_steps - self.steps_before(last)) * self.batch_size
+        self.total = last + 1
         if records < task.records:
-            self.cut = Task(low, task.epoch, task.shard, task.start, task.start + records)
+            self.cut = Task(last, task.epoch, task.shard, task.start, task.start + records)
+
+
+def digest(shards: Sequence[Shard]) -> str:
+    """Of names, record counts and sizes of data files, in their order; of times not, since other
+    machines may have copies."""
+    text = json.dumps([[shard.name, shard.records, shard.size] for shard in shards])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first part in which two identities differ, in the words of both; None: in none.
+
+    What only one of them has is not compared: an earlier version did not know it.
+    """
+    for name in [*_WORDS, "files"]:
+        if name in then and name in now and then[name] != now[name]:
+            return _in_words(name, then[name]), _in_words(name, now[name])
+    return None
+
+
+def _in_words(name: str, value: Any) -> str:
+    """One part of an identity, as an argument of ``job.loader`` where it is one."""
+    if name == "files":
+        named = f"data files {value} (digest of names, record counts and sizes)"
+        return named if value else "no data files"
+    return _WORDS[name].format(bool(value) if name == "shuffle" else value)

@@ -94,7 +94,7 @@ class LeasedTasks:
         return self.poll()
 
     def stop(self) -> None:
-        """Nothing is under way."""
+        """Nothing is leased ahead."""
 
 
 _THREAD = "task-prefetcher"
@@ -118,14 +118,12 @@ class TaskPrefetcher:
         self._thread.start()
 
     def poll(self) -> Item | None:
-        """See :class:`Tasks`."""
         try:
             return self._items.get_nowait()
         except queue.Empty:
             return None
 
     def get(self, timeout_s: float) -> Item | None:
-        """See :class:`Tasks`."""
         try:
             return self._items.get(timeout=timeout_s)
         except queue.Empty:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_edl.data.identity import difference
+from torch_edl.data.task_space import difference
 from torch_edl.errors import UsageError
 
 

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch_edl.data.batch import Batch, Minibatch, Update
-from torch_edl.data.batches import Batches, StreamBatches
+from torch_edl.data.batch import SKIP, Batch, Minibatch, Update, note
+from torch_edl.data.batches import Batches, StreamBatches, TaskRecords
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.order import Pass, Span
-from torch_edl.data.samples import SKIP, note
-from torch_edl.data.task_records import TaskOrder, TaskRecords
+from torch_edl.data.order import Pass, Span, TaskOrder
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import Item, ModelTask, NoMoreTasks, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
@@ -151,8 +149,8 @@ class FileUpdates:
         self._one_off = one_off
         self._heartbeat = heartbeat
         self._status = status
-        data, train = file.config.data, file.config.train
-        self._records = TaskRecords(space, file.feeder.source, train.seed if data.shuffle else None)
+        data = file.config.data
+        self._records = TaskRecords(space, file.feeder.reader)
         self._order = TaskOrder(space)
         self._batches = Batches(
             self._records,

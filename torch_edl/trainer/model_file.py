@@ -11,7 +11,7 @@ import torch
 from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.feeder import Feeder
-from torch_edl.data.sources import Source, open_source
+from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.nn.model_tables import swap_large
@@ -39,7 +39,7 @@ class ModelFile:
         self._callbacks = contract.make_callbacks()
         contract.make_metrics()
         self._sources = self._user_sources()
-        self.feeder = Feeder(config, contract.feed, self._open_shard if self._sources else None)
+        self.feeder = Feeder(config, contract.feed, self._sources)
 
     def shards(self) -> list[pb.SourceShard]:
         """What the user's ``data_source`` has, where there is one."""
@@ -113,10 +113,3 @@ class ModelFile:
                 "each a name of its own"
             )
         return made_by_name
-
-    def _open_shard(self, name: str) -> Source:
-        if name in self._sources:
-            return self._sources[name]
-        # Files of --eval-data beside training data of the user's own.
-        data = self.config.data
-        return open_source(name, format=data.format, skip_damaged=data.skip_damaged)

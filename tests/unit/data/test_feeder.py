@@ -15,9 +15,9 @@ from torch.utils.data import Dataset, IterableDataset
 from master.state.tasks import TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.batch import Update
-from torch_edl.data.feeder import Feeder, FeedError
+from torch_edl.data.batches import TaskRecords
+from torch_edl.data.feeder import Feeder, FeedError, TaskReader
 from torch_edl.data.sources import IndexedSource, open_source
-from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
@@ -81,8 +81,7 @@ def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> 
 
 
 def feeder(job: JobConfig, feed: Callable[..., Any]) -> Feeder:
-    source = IndexedSource(RECORDS, name="s")
-    return Feeder(job, feed, lambda _: source)
+    return Feeder(job, feed, {"s": IndexedSource(RECORDS, name="s")})
 
 
 def values(update: Update) -> list[int]:
@@ -159,7 +158,7 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
     with pytest.raises(DataError, match=rf"n.csv: .* it was 30 records, 92 .* now it is {now} of"):
         Feeder(config(), table).prepare(first)
     # A ring, or a script, reads by tasks.
-    records = TaskRecords(TaskSpace([shard], 20), open_source, None)
+    records = TaskRecords(TaskSpace([shard], 20), TaskReader(open_source, 20, None))
     with pytest.raises(DataError, match=r"n.csv: is not what the job counted"):
         records.__getitems__([(0, 0, 5)])
 
@@ -181,8 +180,8 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
 )
 def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message: str) -> None:
     (tmp_path / "n.csv").write_text("n,odd\n1,2\n")
-    made = Feeder(config(), feed, lambda _: open_source(str(tmp_path / "n.csv")))
-    records = made.source("s").read(0, 1)
+    made = Feeder(config(), feed, {"s": open_source(str(tmp_path / "n.csv"))})
+    records = made.reader.source("s").read(0, 1)
     with pytest.raises(FeedError, match=message):
         made.batch(records, "s")
 
@@ -250,7 +249,7 @@ def test_records_that_cannot_be_read_are_left_out(
 
 def test_a_ring_names_records_and_leaves_them_out() -> None:
     space = TaskSpace([Shard("s", len(RECORDS))], 20, seed=3, shuffle=True)
-    records = TaskRecords(space, lambda _: IndexedSource(RECORDS, name="s"), 3)
+    records = TaskRecords(space, TaskReader(lambda _: IndexedSource(RECORDS, name="s"), 20, 3))
     pieces = [(7, 12, 20), (8, 0, 8)]
     given = records.__getitems__(pieces)
     bad = numbers(given).tolist()[10]

@@ -33,8 +33,8 @@ def test_files_may_be_evaluated_beside_a_source_of_ones_own(tmp_path: Path) -> N
     (tmp_path / "test.csv").write_text("n\n1\n2\n3\n")
     made = model_file(tmp_path, MODEL)
     assert [(s.name, s.records, s.size) for s in made.shards()] == [("low", 2, 0), ("high", 2, 0)]
-    assert made.feeder.source("high").read(1, 2) == [b"2"]
-    assert made.feeder.source(str(tmp_path / "test.csv")).count == 3
+    assert made.feeder.reader.source("high").read(1, 2) == [b"2"]
+    assert made.feeder.reader.source(str(tmp_path / "test.csv")).count == 3
 
 
 def test_two_sources_of_one_name_are_refused(tmp_path: Path) -> None:
