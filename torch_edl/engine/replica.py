@@ -25,8 +25,8 @@ from torch_edl.checkpoint.writer import write_tables
 from torch_edl.engine import same_model, state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.nn import table_state
 from torch_edl.nn.model_tables import bind_tables, dense_names
+from torch_edl.nn.rows import state_of_rows, state_of_weight
 from torch_edl.optim import group_of
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
@@ -286,7 +286,7 @@ def read(folder: Path, without: Collection[str] = ()) -> State:
 def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
     """The ``state_dict`` of a model: of a checkpoint of any strategy, or of an exported model.
 
-    The rows of tables are in it as :mod:`torch_edl.nn.table_state` says.
+    The rows of tables are in it as :mod:`torch_edl.nn.rows` says.
 
     Args:
         without: names of tables that are left out.
@@ -306,12 +306,12 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
         if table.name in without:
             continue
         if table.bound:
-            values |= table_state.of_weight(table.modules, table.weight())
+            values |= state_of_weight(table.modules, table.weight())
         else:
             found = [rows for _, rows in table.rows()]
             ids = np.concatenate([rows.ids for rows in found])
             vectors = np.concatenate([rows.vectors for rows in found])
-            values |= table_state.of_rows(table.modules, ids, vectors)
+            values |= state_of_rows(table.modules, ids, vectors)
     return values
 
 

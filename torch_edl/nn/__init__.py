@@ -3,7 +3,6 @@
 How rows are found and differentiated; nothing here speaks to a server or knows a job.
 """
 
-from torch_edl.nn.embedding import Embedding
-from torch_edl.nn.embedding_bag import EmbeddingBag
+from torch_edl.nn.embedding import Embedding, EmbeddingBag
 
 __all__ = ["Embedding", "EmbeddingBag"]

@@ -1,21 +1,88 @@
-"""An embedding over a hash table: any int64 id, and rows that are created on first use."""
+"""Embeddings over a hash table: any int64 is an id, and rows are created on first use."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
-from torch_edl.nn import table_state
-from torch_edl.nn.initializers import InitializerLike, resolve
-from torch_edl.nn.local_rows import LocalRows
-from torch_edl.nn.lookup import RowStore
+from torch_edl.nn.rows import (
+    IDS,
+    VECTORS,
+    WEIGHT,
+    LocalRows,
+    RowStore,
+    rows_in_state,
+    state_of_rows,
+    state_of_weight,
+)
 from torch_edl.wire import pserver_pb2 as pb
 
+_MODES = ("sum", "mean", "sqrtn")
+
+_ARGS: dict[str, dict[str, float]] = {
+    "zeros": {},
+    "constant": {"value": 0.0},
+    "uniform": {"low": -0.05, "high": 0.05},
+    "normal": {"mean": 0.0, "std": 0.05},
+    "xavier_uniform": {"gain": 1.0},
+    "xavier_normal": {"gain": 1.0},
+}
+
 _unnamed = itertools.count()
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Distribution of a new row: ``zeros``, ``constant``, ``uniform`` or ``normal``."""
+
+    kind: str
+    args: Mapping[str, float] = field(default_factory=dict)
+    measured: bool = False
+    """Estimated from weights that this process drew, rather than given by the user."""
+
+
+InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer
+"""A name, a name with arguments, or the distribution itself."""
+
+
+def resolve(
+    choice: InitializerLike,
+    num_embeddings: int | None,
+    dim: int,
+) -> Initializer:
+    """The distribution that the user's choice means for a table of this size.
+
+    Args:
+        choice: a name (``"normal"``) or a name with arguments (``("normal", {"std": 0.01})``).
+
+    Raises:
+        UsageError: unknown name or argument.
+    """
+    if isinstance(choice, Initializer):
+        return choice
+    kind, given = (choice, {}) if isinstance(choice, str) else choice
+    if kind not in _ARGS:
+        raise UsageError(f"initializer {kind!r}: choose one of {', '.join(_ARGS)}")
+    unknown = set(given) - set(_ARGS[kind])
+    if unknown:
+        takes = ", ".join(_ARGS[kind]) or "no arguments"
+        raise UsageError(f"initializer {kind!r}: unknown {sorted(unknown)}; it takes {takes}")
+    args = {**_ARGS[kind], **{k: float(v) for k, v in given.items()}}
+    if kind.startswith("xavier"):
+        # Glorot & Bengio 2010, eq. 16; a table without bound counts as a square matrix.
+        std = args["gain"] * math.sqrt(2.0 / (dim + (num_embeddings or dim)))
+        if kind == "xavier_normal":
+            return Initializer("normal", {"mean": 0.0, "std": std})
+        bound = math.sqrt(3.0) * std
+        return Initializer("uniform", {"low": -bound, "high": bound})
+    return Initializer(kind, args)
 
 
 class Table(nn.Module):
@@ -104,7 +171,7 @@ class Table(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, table={self.table!r}"
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """See :mod:`torch_edl.nn.table_state`; torch calls this for ``state_dict()``."""
+        """Torch calls this for ``state_dict()``; :mod:`torch_edl.nn.rows` describes the layout."""
         rows = self.local_rows
         if rows is None:
             raise UsageError(
@@ -112,12 +179,12 @@ class Table(nn.Module):
                 "job.state_dict() gathers the whole model, job.save(path) writes it"
             )
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        del destination[f"{prefix}{table_state.WEIGHT}"]
+        del destination[f"{prefix}{WEIGHT}"]
         path = prefix.removesuffix(".")
         if self.num_embeddings is None:
-            destination.update(table_state.of_rows([path], *rows.rows()))
+            destination.update(state_of_rows([path], *rows.rows()))
         else:
-            destination.update(table_state.of_weight([path], rows.weight()))
+            destination.update(state_of_weight([path], rows.weight()))
 
     def _load_from_state_dict(
         self,
@@ -130,10 +197,10 @@ class Table(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """The inverse of :meth:`_save_to_state_dict`."""
-        ours = {prefix + k for k in (table_state.WEIGHT, table_state.IDS, table_state.VECTORS)}
+        ours = {prefix + k for k in (WEIGHT, IDS, VECTORS)}
         rest = {key: value for key, value in state_dict.items() if key not in ours}
         super()._load_from_state_dict(
-            {**rest, f"{prefix}{table_state.WEIGHT}": self.weight.data},
+            {**rest, f"{prefix}{WEIGHT}": self.weight.data},
             prefix,
             local_metadata,
             strict,
@@ -142,12 +209,12 @@ class Table(nn.Module):
             error_msgs,
         )
         try:
-            rows = table_state.rows_in(state_dict, prefix, self.num_embeddings, self.embedding_dim)
+            rows = rows_in_state(state_dict, prefix, self.num_embeddings, self.embedding_dim)
         except ValueError as error:
             error_msgs.append(str(error))
             return
         if rows is None:
-            key = table_state.IDS if self.num_embeddings is None else table_state.WEIGHT
+            key = IDS if self.num_embeddings is None else WEIGHT
             missing_keys.append(prefix + key)
         elif (local := self.local_rows) is not None:
             local.replace(*rows)
@@ -195,3 +262,94 @@ class Embedding(Table):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Rows (*input.shape, embedding_dim) of int64 ids."""
         return self.rows(input)
+
+
+class EmbeddingBag(Table):
+    """Like :class:`torch.nn.EmbeddingBag`, over a table that grows id by id.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, name, initializer, min_count, max_age: as in
+            :class:`Embedding`.
+        mode: ``sum``; ``mean``: divided by the sum of weights; ``sqrtn``: divided by the root of
+            the sum of squared weights. A row without a weight weighs 1, padding weighs 0.
+        include_last_offset: ``offsets`` ends with the length of ``input``.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        name: str | None = None,
+        initializer: InitializerLike = "uniform",
+        min_count: int = 0,
+        max_age: int | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            name=name,
+            initializer=initializer,
+            min_count=min_count,
+            max_age=max_age,
+        )
+        if mode not in _MODES:
+            raise UsageError(f"mode {mode!r}: choose one of {', '.join(_MODES)}")
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """One vector per bag, (bags, embedding_dim).
+
+        Args:
+            input: int64 ids, (bags, n), or (n,) with ``offsets``.
+            offsets: (bags,) where each bag begins in a flat ``input``.
+            per_sample_weights: weight of each id, shaped as ``input``.
+        """
+        bags, bag = self._bags(input, offsets)
+        flat = input.reshape(-1)
+        weights = torch.ones(flat.shape, device=flat.device)
+        if per_sample_weights is not None:
+            if per_sample_weights.shape != input.shape:
+                raise UsageError(
+                    f"per_sample_weights of shape {tuple(per_sample_weights.shape)}: "
+                    f"must be shaped as the ids, {tuple(input.shape)}"
+                )
+            weights = per_sample_weights.reshape(-1)
+        if self.padding_idx is not None:
+            weights = weights * (flat != self.padding_idx)
+        rows = self.rows(flat)
+        total = rows.new_zeros(bags, self.embedding_dim).index_add(
+            0, bag, rows * weights.unsqueeze(-1)
+        )
+        if self.mode == "sum":
+            return total
+        square = self.mode == "sqrtn"
+        norm = weights.new_zeros(bags).index_add(0, bag, weights * weights if square else weights)
+        norm = norm.sqrt() if square else norm
+        # An empty bag is zero, as torch has it.
+        return total / torch.where(norm == 0, torch.ones_like(norm), norm).unsqueeze(-1)
+
+    def _bags(self, input: torch.Tensor, offsets: torch.Tensor | None) -> tuple[int, torch.Tensor]:
+        if input.dim() == 2 and offsets is None:
+            bags, each = input.shape
+            return bags, torch.arange(bags, device=input.device).repeat_interleave(each)
+        if input.dim() != 1 or offsets is None:
+            raise UsageError(
+                f"ids of shape {tuple(input.shape)}: give (bags, n) ids, or (n,) ids with offsets"
+            )
+        starts = offsets[:-1] if self.include_last_offset else offsets
+        ends = torch.cat([starts[1:], starts.new_tensor([input.shape[0]])])
+        if starts.numel() and (int(starts[0]) != 0 or bool((ends < starts).any())):
+            raise UsageError("offsets: must begin with 0 and not decrease")
+        index = torch.arange(starts.shape[0], device=input.device)
+        return starts.shape[0], index.repeat_interleave(ends - starts)

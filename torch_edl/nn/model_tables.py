@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
-from torch_edl.nn.embedding import Embedding, Table
-from torch_edl.nn.embedding_bag import EmbeddingBag
-from torch_edl.nn.initializers import Initializer
+from torch_edl.nn.embedding import Embedding, EmbeddingBag, Initializer, Table
 
 _SAMPLE = 65_536
 
