@@ -6,10 +6,10 @@ server does not apply the records of a push twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import grpc
 import numpy as np
@@ -31,6 +31,8 @@ from torch_edl.wire import codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
 
+T = TypeVar("T")
+
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
 _BLOCK_BYTES = 64 << 20  # of rows in one pull
@@ -44,77 +46,34 @@ class PullResult:
     """Version of each server."""
     dense: list[Floats | None]
     """Flat vector of each server; None: not requested, or not changed."""
-    rows: list[Floats] = field(default_factory=list)
+    rows: list[Floats]
     """(u, dim) for each table of the request, in the order of its ``unique`` ids."""
 
 
-@dataclass(frozen=True)
-class PushResult:
-    """The answer to a push."""
+class Pending(Generic[T]):
+    """Calls in flight to all servers, and how their answers are combined."""
 
-    accepted: bool
-    """False: the gradient is too old for a server (sync mode); pull, compute and push again."""
-    version: int
-
-
-class Pending:
-    """Calls in flight to all servers; :meth:`responses` waits for them."""
-
-    def __init__(self, futures: list[Any]) -> None:
+    def __init__(self, futures: list[Any], combine: Callable[[list[Any]], T]) -> None:
         self._futures = futures
+        self._combine = combine
 
     def done(self) -> bool:
         """Whether every server has answered."""
         return all(f.done() for f in self._futures)
 
-    def responses(self) -> list[Any]:
-        """The answers in server order.
+    def wait(self) -> T:
+        """What the answers say together.
 
         Raises:
             ServersLostError: a server is unreachable, or of another incarnation.
             UsageError: a server rejected the content; the message says why.
         """
         try:
-            return [f.result() for f in self._futures]
+            return self._combine([f.result() for f in self._futures])
         except grpc.RpcError as error:
             raise _translate(error) from None
         except CancelledError:
             raise ServersLostError("the connection was closed") from None
-
-
-class PendingPull(Pending):
-    """A pull in flight."""
-
-    def __init__(self, futures: list[Any], tables: Sequence[TableIds]) -> None:
-        super().__init__(futures)
-        self._tables = tables
-
-    def wait(self) -> PullResult:
-        """The answers, combined; raises as :meth:`responses`."""
-        answers = self.responses()
-        return PullResult(
-            versions=[a.version for a in answers],
-            dense=[_flat(a.dense) for a in answers],
-            rows=[self._rows(i, t, answers) for i, t in enumerate(self._tables)],
-        )
-
-    def _rows(self, index: int, table: TableIds, answers: list[Any]) -> Floats:
-        out = np.empty((len(table.ids.unique), table.dim), np.float32)
-        for server, answer in enumerate(answers):
-            part = codec.from_proto(answer.vectors[index])
-            out[table.ids.part(server)] = part
-        return out
-
-
-class PendingPush(Pending):
-    """A push in flight."""
-
-    def wait(self) -> PushResult:
-        """The answers, combined; raises as :meth:`responses`."""
-        answers = self.responses()
-        return PushResult(
-            accepted=all(a.accepted for a in answers), version=max(a.version for a in answers)
-        )
 
 
 class PsClient:
@@ -158,14 +117,11 @@ class PsClient:
         optimizer: pb.OptimizerConfig,
         *,
         seed: int,
-    ) -> bool:
+    ) -> None:
         """Tells every server what to hold. The values of the first caller stay.
 
         Args:
             dense: by name.
-
-        Returns:
-            Whether all servers took the values of this caller.
 
         Raises:
             UsageError: the servers hold a model of another layout.
@@ -198,7 +154,6 @@ class PsClient:
         answers = self._ask("PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
         self._ask("PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S)
         self.exact = {p.name: codec.from_proto(p.value) for a in answers for p in a.exact}
-        return all(a.accepted for a in answers)
 
     def pull(
         self,
@@ -207,7 +162,7 @@ class PsClient:
         dense: bool = True,
         known: Sequence[int] | None = None,
         read_only: bool = False,
-    ) -> PendingPull:
+    ) -> Pending[PullResult]:
         """Starts a pull of dense parameters and rows.
 
         Args:
@@ -222,16 +177,20 @@ class PsClient:
                 dense_version=known[server] if known else -1,
                 read_only=read_only,
             )
-            seen: dict[int, int] = {}
-            for table in tables:
-                entry = call.tables.add(name=table.name)
-                first = seen.setdefault(id(table.ids), len(call.tables))
-                if first < len(call.tables):
-                    entry.same_ids_as = first
-                else:
-                    entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
+            _add_tables(call.tables, tables, server)
             calls.append(call)
-        return PendingPull(self._start("Pull", calls), tables)
+
+        def combine(answers: list[Any]) -> PullResult:
+            return PullResult(
+                versions=[a.version for a in answers],
+                dense=[codec.from_proto(a.dense) if a.dense.dtype else None for a in answers],
+                rows=[
+                    _rows(table, [a.vectors[index] for a in answers])
+                    for index, table in enumerate(tables)
+                ],
+            )
+
+        return Pending(self._start("Pull", calls), combine)
 
     def push(
         self,
@@ -243,8 +202,9 @@ class PsClient:
         retired_before: int,
         learning_rates: Sequence[float] = (),
         exact: Mapping[str, Array] | None = None,
-    ) -> PendingPush:
-        """Starts a push of gradients.
+    ) -> Pending[bool]:
+        """Starts a push of gradients. The answer is False if a gradient is too old for a server
+        (sync mode): pull, compute and push again.
 
         Args:
             dense: gradient of each server's parameters; None: no update.
@@ -268,18 +228,12 @@ class PsClient:
             for name, value in (exact or {}).items():
                 if self._owners[name] == server:
                     call.exact.add(name=name, value=codec.to_proto(value))
-            seen: dict[int, int] = {}
-            for table, gradients in tables:
-                entry = call.tables.add(name=table.name)
-                first = seen.setdefault(id(table.ids), len(call.tables))
-                part = table.ids.part(server)
-                if first < len(call.tables):
-                    entry.same_ids_as = first
-                else:
-                    entry.ids = table.ids.unique[part].tobytes()
-                _fill(entry.values, gradients[part])
+            _add_tables(call.tables, [table for table, _ in tables], server)
+            for entry, (table, gradients) in zip(call.tables, tables, strict=True):
+                _fill(entry.values, gradients[table.ids.part(server)])
             calls.append(call)
-        return PendingPush(self._start("PushGradients", calls))
+        futures = self._start("PushGradients", calls)
+        return Pending(futures, lambda answers: all(a.accepted for a in answers))
 
     def rows(self, table: str, dim: int) -> tuple[Ids, Floats]:
         """All rows of a table that exist: ids (n,) in no order, and vectors (n, dim)."""
@@ -341,12 +295,28 @@ class PsClient:
         ]
 
     def _ask(self, method: str, calls: Sequence[Any], **how: Any) -> list[Any]:
-        """As :meth:`_start`, and waits for the answers; raises as :meth:`Pending.responses`."""
-        return Pending(self._start(method, calls, **how)).responses()
+        """As :meth:`_start`, and waits for the answers; raises as :meth:`Pending.wait`."""
+        return Pending(self._start(method, calls, **how), list).wait()
 
 
-def _flat(proto: tensor_pb2.TensorProto) -> Floats | None:
-    return codec.from_proto(proto) if proto.dtype else None
+def _add_tables(entries: Any, tables: Sequence[TableIds], server: int) -> None:
+    """Adds to a call the ids of each table that ``server`` owns."""
+    seen: dict[int, int] = {}
+    for number, table in enumerate(tables, start=1):
+        entry = entries.add(name=table.name)
+        first = seen.setdefault(id(table.ids), number)
+        if first < number:
+            entry.same_ids_as = first
+        else:
+            entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
+
+
+def _rows(table: TableIds, parts: Sequence[tensor_pb2.TensorProto]) -> Floats:
+    """Rows (u, dim) of a table, of which each server sent those that it owns."""
+    out = np.empty((len(table.ids.unique), table.dim), np.float32)
+    for server, part in enumerate(parts):
+        out[table.ids.part(server)] = codec.from_proto(part)
+    return out
 
 
 def _fill(proto: tensor_pb2.TensorProto, array: Floats) -> None:

@@ -3,7 +3,7 @@ beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
+from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import dense_names
+from torch_edl.nn.rows import state_of_rows, state_of_weight
 from torch_edl.optim import group_of
+from torch_edl.ps_client.client import PsClient
 from torch_edl.ps_client.partition import BUFFER_GROUP, DenseGradient, DenseValue, Segment
 
 Floats = npt.NDArray[np.float32]
@@ -153,7 +156,7 @@ class FlatParameters:
             self._flat.append(flat)
             self._gradient.append(gradient)
             self._parts.append(parts)
-        # Places of parameters that some minibatch of the window has a gradient for.
+        # Places of parameters that some minibatch of the update has a gradient for.
         self._reached: list[set[int]] = [set() for _ in layout]
 
     def load(self, server: int, values: Floats) -> None:
@@ -169,7 +172,7 @@ class FlatParameters:
                     tensor.copy_(view)
 
     def collect(self) -> None:
-        """Adds the gradients of one minibatch to those of the window."""
+        """Adds the gradients of one minibatch to those of the update."""
         with torch.no_grad():
             for server, parts in enumerate(self._parts):
                 reached = self._reached[server]
@@ -213,3 +216,34 @@ class FlatParameters:
             reached.clear()
         if gradients:
             self.clear_gradients()
+
+
+def gathered(
+    client: PsClient, dense: Mapping[str, DenseTensor], tables: Iterable[Table]
+) -> dict[str, torch.Tensor]:
+    """The whole model as it is on the servers now; that of this process stays as it is.
+
+    Raises:
+        ServersLostError: the values cannot be had.
+    """
+    state: dict[str, torch.Tensor] = {}
+    pulled = client.pull([]).wait()
+    for segments, flat in zip(client.layout, pulled.dense, strict=True):
+        for segment in segments:
+            assert flat is not None
+            each = dense[segment.name]
+            value = flat[segment.start : segment.start + segment.size].copy()
+            tensor = torch.from_numpy(value).view(segment.shape).to(each.tensor.dtype)
+            state |= dict.fromkeys([segment.name, *each.aliases], tensor)
+    for name, each in dense.items():
+        if each.is_exact:
+            tensor = each.tensor.detach().to("cpu", copy=True)
+            state |= dict.fromkeys([name, *each.aliases], tensor)
+    for table in {t.table: t for t in tables}.values():
+        name, dim, paths = table.table, table.embedding_dim, table.modules_of_table
+        if table.num_embeddings is None:
+            state |= state_of_rows(paths, *client.rows(name, dim))
+        else:
+            weight = client.weight(name, table.num_embeddings, dim)
+            state |= state_of_weight(paths, weight)
+    return state

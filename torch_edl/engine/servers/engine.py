@@ -25,16 +25,14 @@ from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine import same_model
 from torch_edl.engine.gradient_hooks import ManualAccumulation
-from torch_edl.engine.servers.dense import ExactBuffers, FlatParameters, dense_parameters
-from torch_edl.engine.servers.gather import gathered
-from torch_edl.engine.servers.row_gradient import bind_gradients
+from torch_edl.engine.servers import dense
 from torch_edl.engine.servers.rows import Plan, ServerRows
 from torch_edl.engine.servers.schedule import ServerSchedule
 from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.optim import group_of, optimizer_config
-from torch_edl.ps_client.client import PendingPull, PendingPush, PsClient, PullResult
+from torch_edl.ps_client.client import Pending, PsClient, PullResult
 from torch_edl.ps_client.partition import Floats, TableIds
 from torch_edl.wire import master_pb2, pserver_pb2
 
@@ -47,7 +45,7 @@ class _Planned:
 
     update: Update
     plan: Plan
-    pull: PendingPull | None = None
+    pull: Pending[PullResult] | None = None
     versions: list[int] | None = None
     """Of the servers, as they were pulled; None: not yet."""
     steps: int = 0
@@ -88,21 +86,21 @@ class ServersEngine:
         self._plans_ahead = forward is not None
         self._rows = ServerRows(model, forward or model)
         if not self._plans_ahead:
-            bind_gradients(self._rows)
-        self._dense = dense_parameters(model, optimizer)
+            self._rows.show_gradients()
+        self._dense = dense.dense_parameters(model, optimizer)
         self._initial = {name: each.value() for name, each in self._dense.items()}
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         self._sync = config.train.mode == "sync"
         self.depth = config.train.staleness if self._plans_ahead and not self._sync else 0
         self._ahead: deque[_Planned] = deque()
         self._open: _Planned | None = None
-        self._pushed: tuple[Update, PendingPush] | None = None
+        self._pushed: tuple[Update, Pending[bool]] | None = None
         self._done: list[Update] = []
         self._trained = self._acked = 0
         self._client: PsClient | None = None
         self._incarnation = 0
-        self._flat: FlatParameters
-        self._exact: ExactBuffers
+        self._flat: dense.FlatParameters
+        self._exact: dense.ExactBuffers
         self._known: list[int] | None = None
         self.live = False
         self._lost: ServersLostError | None = None
@@ -136,8 +134,8 @@ class ServersEngine:
             raise
         self._schedule.rewind()
         self._client, self._incarnation = client, cluster.incarnation
-        self._flat = FlatParameters(self._dense, client.layout)
-        self._exact = ExactBuffers(self._dense, client.exact)
+        self._flat = dense.FlatParameters(self._dense, client.layout)
+        self._exact = dense.ExactBuffers(self._dense, client.exact)
         self._rows.connect(client.servers, self._pull_rows)
 
     def close(self) -> None:
@@ -198,7 +196,7 @@ class ServersEngine:
         if self._accumulation is not None and not planned.steps:
             self._accumulation.forbid()
         if self._sync:
-            accepted = self._push(planned).wait().accepted
+            accepted = self._push(planned).wait()
             self._open = None
             if not accepted:
                 log.debug(
@@ -218,7 +216,6 @@ class ServersEngine:
         return True
 
     def acknowledged(self, *, wait: bool = False) -> list[Update]:
-        """See :class:`~torch_edl.engine.base.LeasedEngine`."""
         if wait:
             self._settle_push()
         done, self._done = self._done, []
@@ -298,7 +295,7 @@ class ServersEngine:
             if planned.pull is None and acked >= index - self.depth:
                 planned.pull = self._pull(planned.plan)
 
-    def _pull(self, plan: Plan) -> PendingPull:
+    def _pull(self, plan: Plan) -> Pending[PullResult]:
         return self._servers.pull(plan.tables, known=self._known)
 
     def _pull_rows(self, tables: Sequence[TableIds]) -> Sequence[Floats]:
@@ -339,7 +336,7 @@ class ServersEngine:
         self._known = result.versions
         self._status.version = max(result.versions)
 
-    def _push(self, planned: _Planned) -> PendingPush:
+    def _push(self, planned: _Planned) -> Pending[bool]:
         update, client = planned.update, self._servers
         assert planned.versions is not None
         # An update without a gradient moves the watermark and changes nothing.
@@ -393,7 +390,7 @@ class ServersEngine:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model as it is on the servers now; this process's copy stays as it is."""
-        return gathered(self._servers, self._dense, self._rows.tables)
+        return dense.gathered(self._servers, self._dense, self._rows.tables)
 
     def snapshot(self) -> Callable[[str], Snapshot]:
         """The servers hold the model; the master asks them."""

@@ -1,8 +1,12 @@
-"""Rows of embedding tables that live on servers, for the minibatches of one window.
+"""Rows of embedding tables that live on servers, for the minibatches of one update.
 
-The ids of a window are found before it is trained: the model runs on it only as far as its last
-embedding, with nothing looked up (:meth:`ServerRows.plan`). So all rows of all tables are pulled
-in one call, ahead of time. An id that only the real run asks for is pulled then.
+The ids of an update are found before the update is trained: the model runs on it only as far as
+its last embedding, with nothing looked up (:meth:`ServerRows.plan`). So all rows of all tables are
+pulled in one call, ahead of time. An id that only the real run asks for is pulled then.
+
+What clips gradients or scales them goes through ``parameter.grad``. The parameter of a table is
+empty; in a script its gradient is that of the rows in use, summed by id, and may be changed in
+place (:class:`TableParameter`).
 """
 
 from __future__ import annotations
@@ -17,16 +21,16 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from torch_edl import _core
 from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
-from torch_edl.nn.lookup import RowBlock, lookup
 from torch_edl.nn.model_tables import bind_tables
+from torch_edl.nn.rows import RowBlock, lookup
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+_grad: Any = torch.Tensor.grad
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 Pull = Callable[[Sequence[TableIds]], Sequence[Floats]]
 
@@ -53,75 +57,62 @@ class _Call:
 
 @dataclass
 class Plan:
-    """The rows that a window needs."""
+    """The rows that an update needs, and those that it has."""
 
     calls: list[list[_Call]]
     """Lookups of each minibatch, in the order of the model."""
     tables: list[TableIds] = field(default_factory=list)
-    blocks: list[RowBlock] = field(default_factory=list)
-    """One for each of ``tables``, once they were pulled."""
+    """What is to be pulled ahead of time."""
+    _blocks: list[tuple[TableIds, RowBlock]] = field(default_factory=list)
+    """What was pulled: for ``tables``, and then for ids that only the real run asked for."""
     _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
 
     def take(self, rows: Sequence[Floats]) -> None:
         """Takes what was pulled for ``tables``."""
-        self.blocks = [RowBlock(values) for values in rows]
+        self._blocks = [(t, RowBlock(v)) for t, v in zip(self.tables, rows, strict=True)]
 
     def find(self, batch: int, call: int) -> tuple[RowBlock, Ids]:
         """Rows and the positions in them for one lookup."""
-        table, span = self._where[batch, call]
-        return self.blocks[table], self.tables[table].ids.inverse[span]
+        number, span = self._where[batch, call]
+        table, block = self._blocks[number]
+        return block, table.ids.inverse[span]
 
-    def add(self, module: Table, ids: PartitionedIds, values: Floats) -> RowBlock:
-        """Rows that the planning run did not see."""
+    def add(self, table: TableIds, values: Floats) -> RowBlock:
+        """Rows (u, dim) that the planning run did not see."""
         block = RowBlock(values)
-        self.tables.append(TableIds(module.table, module.embedding_dim, ids))
-        self.blocks.append(block)
+        self._blocks.append((table, block))
         return block
 
-    def gradient(self, name: str, servers: int) -> Floats | None:
-        """The summed gradient (n, dim) of one table so far, each id once; to be changed in place.
-        None: there is none."""
-        used = [
-            (table, block)
-            for table, block in zip(self.tables, self.blocks, strict=True)
-            if table.name == name and block.grads is not None
-        ]
+    def gradient(self, name: str, servers: int) -> tuple[TableIds, Floats] | None:
+        """The ids of one table and their summed gradient (u, dim) so far, each id once; it may be
+        changed in place. None: there is none."""
+        used = [(t, b) for t, b in self._blocks if t.name == name and b.grads is not None]
         if len(used) > 1:
-            table, sum_ = _merge([(t, b.grads) for t, b in used if b.grads is not None], servers)
+            ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in used]), servers)
+            parts = [b.grads for _, b in used if b.grads is not None]
+            table = TableIds(name, used[0][0].dim, ids)
+            whole = self.add(table, np.empty((len(ids.unique), table.dim), np.float32))
+            whole.add(ids.inverse, np.concatenate(parts))
             for _, block in used:
                 block.grads = None
-            whole = RowBlock(sum_)
-            whole.grads = sum_
-            self.tables.append(table)
-            self.blocks.append(whole)
-            return sum_
-        return used[0][1].grads if used else None
+            used = [(table, whole)]
+        return next(((t, b.grads) for t, b in used if b.grads is not None), None)
 
     def drop_gradient(self, name: str) -> None:
         """Forgets the gradient of one table."""
-        for table, block in zip(self.tables, self.blocks, strict=True):
+        for table, block in self._blocks:
             if table.name == name:
                 block.grads = None
 
     def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
-        """The summed gradient of each table that was used, each id once."""
-        used: dict[str, list[tuple[TableIds, Floats]]] = {}
-        for table, block in zip(self.tables, self.blocks, strict=True):
-            if block.grads is not None:
-                used.setdefault(table.name, []).append((table, block.grads))
-        return [g[0] if len(g) == 1 else _merge(g, servers) for g in used.values()]
-
-
-def _merge(parts: list[tuple[TableIds, Floats]], servers: int) -> tuple[TableIds, Floats]:
-    first = parts[0][0]
-    ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in parts]), servers)
-    out = np.empty((len(ids.unique), first.dim), np.float32)
-    _core.scatter_sum(np.concatenate([g for _, g in parts]), ids.inverse, out)
-    return TableIds(first.name, first.dim, ids), out
+        """:meth:`gradient` of each table that has one."""
+        names = dict.fromkeys(table.name for table, _ in self._blocks)
+        found = [self.gradient(name, servers) for name in names]
+        return [each for each in found if each is not None]
 
 
 class ServerRows:
-    """The :class:`~torch_edl.nn.lookup.RowStore` of all tables of a model.
+    """The :class:`~torch_edl.nn.rows.RowStore` of all tables of a model.
 
     Args:
         forward: runs the model on the features of a minibatch.
@@ -193,11 +184,22 @@ class ServerRows:
         self._plan, self._batch, self._call = plan, batch, 0
         self.gradients_taken = False
 
+    def show_gradients(self) -> None:
+        """Lets the parameters of all tables show the gradients of their rows.
+
+        Modules that share a table have it once, at the first of them.
+        """
+        for table, module in {m.table: m for m in reversed(self.tables)}.items():
+            weight: Any = module.weight
+            weight.__class__ = TableParameter
+            weight.table, weight.rows = table, self
+
     def gradient(self, table: str) -> Floats | None:
-        """See :meth:`Plan.gradient`; of what is in use, until it was taken."""
+        """The gradient (u, dim) of the rows of a table that are in use, until it was taken."""
         if self._plan is None or self.gradients_taken:
             return None
-        return self._plan.gradient(table, self._servers)
+        found = self._plan.gradient(table, self._servers)
+        return None if found is None else found[1]
 
     def drop_gradient(self, table: str) -> None:
         """Forgets the gradient of a table, unless it was taken."""
@@ -205,7 +207,7 @@ class ServerRows:
             self._plan.drop_gradient(table)
 
     def lookup(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
-        """See :class:`~torch_edl.nn.lookup.RowStore`."""
+        """See :class:`~torch_edl.nn.rows.RowStore`."""
         if self._planning is not None:
             return self._note(module, ids)
         assert self._plan is not None, "a forward pass without a plan"
@@ -215,7 +217,7 @@ class ServerRows:
             block, inverse = self._plan.find(self._batch, position)
         else:
             block, inverse = self._unplanned(module, ids)
-        return lookup(module.weight, block, inverse).view(*ids.shape, module.embedding_dim)
+        return lookup(module, block, inverse, ids.shape)
 
     def _dry_run(self, batch: Batch) -> list[_Call]:
         features = self.given(batch.features)
@@ -261,10 +263,35 @@ class ServerRows:
         assert self._pull is not None
         _check_range(module, ids)
         wanted = PartitionedIds.of(_flat(ids), self._servers)
-        (values,) = self._pull([TableIds(module.table, module.embedding_dim, wanted)])
+        table = TableIds(module.table, module.embedding_dim, wanted)
+        (values,) = self._pull([table])
         if not torch.is_grad_enabled():
             return RowBlock(values), wanted.inverse  # nothing will come back to it
-        return self._plan.add(module, wanted, values), wanted.inverse
+        return self._plan.add(table, values), wanted.inverse
+
+
+class TableParameter(nn.Parameter):
+    """The empty parameter of a table on servers."""
+
+    table: str
+    rows: ServerRows
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """Of the rows that were looked up, (n, dim); None once it was taken."""
+        rows = self.__dict__.get("rows")
+        if rows is None:  # a copy
+            own: torch.Tensor | None = _grad.__get__(self)
+            return own
+        gradient = rows.gradient(self.table)
+        return None if gradient is None else torch.from_numpy(gradient)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        _grad.__set__(self, None)
+        rows = self.__dict__.get("rows")
+        if value is None and rows is not None:
+            rows.drop_gradient(self.table)
 
 
 def _flat(ids: torch.Tensor) -> Ids:
