@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,10 +69,6 @@ class Tasks(Protocol):
         """The next item; None if there is none within about that time."""
         ...
 
-    def stop(self) -> None:
-        """Leases nothing more."""
-        ...
-
 
 class LeasedTasks:
     """Leases a task when a task is asked for, and not before."""
@@ -81,20 +76,30 @@ class LeasedTasks:
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
         self._leases = leases
         self._prepare = prepare
-        self._items: deque[Item] = deque()
 
     def poll(self) -> Item | None:
-        """An item that came along with the one before."""
-        return self._items.popleft() if self._items else None
+        """None: the master has to be asked."""
+        return None
 
     def get(self, timeout_s: float) -> Item | None:
         """Asks the master, which answers at once or within its long poll of two seconds."""
-        if not self._items:
-            self._items.extend(_ask(self._leases, self._prepare))
-        return self.poll()
+        try:
+            answer = self._leases.lease(want=1)
+        except Exception as error:
+            return TaskFailed(error, None)
+        if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
+            return NoMoreTasks(leave=answer.next == pb.LeaseResponse.DRAIN)
+        if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+            return ServersChanged(answer.cluster)
+        return self._prepared(answer.leases[0]) if answer.leases else None
 
-    def stop(self) -> None:
-        """Nothing is leased ahead."""
+    def _prepared(self, lease: Lease) -> Item:
+        if lease.kind not in MODES:
+            return ModelTask(lease)
+        try:
+            return RecordTask(lease, self._prepare(lease), self._leases.incarnation)
+        except Exception as error:
+            return TaskFailed(error, lease)
 
 
 _THREAD = "task-prefetcher"
@@ -106,7 +111,7 @@ class TaskPrefetcher:
     """A thread that leases one task ahead and prepares it, whatever becomes of the servers."""
 
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
-        self._leases = leases
+        self._leased = LeasedTasks(leases, self._prepare_unless_stopped)
         self._prepare = prepare
         self._items: queue.Queue[Item] = queue.Queue(maxsize=1)
         self._stop = threading.Event()
@@ -118,12 +123,14 @@ class TaskPrefetcher:
         self._thread.start()
 
     def poll(self) -> Item | None:
+        """The next item, if it is prepared."""
         try:
             return self._items.get_nowait()
         except queue.Empty:
             return None
 
     def get(self, timeout_s: float) -> Item | None:
+        """The next item, as soon as it is prepared."""
         try:
             return self._items.get(timeout=timeout_s)
         except queue.Empty:
@@ -145,11 +152,11 @@ class TaskPrefetcher:
         return any(thread.name == _THREAD for thread in threading.enumerate())
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            for item in _ask(self._leases, self._prepare_unless_stopped):
+        item: Item | None = None
+        while not self._stop.is_set() and not isinstance(item, NoMoreTasks):
+            item = self._leased.get(0)
+            if item is not None:
                 self._put(item)
-                if isinstance(item, NoMoreTasks):
-                    return
 
     def _put(self, item: Item) -> None:
         while not self._stop.is_set():
@@ -164,27 +171,3 @@ class TaskPrefetcher:
             if self._stop.is_set():
                 raise RuntimeError("nobody takes this task any more")
             return self._prepare(lease)
-
-
-def _ask(leases: LeaseClient, prepare: Prepare) -> Iterator[Item]:
-    """What the master answers to one call."""
-    try:
-        answer = leases.lease(want=1)
-    except Exception as error:
-        yield TaskFailed(error, None)
-        return
-    if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
-        yield NoMoreTasks(leave=answer.next == pb.LeaseResponse.DRAIN)
-    elif answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
-        yield ServersChanged(answer.cluster)
-    for lease in answer.leases:
-        yield _prepared(lease, leases, prepare)
-
-
-def _prepared(lease: Lease, leases: LeaseClient, prepare: Prepare) -> Item:
-    if lease.kind not in MODES:
-        return ModelTask(lease)
-    try:
-        return RecordTask(lease, prepare(lease), leases.incarnation)
-    except Exception as error:
-        return TaskFailed(error, lease)

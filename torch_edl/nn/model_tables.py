@@ -3,6 +3,7 @@ of the values that are in no table."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -23,10 +24,7 @@ def swap_large(model: nn.Module, threshold: int) -> dict[str, Table]:
     Returns:
         The new modules by their paths.
     """
-    uses: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     swapped: dict[str, Table] = {}
     for path, module in list(model.named_modules()):
         if not path or not isinstance(module, nn.Embedding | nn.EmbeddingBag):

@@ -150,18 +150,14 @@ class _Parser:
     def _header(self, file: DataFile) -> tuple[int, list[str]]:
         """Where the rows begin, and the names of the columns."""
         start = len(_BOM) if file.read_at(0, min(3, file.size)) == _BOM else 0
-        size = BLOCK_BYTES
-        while True:
-            head = file.read_at(start, min(size, file.size - start))
-            whole = start + len(head) == file.size
+        for head, whole in _growing(file, start):
             ends, unclosed = self._row_ends(head, whole)
             # Blank lines before the header are no rows.
             found = next((end for end in ends if head[:end].strip(b"\r\n")), None)
-            if found is not None or whole:
+            if found is not None:
                 break
-            if size >= MAX_ROW_BYTES:
-                raise DataError(file.path, "no header: the first row does not end", start)
-            size *= 2
+        if found is None and not whole:
+            raise DataError(file.path, "no header: the first row does not end", start)
         if found is None and unclosed is not None:
             at = start + unclosed
             raise DataError(file.path, "a quoted name in the header is not closed", at)
@@ -179,14 +175,10 @@ class _Parser:
     def _blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
         """Offset and length of whole rows; length -1 for a tail that is left out as damaged."""
         while start < file.size:
-            size = BLOCK_BYTES
-            while True:
-                block = file.read_at(start, min(size, file.size - start))
-                whole = start + len(block) == file.size
+            for block, whole in _growing(file, start):
                 end, unclosed = self._last_row_end(block, whole)
-                if end or whole or size >= MAX_ROW_BYTES:
+                if end:
                     break
-                size *= 2
             if end:
                 yield start, end
                 start += end
@@ -300,6 +292,19 @@ class _Parser:
             ),
             convert_options=csv.ConvertOptions(column_types=types),
         )
+
+
+def _growing(file: DataFile, start: int) -> Iterator[tuple[bytes, bool]]:
+    """What begins at ``start``, twice as much each time up to the longest row, and whether the
+    file ends with it."""
+    size = BLOCK_BYTES
+    while True:
+        block = file.read_at(start, min(size, file.size - start))
+        whole = start + len(block) == file.size
+        yield block, whole
+        if whole or size >= MAX_ROW_BYTES:
+            return
+        size *= 2
 
 
 def _is_utf8(block: bytes) -> bool:

@@ -159,12 +159,11 @@ class FlatParameters:
         # Places of parameters that some minibatch of the update has a gradient for.
         self._reached: list[set[int]] = [set() for _ in layout]
 
-    def load(self, server: int, values: Floats) -> None:
-        """Takes what a server holds."""
-        np.copyto(self._flat[server].numpy(), values)
-
-    def spread(self) -> None:
-        """After all :meth:`load`: brings the values to tensors that are no views."""
+    def load(self, values: Sequence[Floats | None]) -> None:
+        """Takes what each server holds; None: what was loaded before is still valid."""
+        for flat, loaded in zip(self._flat, values, strict=True):
+            if loaded is not None:
+                np.copyto(flat.numpy(), loaded)
         with torch.no_grad():
             for each, view in self._copied:
                 tensor = each.tensor

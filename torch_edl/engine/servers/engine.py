@@ -329,10 +329,7 @@ class ServersEngine:
             raise UserCodeError(f"the model raised {describe_error(error)}") from error
 
     def _load(self, result: PullResult) -> None:
-        for server, values in enumerate(result.dense):
-            if values is not None:
-                self._flat.load(server, values)
-        self._flat.spread()
+        self._flat.load(result.dense)
         self._known = result.versions
         self._status.version = max(result.versions)
 
