@@ -69,7 +69,6 @@ class Segment:
     shape: tuple[int, ...]
     start: int
     size: int
-    group: int
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,12 @@ def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
 
 
 def segments(parameters: Mapping[str, DenseValue]) -> list[Segment]:
+    """The layout of the flat vector of one server, in the order of ``parameters``."""
     segments, start = [], 0
     for name, dense in parameters.items():
         if dense.value.dtype != np.float32:
             continue
         size = int(dense.value.size)
-        segments.append(Segment(name, dense.value.shape, start, size, dense.group))
+        segments.append(Segment(name, dense.value.shape, start, size))
         start += size
     return segments
