@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,14 +167,11 @@ def slice_tensors(value: Any, start: int, end: int) -> Any:
     return value[start:end]
 
 
-class Tolerant(Dataset[Any]):
-    """A dataset with a :class:`Damaged` where one raises; needs :class:`Sound` to collate."""
+class _Tolerant(Dataset[Any]):
+    """A dataset with a :class:`Damaged` where one raises; :func:`collate_sound` collates it."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
 
     def __getitem__(self, index: int) -> Any:
         try:
@@ -182,21 +180,13 @@ class Tolerant(Dataset[Any]):
             return Damaged(index, describe_error(error))
 
 
-class Sound:
-    """Collates the samples that are sound; gives them (None if there is none), and the others.
-
-    Args:
-        collate: from a list of samples to a minibatch.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: Sequence[Any]) -> tuple[Any, list[Damaged]]:
-        """A minibatch of what is sound."""
-        sound = [sample for sample in samples if not isinstance(sample, Damaged)]
-        damaged = [sample for sample in samples if isinstance(sample, Damaged)]
-        return (self._collate(sound) if sound else None), damaged
+def collate_sound(
+    collate: Callable[[list[Any]], Any], samples: Sequence[Any]
+) -> tuple[Any, list[Damaged]]:
+    """A minibatch of the samples that are sound (None if there is none), and the others."""
+    sound = [sample for sample in samples if not isinstance(sample, Damaged)]
+    damaged = [sample for sample in samples if isinstance(sample, Damaged)]
+    return (collate(sound) if sound else None), damaged
 
 
 def note(damaged: Iterable[Damaged], name: Callable[[int], str]) -> None:
@@ -239,9 +229,9 @@ def minibatches(
         return
     size = options["batch_size"]
     indices = range(skip * size, len(dataset))
-    read: Dataset[Any] = Subset(Tolerant(dataset) if tolerant else dataset, indices)
+    read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
     if tolerant:
-        collate_fn = Sound(collate_fn or default_collate)
+        collate_fn = partial(collate_sound, collate_fn or default_collate)
     taken = 0
     try:
         for item in DataLoader(read, collate_fn=collate_fn, **options):

@@ -19,8 +19,8 @@ from torch_edl.data.batch import (
     Damaged,
     Minibatch,
     SampleError,
-    Sound,
     Update,
+    collate_sound,
     length,
     minibatches,
     note,
@@ -189,7 +189,7 @@ class Feeder:
             # Otherwise nobody knows which record a sample is of.
             index = error.index if samples == records else None
             raise FeedError(f"the dataset of feed {error}", index) from error.__cause__
-        return Sound(collate)(read)
+        return collate_sound(collate, read)
 
     def _group(self, batches: Iterator[Batch], lease: Lease, offset: int) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
