@@ -18,13 +18,13 @@ from torch_edl.errors import EdlError, ServersLostError, UsageError
 from torch_edl.ps_client.partition import (
     Array,
     DenseGradient,
-    DenseValue,
     Floats,
     Ids,
     PartitionedIds,
     Segment,
     TableIds,
     dense_owners,
+    elements,
     segments,
 )
 from torch_edl.wire import codec, services, tensor_pb2
@@ -112,7 +112,7 @@ class PsClient:
 
     def initialize(
         self,
-        dense: Mapping[str, DenseValue],
+        dense: Sequence[pb.DenseParameter],
         tables: Sequence[pb.EmbeddingTableInfo],
         optimizer: pb.OptimizerConfig,
         *,
@@ -121,7 +121,7 @@ class PsClient:
         """Tells every server what to hold. The values of the first caller stay.
 
         Args:
-            dense: by name.
+            dense: parameters and buffers, in the order of their names.
 
         Raises:
             UsageError: the servers hold a model of another layout.
@@ -129,26 +129,15 @@ class PsClient:
         # A short call first, so that servers that are gone are noticed soon.
         hello = [pb.PserverStatusRequest()] * self.servers
         self._ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
-        self._owners = dense_owners({n: int(d.value.size) for n, d in dense.items()}, self.servers)
-        names = [[n for n in sorted(dense) if self._owners[n] == s] for s in range(self.servers)]
-        self.layout = [segments({n: dense[n] for n in mine}) for mine in names]
+        self._owners = dense_owners({each.name: elements(each) for each in dense}, self.servers)
+        parts = [[p for p in dense if self._owners[p.name] == s] for s in range(self.servers)]
+        self.layout = [segments(mine) for mine in parts]
         infos = pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=tables)
         dense_calls = [
             pb.PushDenseParametersRequest(
-                fence=self._fence,
-                optimizer=optimizer,
-                seed=seed,
-                parameters=[
-                    pb.DenseParameter(
-                        name=name,
-                        value=codec.to_proto(dense[name].value),
-                        group=dense[name].group,
-                        aliases=dense[name].aliases,
-                    )
-                    for name in mine
-                ],
+                fence=self._fence, optimizer=optimizer, seed=seed, parameters=mine
             )
-            for mine in names
+            for mine in parts
         ]
         # On these calls servers restore a checkpoint, which may be large.
         answers = self._ask("PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S)

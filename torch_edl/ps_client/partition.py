@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -47,18 +50,6 @@ class TableIds:
     name: str
     dim: int
     ids: PartitionedIds
-
-
-@dataclass(frozen=True)
-class DenseValue:
-    """A dense parameter or buffer that servers are to hold."""
-
-    value: Array
-    """float32; any type of ``TensorProto`` where the value is not trained."""
-    group: int
-    """Parameter group; -1: frozen, -2: a buffer."""
-    aliases: tuple[str, ...] = ()
-    """Its other names in the ``state_dict``."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +96,17 @@ def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
     return owners
 
 
-def segments(parameters: Mapping[str, DenseValue]) -> list[Segment]:
-    """The layout of the flat vector of one server, in the order of ``parameters``."""
-    segments, start = [], 0
-    for name, dense in parameters.items():
-        if dense.value.dtype != np.float32:
-            continue
-        size = int(dense.value.size)
-        segments.append(Segment(name, dense.value.shape, start, size))
-        start += size
-    return segments
+def elements(parameter: pb.DenseParameter) -> int:
+    """The number of elements of a dense parameter."""
+    return math.prod(d.size for d in parameter.value.tensor_shape.dim)
+
+
+def segments(parameters: Iterable[pb.DenseParameter]) -> list[Segment]:
+    """The layout of the flat vector of one server: its float32 values, in this order."""
+    made, start = [], 0
+    for each in parameters:
+        if each.value.dtype == tensor_pb2.DT_FLOAT:
+            shape = tuple(d.size for d in each.value.tensor_shape.dim)
+            made.append(Segment(each.name, shape, start, elements(each)))
+            start += made[-1].size
+    return made

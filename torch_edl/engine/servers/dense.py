@@ -18,7 +18,9 @@ from torch_edl.nn.model_tables import dense_names
 from torch_edl.nn.rows import state_of_rows, state_of_weight
 from torch_edl.optim import group_of
 from torch_edl.ps_client.client import PsClient
-from torch_edl.ps_client.partition import BUFFER_GROUP, DenseGradient, DenseValue, Segment
+from torch_edl.ps_client.partition import BUFFER_GROUP, DenseGradient, Segment
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
 
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -50,11 +52,13 @@ class DenseTensor:
         """Whether it keeps its type, rather than being a part of the flat vector."""
         return self.tensor.dtype not in _FLAT
 
-    def value(self) -> DenseValue:
+    def to_proto(self, name: str) -> pb.DenseParameter:
         """What servers are to hold: a copy."""
         tensor = self.tensor.detach()
-        array = tensor.cpu() if self.is_exact else tensor.float().cpu()
-        return DenseValue(array.numpy().copy(), self.group, tuple(self.aliases))
+        array = (tensor.cpu() if self.is_exact else tensor.float().cpu()).numpy()
+        return pb.DenseParameter(
+            name=name, value=codec.to_proto(array), group=self.group, aliases=self.aliases
+        )
 
 
 def dense_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, DenseTensor]:

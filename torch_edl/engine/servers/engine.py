@@ -88,7 +88,7 @@ class ServersEngine:
         if not self._plans_ahead:
             self._rows.show_gradients()
         self._dense = dense.dense_parameters(model, optimizer)
-        self._initial = {name: each.value() for name, each in self._dense.items()}
+        self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         self._sync = config.train.mode == "sync"
         self.depth = config.train.staleness if self._plans_ahead and not self._sync else 0
