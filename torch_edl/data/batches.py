@@ -6,16 +6,16 @@ import dataclasses
 import itertools
 import os
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.feeder import TaskReader
-from torch_edl.data.order import Order, Pass, Piece, Span, TaskOrder
+from torch_edl.data.order import Order, Pass, Span
 from torch_edl.data.sources import Records, concat, cut, expand, open_source
-from torch_edl.data.task_space import Shard, TaskSpace, digest
+from torch_edl.data.task_space import Piece, Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 
 # What a DataLoader decides by its own order; ours is the job's.
@@ -37,11 +37,16 @@ class Batches:
 
     Args:
         dataset: with ``__len__`` and ``__getitem__`` (or ``__getitems__``).
+        indices: from positions of one epoch to what the dataset is indexed by.
         options: of the DataLoader.
     """
 
     def __init__(
-        self, dataset: Any, data: Pass, order: Order | TaskOrder, options: Mapping[str, Any]
+        self,
+        dataset: Any,
+        data: Pass,
+        indices: Callable[[Span], list[Any]],
+        options: Mapping[str, Any],
     ) -> None:
         for name, why in _REFUSED.items():
             if options.get(name) is not None:
@@ -49,7 +54,7 @@ class Batches:
         self.data = data
         self.dataset = dataset
         self.collate: Any = options.get("collate_fn") or default_collate
-        self._order = order
+        self._indices = indices
         self._options = dict(options)
         self._running: Iterator[Any] | None = None
         self._ahead: deque[Span] = deque()
@@ -75,11 +80,11 @@ class Batches:
 
     def of(self, spans: Sequence[Span]) -> Iterator[Any]:
         """The minibatches at some spans, one after the other."""
-        return iter(self._loader(self._order.indices(span) for span in spans))
+        return iter(self._loader(self._indices(span) for span in spans))
 
     def sample(self, span: Span) -> Any:
         """A minibatch beside the order, for a step that does not count."""
-        indices = self._order.indices(span)
+        indices = self._indices(span)
         if hasattr(self.dataset, "__getitems__"):
             return self.collate(self.dataset.__getitems__(indices))
         return self.collate([self.dataset[i] for i in indices])
@@ -96,7 +101,7 @@ class Batches:
             for span in part.spans:
                 if span >= first:
                     self._ahead.append(span)
-                    yield self._order.indices(span)
+                    yield self._indices(span)
             start += part.records
 
     def _loader(self, indices: Iterator[list[Any]]) -> DataLoader[Any]:
@@ -231,7 +236,7 @@ def open_batches(
     if not len(dataset):
         raise UsageError("the dataset is empty")
     whole = Pass(records=len(dataset), **data)
-    return Batches(dataset, whole, Order(whole, number), options)
+    return Batches(dataset, whole, Order(whole, number).indices, options)
 
 
 def _is_paths(dataset: Any) -> bool:
@@ -273,7 +278,7 @@ def _open_files(
     return Batches(
         TaskRecords(space, reader),
         Pass(records=space.total_records // data["epochs"], files=digest(shards), **data),
-        TaskOrder(space),
+        space.pieces,
         {"collate_fn": collate_records, **options},
     )
 

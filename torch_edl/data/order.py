@@ -19,14 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import UsageError
 
 Span = tuple[int, int]
 """Positions from the first to one after the last."""
-
-Piece = tuple[int, int, int]
-"""A task, and offsets in it: of the first record and of one after the last."""
 
 
 class Part(NamedTuple):
@@ -175,22 +171,3 @@ class Order:
             self._epoch = epoch
         indices: list[int] = self._indices[start : start + last - first].tolist()
         return indices
-
-
-class TaskOrder:
-    """From positions in the order of tasks to pieces of them."""
-
-    def __init__(self, space: TaskSpace) -> None:
-        self._space = space
-
-    def indices(self, span: Span) -> list[Piece]:
-        """The pieces at some positions."""
-        first, last = span
-        pieces = []
-        task, offset = self._space.at(first)
-        while first < last:
-            count = min(last - first, self._space.task(task).records - offset)
-            pieces.append((task, offset, offset + count))
-            first += count
-            task, offset = task + 1, 0
-        return pieces

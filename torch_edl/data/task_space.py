@@ -28,6 +28,10 @@ _WORDS = {
 }
 
 
+Piece = tuple[int, int, int]
+"""A task, and offsets in it: of the first record and of one after the last."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """One file or table."""
@@ -210,6 +214,18 @@ class TaskSpace:
         :meth:`records_before`; 0 <= position < total_records."""
         id = bisect.bisect_right(range(self.total), position, key=self.records_before) - 1
         return id, position - self.records_before(id)
+
+    def pieces(self, span: tuple[int, int]) -> list[Piece]:
+        """The pieces of tasks at some positions, from the first to one after the last."""
+        first, last = span
+        pieces = []
+        task, offset = self.at(first)
+        while first < last:
+            count = min(last - first, self.task(task).records - offset)
+            pieces.append((task, offset, offset + count))
+            first += count
+            task, offset = task + 1, 0
+        return pieces
 
     def epoch_of(self, id: int) -> int:
         """Epoch of a task; ``epochs`` past the last one."""

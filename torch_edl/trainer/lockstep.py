@@ -15,7 +15,7 @@ from typing import Any
 from torch_edl.data.batch import SKIP, Batch, Minibatch, Update, note
 from torch_edl.data.batches import Batches, StreamBatches, TaskRecords
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.order import Pass, Span, TaskOrder
+from torch_edl.data.order import Pass, Span
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import Item, ModelTask, NoMoreTasks, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
@@ -151,7 +151,7 @@ class FileUpdates:
         self._status = status
         data = file.config.data
         self._records = TaskRecords(space, file.feeder.reader)
-        self._order = TaskOrder(space)
+        self._space = space
         self._batches = Batches(
             self._records,
             Pass(
@@ -160,7 +160,7 @@ class FileUpdates:
                 epochs=data.epochs,
                 end=space.total_records,
             ),
-            self._order,
+            space.pieces,
             {
                 "collate_fn": partial(file.feeder.batch, shard=space.task(0).shard),
                 "num_workers": data.loader_workers,
@@ -255,7 +255,7 @@ class FileUpdates:
         """A minibatch; samples that are left out of it, or cannot be read, are named."""
 
         def name(index: int) -> str:
-            return self._records.name(self._order.indices(span), index)
+            return self._records.name(self._space.pieces(span), index)
 
         try:
             batch: Batch = self._batches.take(span, start, self._engine.rank, self._engine.world)

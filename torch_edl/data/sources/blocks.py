@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ from torch_edl.data.sources.base import Metadata, Records, concat, cut
 from torch_edl.environment import edl_home
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
-
-if TYPE_CHECKING:
-    from typing import Self
 
 log = logging.getLogger(__name__)
 
