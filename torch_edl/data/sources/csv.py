@@ -78,11 +78,12 @@ class CsvSource(BlockSource):
         self._parser = _Parser("\t" if path.endswith((".tsv", ".tab")) else ",", skip_damaged)
         index, stamp = cached(path, "csv", skip_damaged, self._parser.scan)
         self._types = {name: _TYPES[kind] for name, kind in index.details["columns"]}
-        super().__init__(stamp, index, Metadata.of(path, self.empty().schema))
+        self._schema: Any = pa.schema(list(self._types.items()))
+        super().__init__(stamp, index, Metadata.of(path, self._schema))
 
     def empty(self) -> Records:
         """A table of no rows with the columns of the file."""
-        return pa.schema(list(self._types.items())).empty_table()
+        return self._schema.empty_table()
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         """The rows of a block as a table."""
