@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from master.runtime import checkpoints, persistence
+from master.runtime import persistence
 from master.runtime.effects import Effects, remove_temporary
 from master.runtime.journal import Journal
 from master.runtime.loop import run
@@ -137,7 +137,7 @@ def main(
         kept.close()
         remove_temporary(folder.dir / "final")
         if config.checkpoint.dir and config.kind == "train":
-            checkpoints.remove_leftovers(Path(config.checkpoint.dir))
+            layout.remove_leftovers(config.checkpoint.dir)
     outcome = job.lifecycle.outcome
     assert outcome is not None
     return stop.exit_code if outcome.state == "stopped" and stop.exit_code else outcome.exit_code
@@ -177,7 +177,8 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     if not config.checkpoint.dir or config.kind not in ("train", "script"):
         return None
     root = Path(config.checkpoint.dir)
-    checkpoints.remove_leftovers(root)
+    root.mkdir(parents=True, exist_ok=True)
+    layout.remove_leftovers(root)
     newest = layout.newest(root)
     if newest is None:
         return None

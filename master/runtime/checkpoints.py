@@ -15,7 +15,7 @@ import grpc
 from master.state.actions import CommitLocal, Contents, Flush, Saved, SaveServers
 from master.state.tasks import TaskQueue
 from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
@@ -55,10 +55,11 @@ def save_servers(action: SaveServers, token: str) -> Saved:
             )
             written = _all(stubs, "Snapshot", request, _WRITE_S)
             stalled = max(answer.stall_ms for answer in written)
-            log.info("checkpoint %s: pushes waited %.1f ms", directory, stalled)
-            files = [pair for a in written for pair in zip(a.files, a.sizes, strict=True)]
-            versions = tuple(answer.version for answer in written)
-            return _manifest(contents, steps, progress, dict(files), versions)
+            log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
+            shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
+            files = {name: size for shard in shards for name, size in shard.files.items()}
+            versions = tuple(shard.version for shard in shards)
+            return _manifest(contents, steps, progress, files, versions)
 
         return Saved(*layout.save(action.root, steps, write))
 
@@ -70,12 +71,13 @@ def commit_local(action: CommitLocal) -> Saved:
         CheckpointError: a file is missing or truncated.
         OSError: the disk is full or read-only.
     """
-    contents, progress = action.contents, action.progress
+    contents, snapshot = action.contents, action.snapshot
+    progress = snapshot.watermarks
     steps = steps_of(contents.space, progress)
 
     def write(target: Path) -> Manifest:
         os.rename(action.directory, target)  # the target is an empty folder
-        return _manifest(contents, steps, progress, action.files, (action.version,))
+        return _manifest(contents, steps, progress, snapshot.files, (snapshot.version,))
 
     try:
         return Saved(*layout.save(action.root, steps, write))
@@ -118,17 +120,6 @@ def steps_of(space: TaskSpace, progress: Watermarks) -> int:
     queue = TaskQueue(space, lease_ids=iter(()))
     queue.restore(progress)
     return queue.steps_done
-
-
-def remove_leftovers(root: Path) -> None:
-    """Removes what a job that was killed left half-written, and makes the folder.
-
-    Raises:
-        OSError: it cannot be made or written.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    for path in root.glob(".snapshot-*"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

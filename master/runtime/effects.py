@@ -18,8 +18,6 @@ from master.state.actions import (
     EffectEvent,
     Flush,
     Flushed,
-    FolderMade,
-    MakeFolder,
     OutputWritten,
     Prune,
     SaveServers,
@@ -70,7 +68,7 @@ def execute(effect: Effect, *, token: str) -> EffectEvent | None:
         log.exception("%s failed", type(effect).__name__)
         text = f"{type(error).__name__}: {error}"
     match effect:
-        case SaveServers() | CommitLocal() | MakeFolder():
+        case SaveServers() | CommitLocal():
             return CheckpointFailed(text, effect.incarnation)
         case Flush():
             log.warning("flush: %s", text)
@@ -87,11 +85,6 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
             return CheckpointSaved(checkpoints.save_servers(effect, token), effect.incarnation)
         case CommitLocal():
             return CheckpointSaved(checkpoints.commit_local(effect), effect.incarnation)
-        case MakeFolder():
-            # A snapshot that failed for want of space must not take the space of the next one.
-            checkpoints.remove_leftovers(effect.directory.parent)
-            effect.directory.mkdir()
-            return FolderMade(effect.directory, effect.incarnation)
         case Flush():
             checkpoints.flush(effect, token)
             return Flushed(effect.incarnation, success=True)

@@ -100,7 +100,6 @@ class Service:
             "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
             "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.StandByResponse),
             "LeaveRing": now(calls.leave_ring, keep=True),
-            "CheckRing": now(calls.check_ring, notify=False),
             "ReportCheckpoint": now(calls.report_checkpoint, keep=True),
             "AgentReport": now(calls.agent_report, keep=True),
             "JoinRound": wait(calls.join_round, _RING_WAIT_S, pb.JoinRoundResponse),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.base import ProcessSpec
 from torch_edl.tables.watermarks import Watermarks
@@ -73,21 +73,11 @@ class SaveServers:
 
 
 @dataclass(frozen=True)
-class MakeFolder:
-    """Make the folder into which a worker writes the model that only workers have."""
-
-    directory: Path
-    incarnation: int
-
-
-@dataclass(frozen=True)
 class CommitLocal:
     """Make a checkpoint of the files that a worker wrote."""
 
     directory: Path
-    files: Mapping[str, int]
-    progress: Watermarks
-    version: int
+    snapshot: Snapshot
     incarnation: int
     contents: Contents
     root: Path
@@ -118,7 +108,7 @@ class Prune:
     keep: int
 
 
-Effect = SaveServers | MakeFolder | CommitLocal | Flush | WriteOutput | Prune
+Effect = SaveServers | CommitLocal | Flush | WriteOutput | Prune
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Effect
 
@@ -161,14 +151,6 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True)
-class FolderMade:
-    """A worker can write its model to the folder."""
-
-    directory: Path
-    incarnation: int
-
-
-@dataclass(frozen=True)
 class Flushed:
     """The servers applied everything, or have to be asked again."""
 
@@ -195,7 +177,7 @@ class DataScanned:
     """Why not all could be counted; it matters unless the model file brings its own source."""
 
 
-EffectEvent = CheckpointSaved | CheckpointFailed | FolderMade | Flushed | OutputWritten
+EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten
 """What came of an :data:`Effect`."""
 ActionEvent = Started | NotStarted | EffectEvent
 """What came of an :data:`Action`."""

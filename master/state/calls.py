@@ -280,22 +280,20 @@ class Calls:
             if not finished:
                 job.lifecycle.note("info", f"worker-{member.id} left", now)
 
-    def check_ring(self, request: pb.CheckRingRequest, now: float) -> pb.CheckRingResponse:
-        """A member asks whether a checkpoint of its ring may be committed."""
-        return pb.CheckRingResponse(newest=self._is_newest(request.worker_id, request.ring))
-
     def report_checkpoint(
         self, request: pb.ReportCheckpointRequest, now: float
     ) -> pb.ReportCheckpointResponse:
-        """A member has committed a checkpoint; ignored if its ring is not the newest any more."""
-        job = self._job
-        if job.workload.members_save and self._is_newest(request.worker_id, request.ring):
-            job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
-        return pb.ReportCheckpointResponse()
+        """A member of the newest ring has committed a checkpoint.
 
-    def _is_newest(self, worker: int, number: int) -> bool:
-        ring, over = self._job.ring.ring, self._job.lifecycle.outcome is not None
-        return number == ring.number and worker in ring.living() and not over
+        A member that joined an earlier ring is in all rings since, and so its checkpoint is of
+        their model, whichever ring it was taken in.
+        """
+        job = self._job
+        over = job.lifecycle.outcome is not None
+        accepted = job.workload.members_save and job.ring.has(request.worker_id) and not over
+        if accepted:
+            job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
+        return pb.ReportCheckpointResponse(accepted=accepted)
 
     # ---- servers ----
 

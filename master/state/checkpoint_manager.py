@@ -18,7 +18,6 @@ from master.state.actions import (
     Failure,
     Flush,
     Flushed,
-    MakeFolder,
     Note,
     OutputWritten,
     Prune,
@@ -26,6 +25,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -117,10 +117,6 @@ class CheckpointManager:
             return self.final is None and bool(self._config.dir or self._config.output)
         return bool(self._every) and steps >= self._next
 
-    def expects_snapshot(self, incarnation: int) -> bool:
-        """A folder for a snapshot is still of use."""
-        return incarnation == self._incarnation and bool(self._running)
-
     # ---- what happens ----
 
     def take_actions(self) -> list[Effect]:
@@ -150,11 +146,14 @@ class CheckpointManager:
         *,
         steps: int,
         settled: bool,
-    ) -> None:
+    ) -> Path | None:
         """Begins a checkpoint that is due.
 
         Args:
             progress: what is done.
+
+        Returns:
+            The folder to which a worker is to write the model, if only workers have it.
         """
         self._running = "final" if settled else "periodic"
         if not settled:
@@ -164,29 +163,14 @@ class CheckpointManager:
             self._actions.append(
                 SaveServers(servers, cluster.incarnation, progress, contents, self.root)
             )
-        else:
-            self._snapshots += 1
-            directory = self.root / f".snapshot-{self._snapshots}"
-            self._actions.append(MakeFolder(directory, cluster.incarnation))
+            return None
+        self._snapshots += 1
+        return self.root / f".snapshot-{self._snapshots}"
 
-    def snapshot_written(
-        self, base: Watermarks, written: pb.ModelSnapshot, to: str, contents: Contents
-    ) -> None:
-        """A worker wrote its model to the folder ``to``.
-
-        Args:
-            base: what was done before the worker began to write.
-        """
+    def snapshot_written(self, directory: Path, snapshot: Snapshot, contents: Contents) -> None:
+        """A worker wrote its model."""
         self._actions.append(
-            CommitLocal(
-                Path(to),
-                {file.name: file.size for file in written.files},
-                Watermarks.union([base, Watermarks.from_proto(written.watermarks)]),
-                written.version,
-                self._incarnation,
-                contents,
-                self.root,
-            )
+            CommitLocal(directory, snapshot, self._incarnation, contents, self.root)
         )
 
     def written_by_ring(self, directory: str) -> list[Note]:
@@ -216,9 +200,9 @@ class CheckpointManager:
     def apply(self, event: EffectEvent, now: float) -> list[Note | Failure]:
         """Takes what came of an action."""
         match event:
-            case CheckpointSaved() if self.expects_snapshot(event.incarnation):
+            case CheckpointSaved() if self._running and event.incarnation == self._incarnation:
                 return self._saved(event.saved)
-            case CheckpointFailed() if self.expects_snapshot(event.incarnation):
+            case CheckpointFailed() if self._running and event.incarnation == self._incarnation:
                 return self._failed(event.error, now)
             case Flushed() if event.incarnation == self._incarnation:
                 self._flushing, self._flushed = False, event.success

@@ -16,7 +16,6 @@ from master.state.actions import (
     CheckpointFailed,
     DataScanned,
     Failure,
-    FolderMade,
     Note,
     NotStarted,
     Saved,
@@ -154,9 +153,6 @@ class Job:
                 self.fleet.not_started(event.role, event.id, event.error)
                 text = f"{event.role}-{event.id} cannot be started: {event.error}"
                 self.lifecycle.fail(text, now)
-            case FolderMade():
-                if self.checkpoints.expects_snapshot(event.incarnation):
-                    self.tasks.ask_for_snapshot(str(event.directory))
             case DataScanned():
                 self.damaged += event.damaged
                 self.prepare(self.preparation.scanned(event), now)

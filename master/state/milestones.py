@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from master.state.actions import Contents, Failure, Note
 from master.state.checkpoint_manager import CheckpointManager
@@ -114,7 +115,9 @@ class Milestones:
         due = checkpoints.due(steps, settled=settled, now=now)
         if due and main is not None and self._config.trains:
             progress, contents = main.progress(), self._contents(strategy)
-            checkpoints.take(cluster, progress, contents, steps=steps, settled=settled)
+            folder = checkpoints.take(cluster, progress, contents, steps=steps, settled=settled)
+            if folder is not None:
+                self._tasks.ask_for_snapshot(str(folder))
         if settled and checkpoints.complete:
             if stopping:
                 events.append(Kept())
@@ -149,9 +152,8 @@ class Milestones:
 
     def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
         """A worker wrote the model: a checkpoint is made of it."""
-        self._checkpoints.snapshot_written(
-            event.base, event.snapshot, event.directory, self._contents(strategy)
-        )
+        contents = self._contents(strategy)
+        self._checkpoints.snapshot_written(Path(event.directory), event.snapshot, contents)
 
     def kept(self) -> None:
         """What the final checkpoint holds is what a job that stops has done."""

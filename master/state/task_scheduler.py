@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
 from master.state.membership import Membership
 from master.state.tasks import TaskQueue, one_off
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
@@ -24,10 +25,8 @@ from torch_edl.wire import master_pb2 as pb
 class SnapshotWritten:
     """A worker wrote its model."""
 
-    base: Watermarks
-    """What was done before the worker began to write."""
     directory: str
-    snapshot: pb.ModelSnapshot
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True)
@@ -244,7 +243,9 @@ class TaskScheduler:
     ) -> TaskEvent | None:
         if queue.kind == pb.TASK_SNAPSHOT:
             self._snapshot = None
-            return SnapshotWritten(self._snapshot_base, queue.directory, request.snapshot)
+            written = Snapshot.from_proto(request.snapshot)
+            progress = Watermarks.union([self._snapshot_base, written.watermarks])
+            return SnapshotWritten(queue.directory, replace(written, watermarks=progress))
         if queue.kind == pb.TASK_EVALUATE and self.evaluations is not None:
             try:
                 self.evaluations.evaluated(task_id, request.metrics.states)

@@ -1,5 +1,4 @@
-"""Folders of checkpoints: a checkpoint becomes complete when its manifest, the last file, is
-written.
+"""Folders of checkpoints: a checkpoint is written to a temporary folder and appears by one rename.
 
 ``DIR/step-0000001234/`` holds ``manifest.json`` and the files of every shard::
 
@@ -8,9 +7,8 @@ written.
     shard-0-of-1.optimizer.safetensors      of a replica: the state of torch optimizers
     ...
 
-A folder without a manifest is not a checkpoint: a crash left it, and :func:`save` or :func:`prune`
-removes it. The manifest lists every file with its size, so a truncated file is found before
-anything is loaded.
+A folder without a manifest is not a checkpoint: a crash left it, and :func:`prune` removes it. The
+manifest lists every file with its size, so a truncated file is found before anything is loaded.
 
 The folder of an exported model holds ``model.safetensors``, ``metadata.json`` and
 ``embeddings/NAME.safetensors`` instead; see :mod:`torch_edl.checkpoint.export`.
@@ -22,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,11 +32,17 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 EXPORTED_MODEL, EXPORTED_METADATA = "model.safetensors", "metadata.json"
 _NAME = re.compile(r"step-(\d+)")
+_TEMPORARY = ".snapshot-"
 
 
 def step_dir(root: str | Path, steps: int) -> Path:
     """The folder of the checkpoint after ``steps`` minibatches."""
     return Path(root) / f"step-{steps:010d}"
+
+
+def temporary_dir(root: str | Path) -> Path:
+    """A new name for a folder in which a checkpoint is written."""
+    return Path(root) / f"{_TEMPORARY}{uuid.uuid4().hex}"
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -50,11 +55,21 @@ def is_export(directory: Path) -> bool:
     return (directory / EXPORTED_MODEL).is_file() and (directory / EXPORTED_METADATA).is_file()
 
 
-def save(root: Path, steps: int, write: Callable[[Path], Manifest]) -> tuple[Path, Manifest]:
+def save(
+    root: Path,
+    steps: int,
+    write: Callable[[Path], Manifest],
+    *,
+    fence: Callable[[], None] = lambda: None,
+) -> tuple[Path, Manifest]:
     """Makes the checkpoint after ``steps`` minibatches, or keeps the one that is complete already.
 
+    Every process that commits a checkpoint commits it here.
+
     Args:
-        write: writes the files into the folder, which is new and empty, and describes them.
+        write: writes the files into a temporary folder, which is new and empty, and describes them.
+        fence: raises if this process may not commit any more; called when all files are on the
+            disk, right before the rename.
 
     Returns:
         The folder of the checkpoint and its manifest.
@@ -62,25 +77,28 @@ def save(root: Path, steps: int, write: Callable[[Path], Manifest]) -> tuple[Pat
     Raises:
         CheckpointError: a file is missing or has another size than the manifest says.
         OSError: the disk is full or read-only.
-        Exception: whatever ``write`` raised. The folder is removed in all three cases.
+        Exception: whatever ``write`` or ``fence`` raised. The folder is removed in all cases.
     """
-    directory = step_dir(root, steps)
+    directory, temporary = step_dir(root, steps), temporary_dir(root)
     if is_checkpoint(directory):
         return directory, read(directory)
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
+    temporary.mkdir(parents=True)
     try:
-        manifest = write(directory)
-        commit(directory, manifest)
+        manifest = write(temporary)
+        seal(temporary, manifest)
+        fence()
+        if directory.exists():  # without a manifest: of a crash
+            shutil.rmtree(directory)
+        os.rename(temporary, directory)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
+    _sync(root)
     return directory, manifest
 
 
-def commit(directory: Path, manifest: Manifest) -> None:
-    """Completes a checkpoint: all files reach the disk, then the manifest appears by rename.
+def seal(directory: Path, manifest: Manifest) -> None:
+    """Adds the manifest to a folder when all files have reached the disk.
 
     Raises:
         CheckpointError: a listed file is missing or has another size.
@@ -89,14 +107,9 @@ def commit(directory: Path, manifest: Manifest) -> None:
     verify_files(directory, manifest)
     for name in manifest.files:
         _sync(directory / name)
-    temporary = directory / (MANIFEST + ".part")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, directory / MANIFEST)
+    (directory / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    _sync(directory / MANIFEST)
     _sync(directory)
-    _sync(directory.parent)
 
 
 def read(directory: str | Path) -> Manifest:
@@ -159,6 +172,12 @@ def prune(root: str | Path, keep: int) -> None:
             shutil.rmtree(path)
         except OSError as error:
             log.warning("old checkpoint %s cannot be removed: %s", path, error)
+
+
+def remove_leftovers(root: str | Path) -> None:
+    """Removes what processes that were killed left half-written. Nothing may be written now."""
+    for path in Path(root).glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _folders(root: str | Path) -> list[Path]:

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import pserver_pb2 as pb
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The model of one process, written to a folder: a checkpoint once the master commits it."""
+    """The model of one process, written to a folder; a checkpoint once it has a manifest."""
 
     files: dict[str, int]
     """File name to size in bytes."""
@@ -19,6 +20,20 @@ class Snapshot:
     """Which records are in the model."""
     version: int
     """Updates that the model has had."""
+
+    def to_proto(self) -> pb.Snapshot:
+        """The message."""
+        watermarks = self.watermarks.to_proto()
+        return pb.Snapshot(files=self.files, watermarks=watermarks, version=self.version)
+
+    @classmethod
+    def from_proto(cls, message: pb.Snapshot) -> Snapshot:
+        """What :meth:`to_proto` wrote."""
+        return cls(
+            files=dict(sorted(message.files.items())),
+            watermarks=Watermarks.from_proto(message.watermarks),
+            version=message.version,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

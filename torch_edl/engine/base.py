@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -100,11 +101,11 @@ class Engine(Protocol):
         """
         ...
 
-    def snapshot(self) -> Callable[[str], Snapshot]:
+    def snapshot(self) -> Callable[[Path], Snapshot]:
         """Copies the model as it is now, where it is this process that holds it.
 
         Returns:
-            What writes the copy to a folder, from any thread.
+            What writes the copy to a folder, which is made, from any thread.
         """
         ...
 

@@ -107,7 +107,7 @@ class LocalEngine:
         """There is nothing to let go of."""
         self._done.clear()
 
-    def snapshot(self) -> Callable[[str], Snapshot]:
+    def snapshot(self) -> Callable[[Path], Snapshot]:
         """The model and its optimizer, copied."""
         return self._replica.snapshot(self._watermarks.copy())
 

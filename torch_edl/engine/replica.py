@@ -140,12 +140,14 @@ class Replica:
             state.tables,
         )
 
-    def snapshot(self, watermarks: Watermarks) -> Callable[[str], Snapshot]:
-        """Copies the current state; returns what writes the copy to a folder, from any thread."""
+    def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
+        """Copies the current state; returns what writes the copy to a folder, which is made, from
+        any thread."""
         state, version = self.copy(), self.position.step
 
-        def write_to(directory: str) -> Snapshot:
-            files = write(state, Path(directory))
+        def write_to(directory: Path) -> Snapshot:
+            directory.mkdir(parents=True, exist_ok=True)
+            files = write(state, directory)
             return Snapshot(files=files, watermarks=watermarks, version=version)
 
         return write_to

@@ -127,11 +127,7 @@ class LeaseClient:
         elif result.values:
             request.values.values.update(result.values)
         elif result.snapshot is not None:
-            snapshot = request.snapshot
-            for name, size in result.snapshot.files.items():
-                snapshot.files.add(name=name, size=size)
-            snapshot.watermarks.CopyFrom(result.snapshot.watermarks.to_proto())
-            snapshot.version = result.snapshot.version
+            request.snapshot.CopyFrom(result.snapshot.to_proto())
         return bool(self._end("CompleteTask", request).known)
 
     def release(self, leases: Sequence[Lease]) -> None:

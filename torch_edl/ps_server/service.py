@@ -189,12 +189,8 @@ class PserverService:
             len(sizes),
             stall_s * 1000,
         )
-        return pb.SnapshotResponse(
-            files=list(sizes),
-            sizes=list(sizes.values()),
-            version=cut.version,
-            stall_ms=stall_s * 1000,
-        )
+        snapshot = pb.Snapshot(files=sizes, version=cut.version)
+        return pb.SnapshotResponse(snapshot=snapshot, stall_ms=stall_s * 1000)
 
     def _release(self, request: pb.ReleaseRequest, _: grpc.ServicerContext) -> pb.ReleaseResponse:
         self._check(request.fence)

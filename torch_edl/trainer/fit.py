@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from torch_edl.config import CheckpointConfig
 from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
 from torch_edl.trainer import evaluate, weights
@@ -29,7 +30,7 @@ from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.opening import is_plain, open_job
 from torch_edl.trainer.own_loss import OwnLoss, whole
 from torch_edl.trainer.progress import Epochs
-from torch_edl.trainer.saver import Settings
+from torch_edl.trainer.saver import settings
 from torch_edl.trainer.schedule import Schedule
 from torch_edl.trainer.step import caller, describe
 from torch_edl.trainer.user_parts import (
@@ -128,19 +129,19 @@ class ElasticTrainer:
             raise UsageError("precision='fp16' needs a GPU; use 'bf16' on a CPU")
         self._dtype = _DTYPES[precision]
         self._scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
-        settings = Settings(
-            directory=os.fspath(checkpoint_dir),
-            every=checkpoint_every,
-            keep=keep_checkpoints,
+        checkpoint = settings(
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            keep_checkpoints=keep_checkpoints,
             resume=resume,
         )
         if job is not None:
-            if settings != Settings() or on_resize is not None or seed:
+            if checkpoint != CheckpointConfig() or on_resize is not None or seed:
                 raise UsageError("job=: give seed, checkpoints and on_resize to torch_edl.init()")
             self.job = job
         else:
             # A notebook may have several trainers.
-            self.job = open_job(settings, seed=seed, on_resize=on_resize, several=True)
+            self.job = open_job(checkpoint, seed=seed, on_resize=on_resize, several=True)
         self.job.prepare(model, optimizer, scheduler, self._scaler)
         if self.job.on_servers:
             self._schedule.check_servers()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_edl.config import CheckpointConfig
 from torch_edl.contract import report_model
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
@@ -24,7 +25,7 @@ from torch_edl.trainer.loader import Loader, Reading
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.part import Make, Merge, Part
 from torch_edl.trainer.prepared import check_parameters, check_tables, gate, gate_scaler
-from torch_edl.trainer.saver import Saver, Settings
+from torch_edl.trainer.saver import Saver, under_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Job:
     def __init__(
         self,
         session: MasterSession | None,
-        settings: Settings,
+        checkpoint: CheckpointConfig,
         *,
         seed: int,
         check_every: int,
@@ -52,7 +53,7 @@ class Job:
         self._meter = Meter()
         rendezvous: RingRendezvous | None = None
         if session is not None:
-            settings = settings.under(session.config.checkpoint)
+            checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
             rendezvous = MasterRendezvous(
                 session.master,
                 session.worker_id,
@@ -62,17 +63,17 @@ class Job:
             )
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             rendezvous = TorchrunRendezvous()
-            settings = settings.under_torchrun()
+            checkpoint = under_torchrun(checkpoint)
         self._rendezvous = rendezvous
         first = session is None or (not session.ring and not session.config.checkpoint.dir)
-        self._saver = Saver(settings, rendezvous, first=first)
+        self._saver = Saver(checkpoint, rendezvous, first=first)
         self.ending = Ending(
             self.close, lambda: self._session is not None and self._session.terminated.is_set()
         )
         self._interrupts: Interrupts | None = None
-        if rendezvous is None and settings.directory:
+        if rendezvous is None and checkpoint.dir:
             self._interrupts = Interrupts(self._save_interrupted)
-        if rendezvous is not None or settings.directory:
+        if rendezvous is not None or checkpoint.dir:
             # Else there is nothing to end, and a notebook may let go of the model.
             self.ending.watch()
 

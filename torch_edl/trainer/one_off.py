@@ -11,10 +11,12 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from torch_edl.checkpoint import layout
 from torch_edl.contract import user_traceback
 from torch_edl.data.feeder import MODES, FeedError
 from torch_edl.data.tasks import ModelTask, RecordTask
@@ -133,8 +135,11 @@ class OneOffTasks:
         write = self._engine.snapshot()
 
         def run() -> None:
+            folder = Path(lease.directory)
             try:
-                self._leases.complete(lease, TaskResult(snapshot=write(lease.directory)))
+                # A snapshot that failed for want of space must not take the space of this one.
+                layout.remove_leftovers(folder.parent)
+                self._leases.complete(lease, TaskResult(snapshot=write(folder)))
             except OSError as error:
                 # That the job has failed is heard with the next task.
                 with contextlib.suppress(DismissedError):

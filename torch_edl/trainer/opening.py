@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from torch_edl.config import CheckpointConfig
 from torch_edl.environment import ENV_MASTER
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.child import outlive_terminal
 from torch_edl.trainer.job import Job
-from torch_edl.trainer.saver import Settings
+from torch_edl.trainer.saver import settings
 
 _current: Job | None = None
 
@@ -47,17 +48,17 @@ def init(
     Raises:
         UsageError: a value that cannot work; or one of several processes has a job already.
     """
-    settings = Settings(
-        directory=os.fspath(checkpoint_dir),
-        every=checkpoint_every,
-        keep=keep_checkpoints,
+    checkpoint = settings(
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=keep_checkpoints,
         resume=resume,
     )
-    return open_job(settings, seed=seed, check_every=check_every, on_resize=on_resize)
+    return open_job(checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
 
 
 def open_job(
-    settings: Settings,
+    checkpoint: CheckpointConfig,
     *,
     seed: int = 0,
     check_every: int = 0,
@@ -82,7 +83,7 @@ def open_job(
     if os.environ.get(ENV_MASTER):
         outlive_terminal()
         session = MasterSession.connect()
-    job = Job(session, settings, seed=seed, check_every=check_every, on_resize=on_resize)
+    job = Job(session, checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:
         _current = job
     return job

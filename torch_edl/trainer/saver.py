@@ -1,20 +1,20 @@
-"""Checkpoints of a script: rank 0 copies its replica between two updates and writes the copy in the
-background."""
+"""Checkpoints of a script: rank 0 copies its replica between two updates, then writes and commits
+the copy in the background."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import replacing_folder, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig
-from torch_edl.engine import replica
-from torch_edl.engine.replica import State
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.state_dict import copied
@@ -24,47 +24,39 @@ from torch_edl.trainer import weights
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The folder of checkpoints, and when they are written.
+def settings(
+    *, checkpoint_dir: str | os.PathLike[str], checkpoint_every: int, keep_checkpoints: int,
+    resume: bool,
+) -> CheckpointConfig:  # fmt: skip
+    """What a script says of its checkpoints.
 
     Raises:
         UsageError: a value is out of range, or needs another one.
     """
-
-    directory: str = ""
-    every: int = 0
-    keep: int = 3
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise UsageError(f"checkpoint_every={self.every}: must be 0 or more")
-        if self.keep < 1:
-            raise UsageError(f"keep_checkpoints={self.keep}: must be 1 or more")
-        if (self.every or self.resume) and not self.directory:
-            raise UsageError("checkpoint_every and resume need checkpoint_dir")
-
-    def under(self, config: CheckpointConfig) -> Settings:
-        """These settings, overridden by those of the command line."""
-        if not config.dir:
-            return self
-        return Settings(
-            directory=config.dir, every=config.every, keep=config.keep, resume=config.resume
+    try:
+        return CheckpointConfig(
+            dir=os.fspath(checkpoint_dir),
+            every=checkpoint_every,
+            keep=keep_checkpoints,
+            resume=resume,
         )
+    except UsageError as error:  # which names options of the command line: --checkpoint-every
+        text = re.sub(r"--([\w-]+)", lambda option: option[1].replace("-", "_"), str(error))
+        raise UsageError(text) from None
 
-    def under_torchrun(self) -> Settings:
-        """These settings, with ``resume`` where torchrun has restarted the processes.
 
-        Torchrun restarts all processes after a failure, and when a node joins or leaves: they
-        resume from the newest checkpoint of the same run of torchrun.
-        """
-        if not self.directory:
-            return self
-        found = layout.newest(self.directory)
-        mine = found is not None and layout.read(found).job == run_name() != ""
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        return replace(self, resume=True) if mine or restarted else self
+def under_torchrun(config: CheckpointConfig) -> CheckpointConfig:
+    """The settings, with ``resume`` where torchrun has restarted the processes.
+
+    Torchrun restarts all processes after a failure, and when a node joins or leaves: they resume
+    from the newest checkpoint of the same run of torchrun.
+    """
+    if not config.dir:
+        return config
+    found = layout.newest(config.dir)
+    mine = found is not None and layout.read(found).job == run_name() != ""
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return replace(config, resume=True) if mine or restarted else config
 
 
 def run_name() -> str:
@@ -85,25 +77,23 @@ class Saver:
     """
 
     def __init__(
-        self, settings: Settings, rendezvous: RingRendezvous | None, *, first: bool = True
+        self, config: CheckpointConfig, rendezvous: RingRendezvous | None, *, first: bool = True
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._rendezvous = rendezvous
-        self._root = Path(settings.directory) if settings.directory else None
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest checkpoint
-        if self._root is not None and not settings.resume and first:
-            found = layout.newest(self._root)
-            if found is not None:
-                raise UsageError(
-                    f"checkpoint_dir={settings.directory}: holds {found.name} of an earlier job; "
-                    "pass resume=True to resume from it, or choose another folder"
-                )
+        found = layout.newest(config.dir) if config.dir and first and not config.resume else None
+        if found is not None:
+            raise UsageError(
+                f"checkpoint_dir={config.dir}: holds {found.name} of an earlier job; pass "
+                "resume=True to resume from it, or choose another folder"
+            )
 
     @property
     def keeps(self) -> bool:
         """Whether checkpoints are written."""
-        return self._root is not None
+        return bool(self._config.dir)
 
     def leave_to_servers(self, config: CheckpointConfig) -> None:
         """Leaves checkpoints to the master, which takes those of parameter servers.
@@ -111,33 +101,29 @@ class Saver:
         Raises:
             UsageError: the script asks for checkpoints, and the command line does not.
         """
-        if self._root is not None and not config.dir:
+        if self.keeps and not config.dir:
             raise UsageError(
-                f"checkpoint_dir={self._settings.directory}: the master takes the checkpoints "
-                "of parameter servers; give --checkpoint-dir to torch-edl run instead"
+                f"checkpoint_dir={self._config.dir}: the master takes the checkpoints of "
+                "parameter servers; give --checkpoint-dir to torch-edl run instead"
             )
 
     def newest(self) -> Path | None:
         """The checkpoint to resume from, or None."""
-        if self._root is None or not self._settings.resume:
-            return None
-        return layout.newest(self._root)
+        return layout.newest(self._config.dir) if self._config.resume else None
 
     def after_step(self, engine: RingEngine) -> None:
         """Takes a checkpoint if one is due and this is rank 0; training continues while it is
         written."""
-        every, step = self._settings.every, engine.replica.position.step
-        if self._root is None or not every or step % every or engine.rank:
+        every, step = self._config.every, engine.replica.position.step
+        if not every or step % every or engine.rank:
             return
         if self._writing is not None and self._writing.is_alive():
             log.warning(
                 "checkpoint of step %d skipped: the previous one is still being written", step
             )
             return
-        state = engine.replica.copy()
-        self._writing = threading.Thread(
-            target=self._write, args=(state, engine.ring, step), name="checkpoint", daemon=True
-        )
+        save = self._copy(engine)
+        self._writing = threading.Thread(target=save, name="checkpoint", daemon=True)
         self._writing.start()
 
     def save_last(self, engine: RingEngine, *, last: bool = False, asked: bool = False) -> None:
@@ -149,48 +135,56 @@ class Saver:
         """
         self.close()
         step = engine.replica.position.step
-        if last and not asked and self._root is None and step:
+        if last and not asked and not self.keeps and step:
             log.warning(
                 "no other process has the model: the result of %d updates is lost; pass "
                 "checkpoint_dir= to keep it",
                 step,
             )
-        if self._root is not None and engine.rank == 0 and step and step != self._last:
-            self._write(engine.replica.copy(), engine.ring, step)
+        if self.keeps and engine.rank == 0 and step and step != self._last:
+            self._copy(engine)()
 
     def close(self) -> None:
         """Waits until the checkpoint in progress is written."""
         if self._writing is not None:
             self._writing.join()
 
-    def _write(self, state: State, ring: int, step: int) -> None:
-        assert self._root is not None
+    def _copy(self, engine: RingEngine) -> Callable[[], None]:
+        """Copies the model; returns what writes and commits the copy, from any thread."""
+        write_files, position = engine.snapshot(), engine.replica.position
+        step, data = position.step, {"pass": position.pass_index, "records": position.records}
 
         def write(folder: Path) -> Manifest:
-            files = replica.write(state, folder)
-            # A ring that the master has replaced must not overrule the newest one.
-            if self._rendezvous and not self._rendezvous.may_commit(ring):
-                raise CheckpointError("the ring is not the newest, or the job is over")
-            position = state.header["position"]
             return Manifest(
                 job=run_name(),
                 strategy="allreduce",
                 steps=step,
-                files=files,
+                files=write_files(folder).files,
                 versions=(step,),
-                data={"pass": position["pass_index"], "records": position["records"]},
+                data=data,
             )
 
+        return lambda: self._save(step, write)
+
+    def _save(self, step: int, write: Callable[[Path], Manifest]) -> None:
+        rendezvous, root = self._rendezvous, Path(self._config.dir)
         try:
-            folder, _ = layout.save(self._root, step, write)
+            folder, _ = layout.save(root, step, write, fence=self._require_membership)
             self._last = step
             log.info("checkpoint %s", folder)
-            # Before older ones are removed: the master may have to name one that exists.
-            if self._rendezvous:
-                self._rendezvous.report_checkpoint(ring, str(folder))
-            layout.prune(self._root, self._settings.keep)
+            # Unless the master takes the new checkpoint, it may still have to name an older one.
+            if rendezvous is None or rendezvous.report_checkpoint(str(folder)):
+                layout.remove_leftovers(root)
+                layout.prune(root, self._config.keep)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)
+
+    def _require_membership(self) -> None:
+        """A process that the master has replaced must not overrule the newest ring."""
+        if self._rendezvous is not None and not self._rendezvous.may_commit():
+            raise CheckpointError(
+                "the master does not know this process any more, or does not answer"
+            )
 
 
 def write_output(engine: RingEngine, output: str, *, job: str) -> None:

@@ -35,8 +35,6 @@ from torch_edl.wire.rings_pb2 import StandByRequest as StandByRequest
 from torch_edl.wire.rings_pb2 import StandByResponse as StandByResponse
 from torch_edl.wire.rings_pb2 import LeaveRingRequest as LeaveRingRequest
 from torch_edl.wire.rings_pb2 import LeaveRingResponse as LeaveRingResponse
-from torch_edl.wire.rings_pb2 import CheckRingRequest as CheckRingRequest
-from torch_edl.wire.rings_pb2 import CheckRingResponse as CheckRingResponse
 from torch_edl.wire.rings_pb2 import ReportCheckpointRequest as ReportCheckpointRequest
 from torch_edl.wire.rings_pb2 import ReportCheckpointResponse as ReportCheckpointResponse
 from torch_edl.wire.rounds_pb2 import JoinRoundRequest as JoinRoundRequest
@@ -54,7 +52,6 @@ from torch_edl.wire.tasks_pb2 import LeaseResponse as LeaseResponse
 from torch_edl.wire.tasks_pb2 import LeaseSnapshotRequest as LeaseSnapshotRequest
 from torch_edl.wire.tasks_pb2 import LeaseSnapshotResponse as LeaseSnapshotResponse
 from torch_edl.wire.tasks_pb2 import TaskCounts as TaskCounts
-from torch_edl.wire.tasks_pb2 import ModelSnapshot as ModelSnapshot
 from torch_edl.wire.tasks_pb2 import CompleteTaskRequest as CompleteTaskRequest
 from torch_edl.wire.tasks_pb2 import CompleteTaskResponse as CompleteTaskResponse
 from torch_edl.wire.tasks_pb2 import ReleaseTaskRequest as ReleaseTaskRequest

@@ -267,6 +267,23 @@ class Watermarks(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[Watermark]
     def __init__(self, retired_before: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ...) -> None: ...
 
+class Snapshot(_message.Message):
+    __slots__ = ("files", "watermarks", "version")
+    class FilesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.ScalarMap[str, int]
+    watermarks: Watermarks
+    version: int
+    def __init__(self, files: _Optional[_Mapping[str, int]] = ..., watermarks: _Optional[_Union[Watermarks, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
 class HoldResponse(_message.Message):
     __slots__ = ("initialized", "watermarks")
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
@@ -286,16 +303,12 @@ class SnapshotRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Watermarks, _Mapping]] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
-    __slots__ = ("files", "sizes", "version", "stall_ms")
-    FILES_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("snapshot", "stall_ms")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STALL_MS_FIELD_NUMBER: _ClassVar[int]
-    files: _containers.RepeatedScalarFieldContainer[str]
-    sizes: _containers.RepeatedScalarFieldContainer[int]
-    version: int
+    snapshot: Snapshot
     stall_ms: float
-    def __init__(self, files: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ..., stall_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., stall_ms: _Optional[float] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("fence",)

@@ -78,30 +78,16 @@ class LeaveRingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class CheckRingRequest(_message.Message):
-    __slots__ = ("worker_id", "ring")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    ring: int
-    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ...) -> None: ...
-
-class CheckRingResponse(_message.Message):
-    __slots__ = ("newest",)
-    NEWEST_FIELD_NUMBER: _ClassVar[int]
-    newest: bool
-    def __init__(self, newest: _Optional[bool] = ...) -> None: ...
-
 class ReportCheckpointRequest(_message.Message):
-    __slots__ = ("worker_id", "ring", "directory")
+    __slots__ = ("worker_id", "directory")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
-    ring: int
     directory: str
-    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class ReportCheckpointResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("accepted",)
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    def __init__(self, accepted: _Optional[bool] = ...) -> None: ...

@@ -117,23 +117,6 @@ class TaskCounts(_message.Message):
     damaged: int
     def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
 
-class ModelSnapshot(_message.Message):
-    __slots__ = ("files", "watermarks", "version")
-    class File(_message.Message):
-        __slots__ = ("name", "size")
-        NAME_FIELD_NUMBER: _ClassVar[int]
-        SIZE_FIELD_NUMBER: _ClassVar[int]
-        name: str
-        size: int
-        def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ...) -> None: ...
-    FILES_FIELD_NUMBER: _ClassVar[int]
-    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    files: _containers.RepeatedCompositeFieldContainer[ModelSnapshot.File]
-    watermarks: _pserver_pb2.Watermarks
-    version: int
-    def __init__(self, files: _Optional[_Iterable[_Union[ModelSnapshot.File, _Mapping]]] = ..., watermarks: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
-
 class CompleteTaskRequest(_message.Message):
     __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -147,8 +130,8 @@ class CompleteTaskRequest(_message.Message):
     counts: TaskCounts
     metrics: _metrics_pb2.Metrics
     values: _metrics_pb2.MetricValues
-    snapshot: ModelSnapshot
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[ModelSnapshot, _Mapping]] = ...) -> None: ...
+    snapshot: _pserver_pb2.Snapshot
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[_pserver_pb2.Snapshot, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskResponse(_message.Message):
     __slots__ = ("known",)

@@ -51,7 +51,8 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:
     size = 4
     with pytest.raises(CheckpointError, match="a: 3 bytes, the manifest says 4"):
         layout.save(tmp_path, 4, write)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [left]
+    assert layout.newest(tmp_path) is None
     size = 3
     directory, manifest = layout.save(tmp_path, 4, write)
     assert layout.newest(tmp_path) == directory == left
@@ -77,4 +78,27 @@ def test_whatever_ends_the_writing_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         layout.save(tmp_path, 1, interrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
+    layout.remove_leftovers(tmp_path / "nothing")
+    layout.temporary_dir(tmp_path).mkdir()
+    layout.step_dir(tmp_path, 1).mkdir()
+    layout.remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == [layout.step_dir(tmp_path, 1)]
+
+
+def test_a_fence_that_raises_commits_nothing(tmp_path: Path) -> None:
+    def write(folder: Path) -> Manifest:
+        (folder / "a").write_bytes(b"abc")
+        return Manifest(job="j", strategy="ps", steps=1, files={"a": 3})
+
+    def fence() -> None:
+        (folder,) = tmp_path.iterdir()
+        assert layout.read(folder).steps == 1, "asked last, when all is written"
+        raise CheckpointError("not any more")
+
+    with pytest.raises(CheckpointError, match="not any more"):
+        layout.save(tmp_path, 1, write, fence=fence)
     assert list(tmp_path.iterdir()) == []

@@ -38,7 +38,7 @@ def test_a_model_of_any_type_of_number_is_written(tmp_path: Path) -> None:
     safetensors.torch.save_file(model, folder / name)
     size = (folder / name).stat().st_size
     manifest = Manifest(job="j", strategy="allreduce", steps=1, shards=1, files={name: size})
-    layout.commit(folder, manifest)
+    layout.seal(folder, manifest)
     write_output(folder, tmp_path / "out")
     written = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
     assert written.keys() == model.keys()
@@ -95,7 +95,7 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     old.core.begin_snapshot()
     sizes = write_tables([(old, old.step)], tmp_path, "shard-0-of-1")
     manifest = {"job": "j", "strategy": "ps", "steps": 200, "shards": 1}
-    layout.commit(tmp_path, Manifest(**manifest, files=sizes))
+    layout.seal(tmp_path, Manifest(**manifest, files=sizes))
     new = CheckpointReader(tmp_path, values_only=values_only).restore_table(info, optimizers)
     assert new.step == (0 if values_only else 200)
     update(new, 9, 1)

@@ -48,7 +48,7 @@ def make_checkpoint(root: Path, steps: int) -> Path:
     folder = layout.step_dir(root, steps)
     folder.mkdir(parents=True)
     manifest = Manifest(job="j", strategy="ps", steps=steps, shards=1)
-    layout.commit(folder, manifest)
+    layout.seal(folder, manifest)
     return folder
 
 

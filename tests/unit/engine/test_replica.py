@@ -129,7 +129,7 @@ def test_a_state_that_was_written_is_read_bit_by_bit(optimizer: str, tmp_path: P
 def commit(state: State, folder: Path) -> None:
     files = replicas.write(state, folder)
     manifest = Manifest(job="", strategy="allreduce", steps=3, shards=1, files=files)
-    layout.commit(folder, manifest)
+    layout.seal(folder, manifest)
 
 
 def test_the_file_of_the_model_is_a_plain_state_dict(tmp_path: Path) -> None:

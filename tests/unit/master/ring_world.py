@@ -10,8 +10,6 @@ from master.state.actions import (
     CheckpointSaved,
     CommitLocal,
     DataScanned,
-    FolderMade,
-    MakeFolder,
     Prune,
     Saved,
     Start,
@@ -29,6 +27,7 @@ from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.base import ProcessExit
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import pserver_pb2 as ps
 
 SHARDS = [Shard("a", 20), Shard("b", 11)]
 
@@ -159,18 +158,15 @@ class World:
 
     def checkpoint(self, id: int, position: int) -> Saved:
         """The checkpoint that was asked for, written by a worker that is at ``position``."""
-        made = self.effect(MakeFolder)
-        self.job.apply(FolderMade(made.directory, made.incarnation), self.now)
         lease = self.lease(id).leases[0]
         assert lease.kind == pb.TASK_SNAPSHOT
         task = position // 4
         watermarks = {"retired_before": task, "tasks": [{"task_id": task, "offset": position % 4}]}
-        files = [{"name": "f", "size": 1}]
-        written = pb.ModelSnapshot(files=files, watermarks=watermarks, version=3)
+        written = ps.Snapshot(files={"f": 1}, watermarks=watermarks, version=3)
         assert self.done(id, lease, snapshot=written)
         self.tick()
         commit = self.effect(CommitLocal)
-        saved = made_from(self.config, commit.progress)
+        saved = made_from(self.config, commit.snapshot.watermarks)
         self.job.apply(CheckpointSaved(saved, commit.incarnation), self.now)
         return saved
 

@@ -105,13 +105,10 @@ class World:
         request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
         return self.calls.agent_report(request, self.now)
 
-    def may_commit(self, worker: int, ring: int) -> bool:
-        request = pb.CheckRingRequest(worker_id=worker, ring=ring)
-        return self.calls.check_ring(request, self.now).newest
-
-    def committed(self, worker: int, ring: int, to: str = "/c/1") -> None:
-        request = pb.ReportCheckpointRequest(worker_id=worker, ring=ring, directory=to)
-        self.calls.report_checkpoint(request, self.now)
+    def committed(self, worker: int, to: str = "/c/1") -> bool:
+        """Whether the master takes the checkpoint of the worker."""
+        request = pb.ReportCheckpointRequest(worker_id=worker, directory=to)
+        return self.calls.report_checkpoint(request, self.now).accepted
 
     def status(self) -> pb.GetStatusResponse:
         return describe(

@@ -11,6 +11,7 @@ import pytest
 from master.runtime import checkpoints
 from master.state.actions import CommitLocal, Contents, Flush, SaveServers
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.watermarks import Watermarks
@@ -64,12 +65,13 @@ class Shard0:
         self.calls.append("Snapshot")
         self.targets = request.targets
         if self.fails == "short":
-            return ps.SnapshotResponse(files=["gone"], sizes=[1])
+            return ps.SnapshotResponse(snapshot=ps.Snapshot(files={"gone": 1}))
         name = f"shard-{self.number}"
         Path(request.directory, name).write_bytes(b"xyz")
         if self.fails:
             raise UsageError(self.fails)
-        return ps.SnapshotResponse(files=[name], sizes=[3], version=7 + self.number)
+        snapshot = ps.Snapshot(files={name: 3}, version=7 + self.number)
+        return ps.SnapshotResponse(snapshot=snapshot)
 
     def _release(self, request: ps.ReleaseRequest, context) -> ps.ReleaseResponse:
         self.calls.append("Release")
@@ -158,7 +160,8 @@ def test_local_is_committed_by_rename(tmp_path):
     folder = tmp_path / ".snapshot-1"
     folder.mkdir()
     (folder / "f").write_bytes(b"abc")
-    action = CommitLocal(folder, {"f": 3}, Watermarks(2, {3: 2}), 4, 1, CONTENTS, tmp_path)
+    snapshot = Snapshot(files={"f": 3}, watermarks=Watermarks(2, {3: 2}), version=4)
+    action = CommitLocal(folder, snapshot, 1, CONTENTS, tmp_path)
     found = checkpoints.commit_local(action)
     assert found.path == layout.step_dir(tmp_path, 5)
     assert layout.read(found.path).versions == (4,)
@@ -169,17 +172,8 @@ def test_local_with_a_cut_file_leaves_nothing(tmp_path):
     folder = tmp_path / ".snapshot-1"
     folder.mkdir()
     (folder / "f").write_bytes(b"ab")
+    snapshot = Snapshot(files={"f": 3}, watermarks=Watermarks(), version=4)
+    action = CommitLocal(folder, snapshot, 1, CONTENTS, tmp_path)
     with pytest.raises(CheckpointError, match="2 bytes"):
-        checkpoints.commit_local(
-            CommitLocal(folder, {"f": 3}, Watermarks(), 4, 1, CONTENTS, tmp_path)
-        )
+        checkpoints.commit_local(action)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_leftovers_of_a_crash_are_removed(tmp_path):
-    root = tmp_path / "ck"
-    checkpoints.remove_leftovers(root)
-    (root / ".snapshot-7").mkdir()
-    (root / "step-0000000001").mkdir()
-    checkpoints.remove_leftovers(root)
-    assert [p.name for p in root.iterdir()] == ["step-0000000001"]

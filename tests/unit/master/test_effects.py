@@ -16,6 +16,7 @@ from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.checkpoint import layout
+from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
@@ -58,7 +59,13 @@ class Thing:
             made.take_actions()
             before = made.newest
             self.effects.submit(
-                CommitLocal(folder, {"model": 3}, progress, 1, 0, self.contents, self.root)
+                CommitLocal(
+                    folder,
+                    Snapshot(files={"model": 3}, watermarks=progress, version=1),
+                    0,
+                    self.contents,
+                    self.root,
+                )
             )
             assert self.service.changed.wait_for(lambda: made.newest is not before, 10)
             for action in made.take_actions():

@@ -103,10 +103,8 @@ class World:
         life, ring = self.job.fleet.incarnation, getattr(self, "ring", 0)
         task = {"worker_id": worker, "lease_id": getattr(self, "lease", 0)}
         counts = pb.TaskCounts(records=4, steps=2, damaged=1, nan_steps=1)
-        written = pb.ModelSnapshot(
-            files=[{"name": "f", "size": 1}],
-            watermarks=pserver_pb2.Watermarks(retired_before=0),
-            version=1,
+        written = pserver_pb2.Snapshot(
+            files={"f": 1}, watermarks=pserver_pb2.Watermarks(retired_before=0), version=1
         )
         results: dict[str, Any] = {
             "metrics": pb.Metrics(states=[METRIC, OBJECT]),
@@ -147,10 +145,7 @@ class World:
             "StandBy": pb.StandByRequest(worker_id=worker, ring=ring, store="s:1", step=2),
             "LeaveRing": pb.LeaveRingRequest(worker_id=worker),
             "LeaseSnapshot": pb.LeaseSnapshotRequest(worker_id=worker),
-            "CheckRing": pb.CheckRingRequest(worker_id=worker, ring=ring),
-            "ReportCheckpoint": pb.ReportCheckpointRequest(
-                worker_id=worker, ring=ring, directory="/ck/1"
-            ),
+            "ReportCheckpoint": pb.ReportCheckpointRequest(worker_id=worker, directory="/ck/1"),
             "GetStatus": pb.GetStatusRequest(),
             "Scale": pb.ScaleRequest(min_workers=1, max_workers=2),
         }

@@ -9,13 +9,12 @@ from master.state.actions import (
     DataScanned,
     Flush,
     Flushed,
-    FolderMade,
-    MakeFolder,
     OutputWritten,
     WriteOutput,
 )
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.data.task_space import Shard
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -114,23 +113,19 @@ class TestTheGoodWay:
         w = World(strategy="local", dir="/ck", every=5)
         w.all_up()
         w.work(tasks=3)
-        w.tick()
-        folder = w.settle(MakeFolder)
         held = w.lease(0).leases[0]
         assert held.kind == pb.TASK_TRAIN
-        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
+        w.tick()
         (lease,) = w.lease(0, held=[held.lease_id]).leases
-        assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, str(folder.directory))
+        assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, "/ck/.snapshot-1")
         w.do(0, held)  # after the snapshot began: it may not count as being in it
         watermarks = {"tasks": [{"task_id": held.task_id, "offset": 2}]}
-        files = [{"name": "f", "size": 3}]
-        written = {"files": files, "version": 6, "watermarks": watermarks}
+        written = {"files": {"f": 3}, "version": 6, "watermarks": watermarks}
         w.complete(0, lease, result={"snapshot": written})
         w.tick()
         commit = w.settle(CommitLocal)
-        assert (commit.files, commit.version) == ({"f": 3}, 6)
-        assert commit.progress.retired_before == 3
-        assert commit.progress.offsets == {held.task_id: 2}
+        assert (commit.snapshot.files, commit.snapshot.version) == ({"f": 3}, 6)
+        assert commit.snapshot.watermarks == Watermarks(3, {held.task_id: 2})
 
 
 class TestDecisions:

@@ -9,8 +9,6 @@ from master.state.actions import (
     CommitLocal,
     Flush,
     Flushed,
-    FolderMade,
-    MakeFolder,
     OutputWritten,
     SaveServers,
     WriteOutput,
@@ -148,10 +146,7 @@ class TestTheEnd:
             w.calls.heartbeat(beat, w.now)
         w.job.stop("SIGINT", w.now)
         w.tick()
-        folder = w.settle(MakeFolder)
         ask = pb.LeaseSnapshotRequest(worker_id=0)
-        assert w.calls.lease_snapshot(ask, w.now) is None, "it waits for the folder"
-        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         assert w.lease(0).next == pb.LeaseResponse.DRAIN, "it does not train on"
         lease = w.calls.lease_snapshot(ask, w.now).lease
         assert w.complete(0, lease, result=SNAPSHOT)
@@ -159,8 +154,8 @@ class TestTheEnd:
         w.tick()
         commit = w.settle(CommitLocal)
         if strategy == "local":
-            assert commit.progress.retired_before == 2
-        w.saved(commit.progress, commit.incarnation)
+            assert commit.snapshot.watermarks.retired_before == 2
+        w.saved(commit.snapshot.watermarks, commit.incarnation)
         for _ in range(3):
             w.tick()
         assert w.job.state == "stopped"
@@ -173,8 +168,6 @@ class TestTheEnd:
         w.work(tasks=2)
         w.job.stop("SIGINT", w.now)
         w.tick()
-        folder = w.settle(MakeFolder)
-        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         if how == "dies":
             w.exit("worker", 0, signal=9)
         elif how == "again":

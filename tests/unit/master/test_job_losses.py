@@ -10,8 +10,6 @@ import pytest
 
 from master.state.actions import (
     CommitLocal,
-    FolderMade,
-    MakeFolder,
     Saved,
     SaveServers,
     WriteOutput,
@@ -200,12 +198,10 @@ class TestGoingBack:
         w.all_up()
         w.work(tasks=2)
         w.tick()
-        folder = w.settle(MakeFolder)
-        w.job.apply(FolderMade(folder.directory, folder.incarnation), w.now)
         w.do(0, w.lease(0).leases[0])
         w.tick()
         commit = w.settle(CommitLocal)
-        saved = w.saved(commit.progress, commit.incarnation)
+        saved = w.saved(commit.snapshot.watermarks, commit.incarnation)
         counted = w.counted.copy()
         w.work(tasks=3)
         w.exit("worker", 0, signal=9)

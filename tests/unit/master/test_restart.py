@@ -150,7 +150,7 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
         with ThreadPoolExecutor(3) as pool:
             rings = list(pool.map(lambda w: w.join(-1), workers))
             assert [list(r.ring.workers) for r in rings] == [[0, 1], [0, 1]]
-            written = pb.ReportCheckpointRequest(worker_id=0, ring=1, directory="/c/1")
+            written = pb.ReportCheckpointRequest(worker_id=0, directory="/c/1")
             stub.call("ReportCheckpoint", written, timeout_s=5)
 
             where = master.found()["address"]

@@ -6,10 +6,6 @@ import random
 
 import pytest
 
-from master.state.actions import (
-    FolderMade,
-    MakeFolder,
-)
 from master.state.tasks import TaskQueue
 from tests.unit.master.ring_world import SHARDS, World, made_from
 from torch_edl.data.task_space import TaskSpace
@@ -103,8 +99,6 @@ def test_evaluations_and_the_last_checkpoint_come_from_members_that_are_there() 
     assert lease.kind == pb.TASK_EVALUATE, "it has a model"
     w.done(2, lease, metrics={"states": [pb.MetricState(name="loss", sum=1.0, records=4)]})
     w.tick(0.1)
-    made = w.effect(MakeFolder)
-    w.job.apply(FolderMade(made.directory, made.incarnation), w.now)
     assert w.lease(2) is None, "it has not told that the last step came through"
     w.at(31, 2)
     assert w.lease(2).leases[0].kind == pb.TASK_SNAPSHOT
@@ -211,15 +205,13 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     assert w.job.fleet.incarnation == 1
 
 
-def test_commits_are_fenced_for_model_files_too() -> None:
+def test_members_of_a_model_file_report_no_checkpoints() -> None:
     w = World()
     w.up()
     w.meet()
-    ask = pb.CheckRingRequest(worker_id=1, ring=1)
-    assert w.calls.check_ring(ask, w.now).newest
-    w.exit(0)
-    w.meet(step=1)
-    assert not w.calls.check_ring(ask, w.now).newest
+    told = pb.ReportCheckpointRequest(worker_id=1, directory="/c/1")
+    assert not w.calls.report_checkpoint(told, w.now).accepted
+    assert not w.job.checkpoints.shown
 
 
 def test_a_job_that_starts_its_workers_takes_no_others() -> None:

@@ -281,19 +281,21 @@ def test_records_of_all_passes_count_once() -> None:
     assert (w.status().records_done, w.status().steps) == (50, 13), "its last words"
 
 
-def test_only_the_newest_ring_writes_checkpoints_and_a_new_life_begins_there() -> None:
+def test_only_members_of_the_newest_ring_write_checkpoints_and_a_new_life_begins_there() -> None:
     w = World()
     w.register(11)
     w.register(12, local_rank=1)
     w.ring(0, 1)
-    assert w.may_commit(0, 1)
-    w.committed(0, 1)
+    assert w.committed(0)
     assert w.status().checkpoint == "/c/1"
     w.register(13, local_rank=1)
+    assert not w.beat(1).known
+    assert not w.committed(1, to="/c/2")
     w.ring(0, 2, ring=1, step=9)
-    for worker in (0, 1):
-        assert not w.may_commit(worker, 1)
-        w.committed(worker, 1, to="/c/2")
+    assert not w.committed(1, to="/c/2")
+    assert w.committed(0, to="/c/3"), "taken in the ring before, of the model of this one"
+    assert w.committed(0, to="/c/3"), "the answer was lost"
+    assert w.committed(0)
     w.register(14)
     w.register(15, local_rank=1)
     answer = w.ring(3, 4)

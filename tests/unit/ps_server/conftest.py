@@ -205,7 +205,7 @@ def save(tmp_path: Path) -> Callable[..., Path]:
             )
             for s in servers
         ]
-        layout.commit(
+        layout.seal(
             directory,
             Manifest(
                 job="job",
@@ -213,8 +213,8 @@ def save(tmp_path: Path) -> Callable[..., Path]:
                 steps=steps,
                 shards=len(servers),
                 watermarks=targets,
-                files={f: z for a in answers for f, z in zip(a.files, a.sizes, strict=True)},
-                versions=tuple(a.version for a in answers),
+                files={f: z for a in answers for f, z in a.snapshot.files.items()},
+                versions=tuple(a.snapshot.version for a in answers),
             ),
         )
         return directory

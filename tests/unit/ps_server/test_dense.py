@@ -69,7 +69,7 @@ class Server:
 
 def commit(folder: Path, sizes: dict[str, int]) -> None:
     manifest = Manifest(job="j", strategy="ps", steps=1, shards=1, files=sizes, versions=(1,))
-    layout.commit(folder, manifest)
+    layout.seal(folder, manifest)
 
 
 class Torch:

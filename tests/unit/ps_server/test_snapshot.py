@@ -173,4 +173,4 @@ def test_a_disk_that_refuses_leaves_nothing_and_the_server_goes_on(
     server.push(0, 1, 2, rows=rows)
     (tmp_path / "shard-0-of-1.table-1.part-0.safetensors").rmdir()
     snapshot.targets.CopyFrom(server.hold().to_proto())
-    assert len(server.call("Snapshot", snapshot).files) == 3
+    assert len(server.call("Snapshot", snapshot).snapshot.files) == 3

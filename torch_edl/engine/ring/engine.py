@@ -348,7 +348,7 @@ class RingEngine:
         """The model as it is, copied."""
         return copied(self.model)
 
-    def snapshot(self) -> Callable[[str], Snapshot]:
+    def snapshot(self) -> Callable[[Path], Snapshot]:
         """See :class:`~torch_edl.engine.base.Engine`."""
         return self.replica.snapshot(self._watermarks(self.replica.position.records))
 

@@ -126,13 +126,14 @@ class RingRendezvous(Protocol):
         """Whether all processes were asked to leave, since the user stops the job."""
         return False
 
-    def may_commit(self, ring: int) -> bool:
-        """Whether a checkpoint that was taken in that ring may be committed."""
+    def may_commit(self) -> bool:
+        """Whether a checkpoint of this process may be committed now: no ring was formed without
+        this process since the process joined, and none will be for some seconds."""
         return True
 
-    def report_checkpoint(self, ring: int, directory: str) -> None:
-        """A checkpoint of that ring is committed: it is the one to restore from now on."""
-        return
+    def report_checkpoint(self, directory: str) -> bool:
+        """A checkpoint is committed; returns whether state is restored from there from now on."""
+        return True
 
     def leave(self, ring: int, *, finished: bool) -> None:
         """This process joins no other ring.
@@ -262,27 +263,24 @@ class MasterRendezvous(RingRendezvous):
         """Whether a heartbeat said so."""
         return self._heartbeat.stopping.is_set()
 
-    def may_commit(self, ring: int) -> bool:
-        """Whether the master says that the ring is the newest; False if it does not answer."""
-        request = pb.CheckRingRequest(worker_id=self._worker_id, ring=ring)
-        try:
-            return bool(self._master.insist("CheckRing", request, timeout_s=_CALL_S).newest)
-        except grpc.RpcError as error:
-            log.warning("the master does not answer: %s", error.code().name)
-            return False
+    def may_commit(self) -> bool:
+        """Whether the master answers a heartbeat, or did lately, and knows this worker: while the
+        master knows a worker, every ring has the worker, and descends from the worker's model."""
+        self._heartbeat.beat()
+        return self.authorized and not self._heartbeat.lost.is_set()
 
-    def report_checkpoint(self, ring: int, directory: str) -> None:
-        """Tells the master; a master that does not answer knows an older checkpoint."""
-        request = pb.ReportCheckpointRequest(
-            worker_id=self._worker_id, ring=ring, directory=directory
-        )
+    def report_checkpoint(self, directory: str) -> bool:
+        """Whether the master takes it; a master that does not answer knows an older one."""
+        request = pb.ReportCheckpointRequest(worker_id=self._worker_id, directory=directory)
         try:
-            self._master.insist("ReportCheckpoint", request, timeout_s=_CALL_S)
+            answer = self._master.insist("ReportCheckpoint", request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.warning(
                 "the master was not told of checkpoint %s and does not answer: %s",
                 directory, error.code().name,
             )  # fmt: skip
+            return False
+        return bool(answer.accepted)
 
     def leave(self, ring: int, *, finished: bool) -> None:
         """Tells the master, which otherwise notices by itself, later."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -389,6 +390,6 @@ class ServersEngine:
         """The whole model as it is on the servers now; this process's copy stays as it is."""
         return dense.gathered(self._servers, self._dense, self._rows.tables)
 
-    def snapshot(self) -> Callable[[str], Snapshot]:
+    def snapshot(self) -> Callable[[Path], Snapshot]:
         """The servers hold the model; the master asks them."""
         raise AssertionError("a snapshot of a model on servers is the servers' to write")

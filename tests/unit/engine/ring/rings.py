@@ -22,14 +22,13 @@ from typing import Any
 import torch
 
 from master.state.ring import Ring
-from torch_edl.config import JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.engine.ring.rendezvous import Assignment
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.trainer.job import Job
-from torch_edl.trainer.saver import Settings
 from torch_edl.wire import master_pb2 as pb
 
 # Each member is forked from a process that has torch imported: milliseconds instead of seconds.
@@ -242,11 +241,11 @@ class Member:
 
     def job(self, directory: str = "", **options: Any) -> Job:
         """A job whose rings the office forms."""
-        settings = Settings(
-            directory=directory, every=options.pop("every", 0), resume=bool(directory)
+        checkpoint = CheckpointConfig(
+            dir=directory, every=options.pop("every", 0), resume=bool(directory)
         )
         given = {"seed": 0, "check_every": 0, "on_resize": None, **options}
-        job = Job(None, settings, **given)
+        job = Job(None, checkpoint, **given)
         job._rendezvous = job._saver._rendezvous = self
         job._session = SimpleNamespace(  # type: ignore[assignment]
             config=JobConfig(
@@ -325,13 +324,14 @@ class Member:
     def beat(self) -> None:
         """Nothing: flags are shared with the test, so what a heartbeat would tell is known."""
 
-    def may_commit(self, ring: int) -> bool:
+    def may_commit(self) -> bool:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self._asks.send(("commit",))
         return bool(self._asks.recv())
 
-    def report_checkpoint(self, ring: int, directory: str) -> None:
+    def report_checkpoint(self, directory: str) -> bool:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
+        return True
 
     def leave(self, ring: int, *, finished: bool) -> None:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""

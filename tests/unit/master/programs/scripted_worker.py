@@ -21,6 +21,7 @@ import numpy as np
 from torch_edl.processes.child import follow_parent
 from torch_edl.wire import codec, services
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import Stub
 
 follow_parent()
@@ -106,9 +107,9 @@ def summarize(lease):
 
 
 def snapshot(lease):
+    Path(lease.directory).mkdir()
     Path(lease.directory, "shard-0-of-1.bin").write_bytes(b"model")
-    written = pb.ModelSnapshot(version=steps)
-    written.files.add(name="shard-0-of-1.bin", size=5)
+    written = ps.Snapshot(version=steps, files={"shard-0-of-1.bin": 5})
     complete(lease, snapshot=written)
 
 
