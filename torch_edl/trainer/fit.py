@@ -129,12 +129,7 @@ class ElasticTrainer:
             raise UsageError("precision='fp16' needs a GPU; use 'bf16' on a CPU")
         self._dtype = _DTYPES[precision]
         self._scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
-        checkpoint = settings(
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-            keep_checkpoints=keep_checkpoints,
-            resume=resume,
-        )
+        checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
         if job is not None:
             if checkpoint != CheckpointConfig() or on_resize is not None or seed:
                 raise UsageError("job=: give seed, checkpoints and on_resize to torch_edl.init()")

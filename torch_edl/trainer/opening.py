@@ -48,12 +48,7 @@ def init(
     Raises:
         UsageError: a value that cannot work; or one of several processes has a job already.
     """
-    checkpoint = settings(
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
-        keep_checkpoints=keep_checkpoints,
-        resume=resume,
-    )
+    checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
     return open_job(checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
 
 

@@ -25,21 +25,15 @@ log = logging.getLogger(__name__)
 
 
 def settings(
-    *, checkpoint_dir: str | os.PathLike[str], checkpoint_every: int, keep_checkpoints: int,
-    resume: bool,
-) -> CheckpointConfig:  # fmt: skip
+    directory: str | os.PathLike[str], every: int, keep: int, *, resume: bool
+) -> CheckpointConfig:
     """What a script says of its checkpoints.
 
     Raises:
         UsageError: a value is out of range, or needs another one.
     """
     try:
-        return CheckpointConfig(
-            dir=os.fspath(checkpoint_dir),
-            every=checkpoint_every,
-            keep=keep_checkpoints,
-            resume=resume,
-        )
+        return CheckpointConfig(dir=os.fspath(directory), every=every, keep=keep, resume=resume)
     except UsageError as error:  # which names options of the command line: --checkpoint-every
         text = re.sub(r"--([\w-]+)", lambda option: option[1].replace("-", "_"), str(error))
         raise UsageError(text) from None

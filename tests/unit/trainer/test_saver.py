@@ -217,13 +217,13 @@ def test_under_torchrun_a_run_goes_on_from_its_own_checkpoints(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"checkpoint_every": -1, "checkpoint_dir": "x"}, "checkpoint_every -1: must be 0 or more"),
-        ({"keep_checkpoints": 0}, "keep_checkpoints 0: must be 1 or more"),
-        ({"checkpoint_every": 2}, "^checkpoint_every and resume need checkpoint_dir"),
+        ({"every": -1, "directory": "x"}, "checkpoint_every -1: must be 0 or more"),
+        ({"keep": 0}, "keep_checkpoints 0: must be 1 or more"),
+        ({"every": 2}, "^checkpoint_every and resume need checkpoint_dir"),
         ({"resume": True}, "need checkpoint_dir"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any], words: str) -> None:
-    usual = {"checkpoint_dir": "", "checkpoint_every": 0, "keep_checkpoints": 3, "resume": False}
+    usual = {"directory": "", "every": 0, "keep": 3, "resume": False}
     with pytest.raises(UsageError, match=words):
         settings(**{**usual, **wrong})
