@@ -1,11 +1,20 @@
-"""Safetensors files, written without a copy in memory and read with a check of their bytes."""
+"""The files of a checkpoint: safetensors, written without a copy in memory and read with a check of
+their bytes.
+
+``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names),
+``NAME@SLOT`` -> slot and ``NAME@step`` -> updates that the parameter has had, and
+``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows.
+The metadata of a file names the table, and the step of its optimizer.
+:mod:`torch_edl.checkpoint.reader` restores the files of any number of shards into any number of
+shards. Whoever made the folder removes it where writing fails.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +24,21 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from torch_edl.errors import CheckpointError
+from torch_edl.tables.table import EmbeddingTable, Rows
 
 Array = npt.NDArray[Any]
 
-# numpy has no bfloat16: see :func:`read`.
-_NUMPY = {
+PART_BYTES = 128 << 20
+"""The size of a file with rows of a table, and the memory that writing it takes."""
+
+TYPES = {
     "F64": "float64",
     "F32": "float32",
     "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
     "I64": "int64",
     "I32": "int32",
     "I16": "int16",
@@ -33,7 +49,8 @@ _NUMPY = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_NAMES = {numpy: name for name, numpy in _NUMPY.items()}
+"""What numpy and torch call the types of safetensors; numpy lacks some of them."""
+NAMES = {name: in_file for in_file, name in TYPES.items()}
 _CRC = "crc32"  # metadata: JSON of tensor name -> CRC-32 of its bytes
 
 
@@ -54,12 +71,12 @@ class Tensor:
         Raises:
             CheckpointError: the array has a type that is not supported.
         """
-        if array.dtype.name not in _NAMES:
+        if array.dtype.name not in NAMES:
             raise CheckpointError(
-                f"{name}: {array.dtype.name} cannot be written; use {', '.join(_NAMES)}"
+                f"{name}: {array.dtype.name} cannot be written; use {', '.join(NAMES)}"
             )
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return cls(_NAMES[array.dtype.name], array.shape, content)
+        return cls(NAMES[array.dtype.name], array.shape, content)
 
 
 def header(
@@ -86,26 +103,21 @@ def write(path: Path, tensors: Mapping[str, Array | Tensor], metadata: Mapping[s
 
     Raises:
         CheckpointError: an array has a type that is not supported.
-        OSError: the disk is full or read-only; the file is removed.
+        OSError: the disk is full or read-only.
     """
-    found = {n: t if isinstance(t, Tensor) else Tensor.of(n, t) for n, t in tensors.items()}
-    # sorted() is stable.
-    found = dict(sorted(found.items(), key=lambda item: -_item_size(item[1])))
+
+    def item_size(named: tuple[str, Tensor]) -> int:
+        return named[1].content.size // max(1, math.prod(named[1].shape))
+
+    given = ((n, t if isinstance(t, Tensor) else Tensor.of(n, t)) for n, t in tensors.items())
+    found = dict(sorted(given, key=item_size, reverse=True))  # stable
     crcs = {name: zlib.crc32(tensor.content.data) for name, tensor in found.items()}
     layout = {n: (t.dtype, t.shape, t.content.size) for n, t in found.items()}
-    try:
-        with open(path, "wb") as file:
-            file.write(header(layout, {**metadata, _CRC: json.dumps(crcs)}))
-            for tensor in found.values():
-                file.write(tensor.content.data)
-            return file.tell()
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _item_size(tensor: Tensor) -> int:
-    return tensor.content.size // max(1, math.prod(tensor.shape))
+    with open(path, "wb") as file:
+        file.write(header(layout, {**metadata, _CRC: json.dumps(crcs)}))
+        for tensor in found.values():
+            file.write(tensor.content.data)
+        return file.tell()
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -162,8 +174,65 @@ def read(path: Path) -> dict[str, Array]:
         if tensor.dtype == "BF16":  # the upper half of a float32
             halves = tensor.content.view("<u2").astype(np.uint32)
             arrays[name] = (halves << 16).view(np.float32).reshape(tensor.shape)
-        elif tensor.dtype in _NUMPY:
-            arrays[name] = tensor.content.view(_NUMPY[tensor.dtype]).reshape(tensor.shape)
-        else:
-            raise CheckpointError(f"{path}: {name} has the type {tensor.dtype}, which numpy lacks")
+            continue
+        try:
+            arrays[name] = tensor.content.view(TYPES[tensor.dtype]).reshape(tensor.shape)
+        except (KeyError, TypeError):
+            raise CheckpointError(
+                f"{path}: {name} has the type {tensor.dtype}, which numpy lacks"
+            ) from None
     return arrays
+
+
+# ---- the rows of tables ----
+
+
+def write_tables(
+    tables: Sequence[tuple[EmbeddingTable, int]], directory: Path, stem: str
+) -> dict[str, int]:
+    """Writes tables whose snapshots have begun, each as of its step; returns file name to size.
+
+    Raises:
+        OSError: the disk is full or read-only.
+    """
+    written: dict[str, int] = {}
+    try:
+        for index, (table, step) in enumerate(tables):
+            for part, rows in enumerate(_parts(table)):
+                name = f"{stem}.table-{index}.part-{part}.safetensors"
+                written[name] = write(directory / name, vars(rows), _about(table, step))
+    finally:
+        # Pushes copy rows for a snapshot as long as it is open.
+        for table, _ in tables:
+            table.core.end_snapshot()
+    return written
+
+
+def _parts(table: EmbeddingTable) -> Iterator[Rows]:
+    """The rows, some at a time; of an empty table once, since a file must describe it, too."""
+    dim, slots, empty = table.dim, len(table.slot_names), True
+    for rows in table.snapshot_rows(max(1, PART_BYTES // (4 * dim * (1 + slots) + 24))):
+        if len(rows.ids):
+            empty = False
+            yield rows
+    if empty:
+        none = np.empty(0, np.int64)
+        vectors, no_slots = np.empty((0, dim), np.float32), np.empty((0, slots, dim), np.float32)
+        yield Rows(none, vectors, no_slots, none, none)
+
+
+def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
+    info = table.info
+    about = {
+        "dim": info.dim,
+        "num_embeddings": info.num_embeddings,
+        "initializer": {"kind": info.initializer.kind, "args": dict(info.initializer.args)},
+        "seed": table.seed,
+        "modules": list(info.modules) or [info.name],
+    }
+    return {
+        "table": info.name,
+        "step": str(step),
+        "slots": json.dumps(table.slot_names),
+        "info": json.dumps(about),
+    }

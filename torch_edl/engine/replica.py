@@ -21,7 +21,6 @@ from torch import nn
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.writer import write_tables
 from torch_edl.engine import same_model, state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
@@ -34,26 +33,6 @@ from torch_edl.tables.watermarks import Watermarks
 _STEM = "shard-0-of-1"
 MODEL_FILE = f"{_STEM}.dense.safetensors"
 OPTIMIZER_FILE = f"{_STEM}.optimizer.safetensors"
-
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -263,11 +242,11 @@ def write(state: State, folder: Path) -> dict[str, int]:
     """
     slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
     header = {key: value for key, value in state.header.items() if key != "tensors"}
-    sizes = {
+    return {
+        **files.write_tables(state.tables, folder, _STEM),
         MODEL_FILE: _write_file(folder / MODEL_FILE, state.model, {"format": "pt"}),
         OPTIMIZER_FILE: _write_file(folder / OPTIMIZER_FILE, slots, {"state": json.dumps(header)}),
     }
-    return sizes | write_tables(state.tables, folder, _STEM)
 
 
 def read(folder: Path, without: Collection[str] = ()) -> State:
@@ -321,10 +300,10 @@ def _write_file(path: Path, tensors: Mapping[str, torch.Tensor], about: dict[str
     """Writes contiguous tensors on the CPU; returns the size in bytes."""
     found = {}
     for name, tensor in tensors.items():
-        if tensor.dtype not in _TYPE_NAMES:
+        dtype = files.NAMES.get(str(tensor.dtype).removeprefix("torch."))
+        if dtype is None:
             raise UsageError(f"{name}: {tensor.dtype} cannot be written to a checkpoint")
-        content = as_bytes(tensor).numpy()
-        found[name] = files.Tensor(_TYPE_NAMES[tensor.dtype], tuple(tensor.shape), content)
+        found[name] = files.Tensor(dtype, tuple(tensor.shape), as_bytes(tensor).numpy())
     return files.write(path, found, about)
 
 
@@ -332,7 +311,7 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
     made = {}
     for name, found in files.read_tensors(path).items():
         # In memory that torch aligns: the last bit of a sum over a vector depends on that.
-        made[name] = torch.empty(found.shape, dtype=_TYPES[found.dtype])
+        made[name] = torch.empty(found.shape, dtype=getattr(torch, files.TYPES[found.dtype]))
         as_bytes(made[name]).copy_(torch.from_numpy(found.content))
     return made
 

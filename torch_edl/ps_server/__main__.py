@@ -14,12 +14,12 @@ import grpc
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config import SYNC_MODES
+from torch_edl.config import SYNC_MODES, TrainConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.ps_server.service import PserverService
-from torch_edl.ps_server.shard import Shard, UpdateRules
+from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import master_pb2, services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.server import serve
@@ -76,8 +76,6 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"{ENV_TOKEN}: not set; every call must carry the job's token")
     if not 0 <= args.shard < args.shards:
         raise UsageError(f"--shard {args.shard}: must be in 0..{args.shards - 1}")
-    if args.grads_to_wait < 1:
-        raise UsageError(f"--grads-to-wait {args.grads_to_wait}: must be 1 or more")
     failed = threading.Event()
 
     def fail() -> None:
@@ -87,8 +85,8 @@ def _run(args: argparse.Namespace) -> int:
     # Blocked in all threads and waited for below. A handler that sets an Event would deadlock where
     # it interrupts this thread while the thread holds the lock of that Event.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    rules = UpdateRules(
-        sync=args.mode == "sync",
+    rules = TrainConfig(
+        mode=args.mode,
         grads_to_wait=args.grads_to_wait,
         staleness=args.staleness,
         learning_rate_by_staleness=args.learning_rate_by_staleness,

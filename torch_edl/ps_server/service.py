@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
-from torch_edl.checkpoint import writer
+from torch_edl.checkpoint import files
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.gradients import entry_ids
 from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.shard import Shard
 from torch_edl.tables.watermarks import Watermarks
@@ -64,7 +65,7 @@ class PserverService:
 
     def handlers(self) -> dict[str, Handler]:
         """Method name to handler."""
-        return {
+        fenced: dict[str, Callable[[Any], Any]] = {
             "PushDenseParameters": self._push_dense_parameters,
             "PushEmbeddingTableInfos": self._push_embedding_table_infos,
             "Pull": self._pull,
@@ -75,24 +76,32 @@ class PserverService:
             "Snapshot": self._snapshot,
             "Release": self._release,
             "Flush": self._flush,
-            "Status": self._status,
         }
+        handlers = {name: self._fenced(answer) for name, answer in fenced.items()}
+        return {**handlers, "Status": self._status}
 
     def close(self) -> None:
         """Rejects pushes that wait, and new ones."""
         self._barrier.close()
 
-    def _check(self, fence: pb.Fence) -> None:
-        if fence.job != self._job or fence.incarnation != self._incarnation:
-            raise StaleIncarnationError(
-                f"call for job {fence.job!r}, incarnation {fence.incarnation}: this server is of "
-                f"{self._job!r}, incarnation {self._incarnation}; ask the master for the servers"
-            )
+    def _fenced(self, answer: Callable[[Any], Any]) -> Handler:
+        """A handler that rejects calls for another job or incarnation."""
+
+        def handle(request: Any, _: grpc.ServicerContext) -> Any:
+            fence = request.fence
+            if fence.job != self._job or fence.incarnation != self._incarnation:
+                raise StaleIncarnationError(
+                    f"call for job {fence.job!r}, incarnation {fence.incarnation}: this server is "
+                    f"of {self._job!r}, incarnation {self._incarnation}; ask the master for the "
+                    "servers"
+                )
+            return answer(request)
+
+        return handle
 
     def _push_dense_parameters(
-        self, request: pb.PushDenseParametersRequest, _: grpc.ServicerContext
+        self, request: pb.PushDenseParametersRequest
     ) -> pb.PushDenseParametersResponse:
-        self._check(request.fence)
         accepted = self._shard.initialize(request)
         dense = self._shard.dense
         assert dense is not None
@@ -101,14 +110,12 @@ class PserverService:
         )
 
     def _push_embedding_table_infos(
-        self, request: pb.PushEmbeddingTableInfosRequest, _: grpc.ServicerContext
+        self, request: pb.PushEmbeddingTableInfosRequest
     ) -> pb.PushEmbeddingTableInfosResponse:
-        self._check(request.fence)
         self._shard.add_tables(request.infos)
         return pb.PushEmbeddingTableInfosResponse()
 
-    def _pull(self, request: pb.PullRequest, _: grpc.ServicerContext) -> pb.PullResponse | Encoded:
-        self._check(request.fence)
+    def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
         shard = self._shard
         if shard.dense is None:
             return pb.PullResponse(initialized=False)
@@ -120,7 +127,7 @@ class PserverService:
         ids: list[npt.NDArray[np.int64]] = []
         for entry in request.tables:
             table = shard.table(entry.name)
-            mine = entry_ids(entry, ids)
+            mine = codec.entry_ids(entry, ids)
             ids.append(mine)
             rows += [_head(_VECTORS, len(mine), table.dim), (table.core, mine)]
         try:
@@ -132,17 +139,11 @@ class PserverService:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
-    def _push_gradients(
-        self, request: pb.PushGradientsRequest, _: grpc.ServicerContext
-    ) -> pb.PushGradientsResponse:
-        self._check(request.fence)
+    def _push_gradients(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
         with self._barrier.passing(request.range.task_id, request.range.last):
             return self._shard.push(request)
 
-    def _read_rows(
-        self, request: pb.ReadRowsRequest, _: grpc.ServicerContext
-    ) -> pb.ReadRowsResponse:
-        self._check(request.fence)
+    def _read_rows(self, request: pb.ReadRowsRequest) -> pb.ReadRowsResponse:
         table = self._shard.table(request.name)
         try:
             ids, vectors, cursor = table.core.scan(
@@ -154,35 +155,30 @@ class PserverService:
             ids=ids.astype("<i8").tobytes(), vectors=codec.to_proto(vectors), cursor=cursor
         )
 
-    def _get_watermarks(
-        self, request: pb.GetWatermarksRequest, _: grpc.ServicerContext
-    ) -> pb.GetWatermarksResponse:
-        self._check(request.fence)
+    def _get_watermarks(self, request: pb.GetWatermarksRequest) -> pb.GetWatermarksResponse:
         return pb.GetWatermarksResponse(offsets=[self._shard.offset(t) for t in request.task_ids])
 
-    def _hold(self, request: pb.HoldRequest, _: grpc.ServicerContext) -> pb.HoldResponse:
-        self._check(request.fence)
+    def _hold(self, request: pb.HoldRequest) -> pb.HoldResponse:
         if not 0 < request.timeout_ms <= _LONGEST_HOLD_MS:
             raise UsageError(f"timeout_ms {request.timeout_ms}: expected 1 to {_LONGEST_HOLD_MS}")
-        if not self._shard.initialized:
+        if self._shard.dense is None:
             return pb.HoldResponse(initialized=False)
         self._barrier.hold(request.timeout_ms / 1000)
         return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
 
-    def _snapshot(
-        self, request: pb.SnapshotRequest, _: grpc.ServicerContext
-    ) -> pb.SnapshotResponse:
-        self._check(request.fence)
+    def _snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
         targets = Watermarks.from_proto(request.targets)
         directory = Path(request.directory)
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such folder; create it before the snapshot")
-        shard = self._shard
+        shard, stem = self._shard, f"shard-{self._index}-of-{self._shards}"
         with self._snapshots:
             with self._barrier.cut(targets, lambda: shard.has_received(targets)) as elapsed:
                 cut = shard.cut(targets)
                 stall_s = elapsed()
-            sizes = writer.write(cut, directory, self._index, self._shards)
+            sizes = files.write_tables(cut.tables, directory, stem)
+            name = f"{stem}.dense.safetensors"
+            sizes[name] = files.write(directory / name, cut.dense, {})
         log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
             cut.version,
@@ -192,13 +188,11 @@ class PserverService:
         snapshot = pb.Snapshot(files=sizes, version=cut.version)
         return pb.SnapshotResponse(snapshot=snapshot, stall_ms=stall_s * 1000)
 
-    def _release(self, request: pb.ReleaseRequest, _: grpc.ServicerContext) -> pb.ReleaseResponse:
-        self._check(request.fence)
+    def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
         self._barrier.release()
         return pb.ReleaseResponse()
 
-    def _flush(self, request: pb.FlushRequest, _: grpc.ServicerContext) -> pb.FlushResponse:
-        self._check(request.fence)
+    def _flush(self, request: pb.FlushRequest) -> pb.FlushResponse:
         with self._barrier.passing_unnamed():
             return pb.FlushResponse(version=self._shard.flush())
 

@@ -1,50 +1,73 @@
-"""The part of the model that a server holds, and the one way to change it: a push, applied once."""
+"""The part of the model that a server holds, and the one way to change it: a push, decoded and
+checked as a whole, and applied once."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.checkpoint.writer import Cut
+from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.ps_server.gradients import Gradients, decode, mean
 from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 
 log = logging.getLogger(__name__)
 
 _TASK_LOCKS = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateRules:
-    """How pushes become updates; see ``TrainConfig``."""
+@dataclass(frozen=True)
+class Gradients:
+    """One push, or the mean of several."""
 
-    sync: bool = False
-    grads_to_wait: int = 1
-    staleness: int = 0
-    learning_rate_by_staleness: bool = False
+    dense: Floats | None
+    """(n,) the flat gradient of the shard"""
+    tables: list[tuple[EmbeddingTable, Ids, Floats]]
+    """ids (n,) and gradients (n, dim)"""
+    rates: list[float]
+    """One per parameter group; empty: the rates of the groups."""
+    version: int
+    """Version of the parameters that the gradient was computed with."""
+    untouched: frozenset[int] = frozenset()
+    """Places of dense parameters that the loss did not reach; ``dense`` is zero there in sync
+    mode, and undefined otherwise."""
+    exact: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """New values of buffers that are not float32."""
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A push that waits for its quorum: the records of a task up to ``last``."""
+class Cut:
+    """A shard at one moment. The snapshots of its tables have begun, so that their rows can be
+    read later."""
 
-    task_id: int
-    last: int
-    gradients: Gradients
+    version: int
+    dense: dict[str, npt.NDArray[Any]]
+    """See :meth:`DenseShard.state`; a tied weight is in it under each of its names."""
+    tables: list[tuple[EmbeddingTable, int]]
+    """Each table with its step."""
 
 
 class Shard:
     """Dense parameters, tables, version and watermarks.
 
     Args:
+        rules: how pushes become updates.
         source: the checkpoint or exported model that values are restored from; None: values are
             those of the first worker.
         on_fatal: called when an update failed half-way. The model then holds a part of a push,
@@ -52,9 +75,10 @@ class Shard:
     """
 
     def __init__(
-        self, rules: UpdateRules, source: CheckpointReader | None, on_fatal: Callable[[], None]
+        self, rules: TrainConfig, source: CheckpointReader | None, on_fatal: Callable[[], None]
     ) -> None:
         self._rules = rules
+        self._is_sync = rules.mode == "sync"
         self._source = source
         self._on_fatal = on_fatal
         self._broken = ""
@@ -70,16 +94,13 @@ class Shard:
         self.tables: dict[str, EmbeddingTable] = {}
         self.version = source.version if source else 0
         self._applied = source.watermarks.copy() if source else Watermarks()
-        self._received = self._applied.copy()  # sync mode: also what waits
-        self._waiting: list[_Waiting] = []  # for their quorum, in order of arrival
+        # Sync mode: also what waits.
+        self._received = self._applied.copy() if self._is_sync else self._applied
+        # Sync mode: pushes that wait for their quorum, in order of arrival.
+        self._waiting: list[tuple[pb.RecordRange, Gradients]] = []
         self._seed = 0
 
     # ---- setting up ----
-
-    @property
-    def initialized(self) -> bool:
-        """Whether a worker has sent the parameters."""
-        return self.dense is not None
 
     def initialize(self, request: pb.PushDenseParametersRequest) -> bool:
         """Takes the dense parameters; False if an earlier worker sent them, with the same layout.
@@ -152,7 +173,7 @@ class Shard:
     def offset(self, task_id: int) -> int:
         """The first record of the task that no push has had yet."""
         with self._state:
-            return (self._received if self._rules.sync else self._applied).offset(task_id)
+            return self._received.offset(task_id)
 
     def watermarks(self) -> Watermarks:
         """A copy of the watermarks of what is applied."""
@@ -170,42 +191,31 @@ class Shard:
         self._require_sound()
         if self.dense is None:
             raise UsageError("push: this server was not initialised; send its parameters first")
-        if request.range.task_id < 0 or request.retired_before < 0:
+        r = request.range
+        if r.task_id < 0 or request.retired_before < 0:
             raise UsageError(
-                f"push of task {request.range.task_id}, retired_before {request.retired_before}: "
+                f"push of task {r.task_id}, retired_before {request.retired_before}: "
                 "tasks count from 0"
             )
-        if self._rules.sync:
-            return self._push_sync(request)
-        r = request.range
-        with self._task_locks[r.task_id % _TASK_LOCKS]:
+        with self._sync if self._is_sync else self._task_locks[r.task_id % _TASK_LOCKS]:
             with self._state:
-                self._applied.retire(request.retired_before)
-                if self._applied.has(r.task_id, r.first, r.last):
+                for watermarks in (self._applied, self._received):
+                    watermarks.retire(request.retired_before)
+                if self._received.has(r.task_id, r.first, r.last):
                     return pb.PushGradientsResponse(
                         accepted=True, duplicate=True, version=self.version
                     )
-            self._apply(self._decode(request))
-            with self._state:
-                self._applied.advance(r.task_id, r.last)
-                self.version += 1
-                return pb.PushGradientsResponse(accepted=True, version=self.version)
-
-    def _push_sync(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
-        r = request.range
-        with self._sync:
-            for watermarks in (self._applied, self._received):
+                if self._is_sync and self.version - request.version > self._rules.staleness:
+                    return pb.PushGradientsResponse(accepted=False, version=self.version)
+            gradients = self._decode(request)
+            if not self._is_sync:
+                self._apply([(r, gradients)])
+            else:
+                self._waiting.append((r, gradients))
                 with self._state:
-                    watermarks.retire(request.retired_before)
-            if self._received.has(r.task_id, r.first, r.last):
-                return pb.PushGradientsResponse(accepted=True, duplicate=True, version=self.version)
-            if self.version - request.version > self._rules.staleness:
-                return pb.PushGradientsResponse(accepted=False, version=self.version)
-            self._waiting.append(_Waiting(r.task_id, r.last, self._decode(request)))
-            with self._state:
-                self._received.advance(r.task_id, r.last)
-            if len(self._waiting) >= self._rules.grads_to_wait:
-                self._apply_waiting()
+                    self._received.advance(r.task_id, r.last)
+                if len(self._waiting) >= self._rules.grads_to_wait:
+                    self._apply_waiting()
             return pb.PushGradientsResponse(accepted=True, version=self.version)
 
     def flush(self) -> int:
@@ -215,30 +225,54 @@ class Shard:
             self._apply_waiting()
             return self.version
 
-    def _apply_waiting(self, wanted: Callable[[_Waiting], bool] = lambda _: True) -> None:
-        taken = [waiting for waiting in self._waiting if wanted(waiting)]
-        self._waiting = [waiting for waiting in self._waiting if not wanted(waiting)]
-        if not taken:
-            return
-        assert self.dense is not None
-        self._apply(mean([w.gradients for w in taken], self.dense.assigned))
-        with self._state:
-            for waiting in taken:
-                self._applied.advance(waiting.task_id, waiting.last)
-            self.version += 1
+    def _apply_waiting(self, targets: Watermarks | None = None) -> None:
+        """Applies the mean of what waits, or of those pushes that are within ``targets``."""
+        taken: list[tuple[pb.RecordRange, Gradients]] = []
+        left: list[tuple[pb.RecordRange, Gradients]] = []
+        for r, gradients in self._waiting:
+            wanted = targets is None or r.last <= targets.offset(r.task_id)
+            (taken if wanted else left).append((r, gradients))
+        self._waiting = left
+        if taken:
+            self._apply(taken)
 
     def _decode(self, request: pb.PushGradientsRequest) -> Gradients:
-        assert self.dense is not None
-        assert self.optimizers is not None
-        # The mean of pushes counts a parameter without a gradient as zero.
-        return decode(
-            request, self.dense, self.table, self.optimizers, zero_untouched=self._rules.sync
-        )
+        """Views of the content of a push, all checked: applying them cannot fail half-way.
 
-    def _apply(self, gradients: Gradients) -> None:
+        Raises:
+            UsageError: the content does not fit the shard, or a value is not finite.
+        """
         assert self.dense is not None
         assert self.optimizers is not None
-        behind = 1
+        flat: Floats | None = None
+        untouched = frozenset(request.without_gradient)
+        if request.HasField("dense"):
+            content = request.dense.tensor_content
+            if request.dense.dtype != tensor.DT_FLOAT or len(content) % 4:
+                raise UsageError(
+                    f"dense gradient: dtype {request.dense.dtype}, {len(content)} bytes"
+                )
+            flat = np.frombuffer(content, "<f4")
+            self.dense.check(flat, untouched)
+            if untouched and self._is_sync:  # the mean of pushes counts it as zero
+                flat = self.dense.without(flat, untouched)
+        tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
+        for entry in request.tables:
+            table = self.table(entry.name)
+            if any(other is table for other, _, _ in tables):
+                raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
+            ids = codec.entry_ids(entry, [i for _, i, _ in tables])
+            tables.append((table, ids, table.gradient(ids, entry.values)))
+        rates = list(request.learning_rates)
+        self.optimizers.rates(rates, 1.0)  # checks their number
+        exact = self.dense.decode_exact(request.exact)
+        return Gradients(flat, tables, rates, request.version, untouched, exact)
+
+    def _apply(self, pushes: Sequence[tuple[pb.RecordRange, Gradients]]) -> None:
+        """One update with the mean of pushes."""
+        assert self.dense is not None
+        assert self.optimizers is not None
+        gradients, behind = mean([push for _, push in pushes], self.dense.assigned), 1
         if self._rules.learning_rate_by_staleness:
             behind = max(1, self.version - gradients.version)
         rates = self.optimizers.rates(gradients.rates, behind)
@@ -253,6 +287,10 @@ class Shard:
             log.critical("an update failed half-way", exc_info=True)
             self._on_fatal()
             raise
+        with self._state:
+            for r, _ in pushes:
+                self._applied.advance(r.task_id, r.last)
+            self.version += 1
 
     def _require_sound(self) -> None:
         if self._broken:
@@ -263,7 +301,7 @@ class Shard:
     def has_received(self, targets: Watermarks) -> bool:
         """Whether every record of ``targets`` is applied here or waits for its quorum."""
         with self._state:
-            return (self._received if self._rules.sync else self._applied).reached(targets)
+            return self._received.reached(targets)
 
     def cut(self, targets: Watermarks) -> Cut:
         """Freezes the state in which the records of ``targets`` are applied.
@@ -272,14 +310,14 @@ class Shard:
         pushes that wait here: they are applied now.
         """
         assert self.dense is not None
-        if self._rules.sync:
+        if self._is_sync:
             with self._sync:
-                self._apply_waiting(lambda w: w.last <= targets.offset(w.task_id))
+                self._apply_waiting(targets)
         dense = self.dense.state()
         tables = [(t, t.step) for t in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        dense.values.update({a: dense.values[name] for a, name in self._aliases.items()})
+        dense.update({alias: dense[name] for alias, name in self._aliases.items()})
         return Cut(self.version, dense, tables)
 
 
@@ -307,3 +345,46 @@ def _difference(new: Sequence[tuple[object, ...]], old: Sequence[tuple[object, .
         if ours != theirs:
             return f"here {ours}, there {theirs}"
     return f"here {len(old)} parameters, there {len(new)}"
+
+
+def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradients:
+    """The average of pushes: an id or parameter that a push lacks counts as zero in it.
+
+    The rates, and values that are not float32, are those of the last push; the version is the
+    oldest.
+
+    Args:
+        assigned: where ``dense`` holds values rather than gradients: values are averaged over the
+            pushes that have them.
+    """
+    if len(pushes) == 1:
+        return pushes[0]
+    scale = np.float32(1 / len(pushes))
+    moving = [p for p in pushes if p.dense is not None]
+    dense = [p.dense for p in moving if p.dense is not None]
+    by_table: dict[EmbeddingTable, list[tuple[Ids, Floats]]] = {}
+    for push in pushes:
+        for table, ids, values in push.tables:
+            by_table.setdefault(table, []).append((ids, values))
+    tables = []
+    for table, parts in by_table.items():
+        unique, _, inverse = _core.unique_partition(np.concatenate([i for i, _ in parts]), 1)
+        sums = np.empty((len(unique), table.dim), np.float32)
+        _core.scatter_sum(np.concatenate([v for _, v in parts]), inverse, sums)
+        sums *= scale
+        tables.append((table, unique, sums))
+    total: Floats | None = None
+    if dense:
+        total = dense[0] * scale
+        for other in dense[1:]:
+            total += other * scale
+        for part in assigned:
+            total[part] *= len(pushes) / len(dense)
+    return Gradients(
+        dense=total,
+        tables=tables,
+        rates=pushes[-1].rates,
+        version=min(p.version for p in pushes),
+        untouched=frozenset.intersection(*(p.untouched for p in moving)) if moving else frozenset(),
+        exact={name: value for p in pushes for name, value in p.exact.items()},
+    )

@@ -37,16 +37,6 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class DenseState:
-    """A copy of all values and slots at one moment."""
-
-    values: dict[str, Array]
-    """Name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``."""
-    step: int
-    """The largest number of updates."""
-
-
-@dataclass(frozen=True)
 class _Run:
     """Adjacent parameters that are updated in one call."""
 
@@ -228,8 +218,8 @@ class DenseShard:
             for name, value in values.items()
         ]
 
-    def state(self) -> DenseState:
-        """A copy of values and slots."""
+    def state(self) -> dict[str, Array]:
+        """A copy: name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``."""
         with self._lock:
             values: dict[str, Array] = dict(self._exact)
             for place, p in enumerate(self.parameters):
@@ -240,7 +230,7 @@ class DenseShard:
                     values[f"{p.name}@{slot}"] = part.reshape(p.shape).copy()
                 if kernel:
                     values[f"{p.name}@step"] = np.array(self._steps[place])
-            return DenseState(values, int(self._steps.max(initial=0)))
+            return values
 
     def restore(self, values: Mapping[str, Array], step: int) -> None:
         """Takes values by name, and slots where they are given; other slots stay as they are.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import UsageError
+from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire import tensor_pb2 as pb
 
 Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
 
 _TO_NUMPY: dict[int, np.dtype[Any]] = {
     pb.DT_FLOAT: np.dtype("<f4"),
@@ -70,8 +73,24 @@ def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
         raise UsageError(f"tensor of shape {shape}: {got} bytes of content do not fill it")
 
 
-def ids_from_bytes(content: bytes) -> npt.NDArray[np.int64]:
+def ids_from_bytes(content: bytes) -> Ids:
     """Packed little-endian ids as a read-only int64 view of shape (n,)."""
     if len(content) % 8:
         raise UsageError(f"ids of {len(content)} bytes: not a whole number of int64")
     return np.frombuffer(content, "<i8")
+
+
+def entry_ids(entry: ps.TableIds | ps.TableGradient, before: Sequence[Ids]) -> Ids:
+    """The ids (n,) of an entry, its own or those of an earlier entry.
+
+    Raises:
+        UsageError: ``same_ids_as`` names no earlier entry.
+    """
+    if not entry.same_ids_as:
+        return ids_from_bytes(entry.ids)
+    if not 1 <= entry.same_ids_as <= len(before):
+        raise UsageError(
+            f"table {entry.name}: the ids of entry {entry.same_ids_as}, "
+            f"but {len(before)} come before it"
+        )
+    return before[entry.same_ids_as - 1]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from torch_edl.checkpoint import files, layout, reader, writer
+from torch_edl.checkpoint import files, layout, reader
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.ps_server.shard import Shard, UpdateRules
+from torch_edl.config import TrainConfig
+from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -31,7 +32,9 @@ class Server:
         source: reader.CheckpointReader | None = None,
         groups: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        rules = UpdateRules(sync=bool(quorum), grads_to_wait=quorum or 1)
+        rules = TrainConfig(
+            mode="sync" if quorum else "async", grads_to_wait=quorum or 1, staleness=0
+        )
         self.shard = Shard(rules, source, lambda: pytest.fail("an update failed half-way"))
         config = pb.OptimizerConfig(kind=kind, groups=[pb.ParamGroup(hyper=hyper)])
         one = codec.to_proto(np.ones(2, np.float32))
@@ -63,8 +66,8 @@ class Server:
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
-        sizes = writer.write(self.shard.cut(self.shard.watermarks()), folder, 0, 1)
-        commit(folder, sizes)
+        cut, name = self.shard.cut(self.shard.watermarks()), "shard-0-of-1.dense.safetensors"
+        commit(folder, {name: files.write(folder / name, cut.dense, {})})
 
 
 def commit(folder: Path, sizes: dict[str, int]) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.unit.wire.extremes import variants
+from torch_edl.config import TrainConfig
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.push_barrier import HoldEndedError
 from torch_edl.ps_server.service import PserverService
-from torch_edl.ps_server.shard import Shard, UpdateRules
+from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -40,7 +41,9 @@ class World:
 
     def __init__(self, kind: str, directory: Path, *, sync: bool = False) -> None:
         self.fatal = threading.Event()
-        rules = UpdateRules(sync=sync, learning_rate_by_staleness=not sync)
+        rules = TrainConfig(
+            mode="sync" if sync else "async", staleness=0, learning_rate_by_staleness=not sync
+        )
         self.shard = Shard(rules, None, self.fatal.set)
         service = PserverService(self.shard, job="j", incarnation=1, shard_index=0, shards=1)
         self._handlers: dict[str, Any] = service.handlers()
@@ -127,7 +130,7 @@ def test_no_number_ends_or_poisons_a_server(kind: str, sync: bool, tmp_path: Pat
             except Exception as error:
                 pytest.fail(f"{method}, {what}: {error!r}")
             try:
-                if not world.shard.initialized:
+                if world.shard.dense is None:
                     world.say("PushDenseParameters")
                 if not world.shard.tables:
                     world.say("PushEmbeddingTableInfos")
