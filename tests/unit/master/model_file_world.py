@@ -36,7 +36,7 @@ from torch_edl.wire import master_pb2 as pb
 
 SHARDS = [Shard("a", 20), Shard("b", 12)]
 
-SNAPSHOT = {"snapshot": {"files": [{"name": "f", "size": 3}], "version": 9}}
+SNAPSHOT = {"snapshot": {"files": {"f": 3}, "version": 9}}
 
 
 class World:

@@ -112,9 +112,11 @@ class TestTheGoodWay:
     def test_local_snapshots_through_the_worker(self):
         w = World(strategy="local", dir="/ck", every=5)
         w.all_up()
-        w.work(tasks=3)
-        held = w.lease(0).leases[0]
+        w.work(tasks=2)
+        first = w.lease(0).leases[0]
+        held = w.lease(0, held=[first.lease_id]).leases[0]
         assert held.kind == pb.TASK_TRAIN
+        w.do(0, first)
         w.tick()
         (lease,) = w.lease(0, held=[held.lease_id]).leases
         assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, "/ck/.snapshot-1")

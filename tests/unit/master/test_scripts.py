@@ -326,7 +326,7 @@ def test_a_restarted_master_leaves_the_ring_alone() -> None:
     w.register(11)
     w.register(12, local_rank=1)
     w.ring(0, 1)
-    w.committed(0, 1)
+    w.committed(0)
     w.now += 1000
     w = w.again()
     w.tick()
