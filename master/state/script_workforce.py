@@ -6,7 +6,7 @@ all scripts are over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from master.state.actions import Failure, Note
@@ -145,32 +145,28 @@ class ScriptWorkforce(Workforce):
 
     # ---- agents ----
 
-    def agent_report(self, request: pb.AgentReportRequest, now: float) -> Sequence[WorkforceEvent]:
+    def agent_report(self, request: pb.AgentReportRequest, now: float) -> Iterator[WorkforceEvent]:
         """An agent reports what its workers do.
 
         Raises:
             UsageError: the agent was asked to run something else than this job.
         """
         require_same_experiment(self._config, request)
-        events: list[WorkforceEvent] = []
         if self._agents.get(request.node) is None:
-            events.append(Note("info", f"agent {request.node} on {request.host} joined"))
+            yield Note("info", f"agent {request.node} on {request.host} joined")
         agent, replaced = self._agents.report(request.node, request.pid, now)
-        if replaced:
-            workers = self._workers_of(request.node)
-            events += [self._lost(worker, "its agent was started again") for worker in workers]
-        if request.error:  # before the ends of workers: the job fails
-            events.append(Failure(request.error, request.traceback))
+        agent.done, agent.address, agent.port = request.done, request.address, request.port
         agent.logs = {told.pid: told.log for told in request.workers}
-        for told in request.workers:
-            events += self._worker_report(agent, told)
-        agent.done = request.done
-        agent.address, agent.port = request.address, request.port
         agent.begun = agent.begun or bool(request.workers)
-        return events
+        if replaced:
+            for worker in self._workers_of(request.node):
+                yield self._lost(worker, "its agent was started again")
+        if request.error:  # before the ends of workers: the job fails
+            yield Failure(request.error, request.traceback)
+        for told in request.workers:
+            yield from self._worker_report(agent, told)
 
-    def _worker_report(self, agent: AgentRecord, told: pb.AgentWorker) -> list[WorkforceEvent]:
-        events: list[WorkforceEvent] = []
+    def _worker_report(self, agent: AgentRecord, told: pb.AgentWorker) -> Iterator[WorkerLost]:
         if told.exited:
             agent.kill.discard(told.pid)
         for worker in self._workers_of(agent.node):
@@ -180,8 +176,7 @@ class ScriptWorkforce(Workforce):
             process.log = told.log or process.log
             if told.exited:
                 how = f"signal {-told.code}" if told.code < 0 else f"exit code {told.code}"
-                events.append(self._lost(worker, f"ended with {how}", ended_well=told.code == 0))
-        return events
+                yield self._lost(worker, f"ended with {how}", ended_well=told.code == 0)
 
     def agent_answer(self, node: str) -> pb.AgentReportResponse:
         """What an agent hears after its report."""
@@ -245,60 +240,50 @@ class ScriptWorkforce(Workforce):
 
     # ---- time ----
 
-    def tick(self, now: float, *, newest: str) -> Sequence[WorkforceEvent]:
-        events: list[WorkforceEvent] = []
+    def tick(self, now: float, *, newest: str) -> Iterator[WorkforceEvent]:
         if self._lifecycle.outcome is None:
-            events += self._lose_silent_agents(now)
-            events += self._is_abandoned(now, newest)
-            events += self._nothing_begins(now)
+            yield from self._lose_silent_agents(now)
+            yield from self._is_abandoned(now, newest)
+            yield from self._nothing_begins(now)
         if self._lifecycle.ending:
             self.rounds.closed = True
         elif self.rounds.form(now):
-            events += self._round_formed()
-        return events
+            yield from self._round_formed()
 
-    def _lose_silent_agents(self, now: float) -> Sequence[WorkforceEvent]:
-        events: list[WorkforceEvent] = []
+    def _lose_silent_agents(self, now: float) -> Iterator[WorkforceEvent]:
         for agent in self._agents.silent(now):
             timeout_s = self._config.cluster.heartbeat_timeout_s
             why = f"no report of agent {agent.node} for {timeout_s:g} s"
-            events.append(Note("warning", f"agent {agent.node} declared lost: {why}"))
+            yield Note("warning", f"agent {agent.node} declared lost: {why}")
             for worker in self._workers_of(agent.node):
                 if worker in self._members:
                     self.declare_lost(worker, why)
-                    events.append(WorkerLost(worker, why, declared=True))
+                    yield WorkerLost(worker, why, declared=True)
             if not len(self._agents):
-                events.append(Failure(f"{why}, and there is no other agent: nobody is left"))
-        return events
+                yield Failure(f"{why}, and there is no other agent: nobody is left")
 
-    def _is_abandoned(self, now: float, newest: str) -> Sequence[WorkforceEvent]:
+    def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
         """No worker comes that could do what rank 0 was to do at the end."""
-        if not self._abandoned.lasts(self._ring.abandoned, _DESERTED_S, now):
-            return ()
-        return [
-            Failure(
+        if self._abandoned.lasts(self._ring.abandoned, _DESERTED_S, now):
+            yield Failure(
                 "rank 0 was lost before its script came to its end, and no worker took its "
                 f"place for {_DESERTED_S:g} s: what rank 0 saves may be missing"
                 + (f"; the newest checkpoint is {newest}" if newest else "")
             )
-        ]
 
-    def _nothing_begins(self, now: float) -> Sequence[WorkforceEvent]:
+    def _nothing_begins(self, now: float) -> Iterator[Failure]:
         """Workers wait for a first ring, and those that the ring needs do not come.
 
         Others may have begun without one: a script is free to make a process group of its own.
         """
         limit_s, waiting = self._config.cluster.join_timeout_s, self._ring.waiting
-        if not self._waits.lasts(waiting > 0 and not self._ring.number, limit_s, now):
-            return ()
-        least = self._config.cluster.min_workers
-        return [
-            Failure(
+        if self._waits.lasts(waiting > 0 and not self._ring.number, limit_s, now):
+            least = self._config.cluster.min_workers
+            yield Failure(
                 f"nothing began within {limit_s:g} s (--rdzv-conf join_timeout): "
                 f"{waiting} of at least {least} workers came to the loader of the "
                 "script, the others ended before it or are still on their way"
             )
-        ]
 
     # ---- the end ----
 

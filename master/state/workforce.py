@@ -7,7 +7,7 @@ events, which the job applies.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ class Workforce(ABC):
         check_scale(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
         self._fleet.workers_wanted = request.max_workers
 
-    def tick(self, now: float, *, newest: str) -> Sequence[WorkforceEvent]:
+    def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:
         """Time passes.
 
         Args:
