@@ -38,7 +38,7 @@ class Calls:
         job = self._job
         worker, events = job.workforce.register(request)
         job.apply_all(events, now)
-        known = job.fleet.registered(worker, now)
+        known = job.fleet.registered(worker)
         if not known or not job.members.register(worker, request.pid, now):
             raise UsageError(f"worker {worker}: not a worker that this job waits for")
         return pb.RegisterResponse(
@@ -306,9 +306,7 @@ class Calls:
             UsageError: the server does not belong to the job, or is of an earlier incarnation.
         """
         fleet = self._job.fleet
-        if not fleet.server_registered(
-            request.shard, request.incarnation, request.address, request.pid
-        ):
+        if not fleet.server_registered(request.shard, request.incarnation, request.address):
             raise UsageError(
                 f"server of shard {request.shard}, incarnation {request.incarnation}: not a "
                 "server that this job waits for"

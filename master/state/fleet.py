@@ -72,7 +72,7 @@ class Fleet:
         """What this incarnation of the model starts from; empty: from scratch."""
         self.values_only = False
         """Only values are taken of it."""
-        self._servers: list[int] = []  # ids, in the order of shards
+        self._servers: list[Process] = []  # of this incarnation, in the order of shards
         self._next_id = {"worker": 0, "ps": 0}
         self._deaths = Deaths()
         self._ending: float | None = None
@@ -99,10 +99,8 @@ class Fleet:
             return None
         if self.strategy in ("local", "allreduce"):
             return ()
-        servers = [self._processes["ps", id] for id in self._servers]
-        if not servers or not all(s.address and s.state == RUNNING for s in servers):
-            return None
-        return [s.address for s in servers]
+        up = all(server.address and server.state == RUNNING for server in self._servers)
+        return [server.address for server in self._servers] if self._servers and up else None
 
     def cluster(self) -> pb.Cluster | None:
         """The servers of today; None while they start."""
@@ -138,8 +136,7 @@ class Fleet:
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new incarnation: servers are replaced by new ones that load ``restore``."""
-        for id in self._servers:
-            process = self._processes["ps", id]
+        for process in self._servers:
             if process.state != EXITED:
                 process.lost = True
                 process.stop_by = 0.0
@@ -167,7 +164,7 @@ class Fleet:
         process = self._processes[role, id]
         process.state, process.exit = EXITED, reason
 
-    def registered(self, id: int, now: float) -> bool:
+    def registered(self, id: int) -> bool:
         """A worker registered; False if it is not one of ours, or was told to end."""
         process = self._processes.get(("worker", id))
         if process is None or process.state in (EXITED, STOPPING):
@@ -176,12 +173,11 @@ class Fleet:
             process.state = RUNNING
         return True
 
-    def server_registered(self, shard: int, incarnation: int, address: str, pid: int) -> bool:
+    def server_registered(self, shard: int, incarnation: int, address: str) -> bool:
         """A server listens; False if the server is of another incarnation."""
         if incarnation != self.incarnation:
             return False
-        for id in self._servers:
-            process = self._processes["ps", id]
+        for process in self._servers:
             if process.shard == shard and process.state in (STARTING, RUNNING):
                 process.state = RUNNING
                 process.address = address
@@ -231,25 +227,17 @@ class Fleet:
         """A process ended. Returns what that means, if anything."""
         process = self._processes[exit.role, exit.id]
         was, process.state, process.exit = process.state, EXITED, str(exit)
-        name = f"{exit.role}-{exit.id}"
-        if exit.role == "worker":
-            killed = exit.signal in KILLS
-            return self._worker_exited(process, was, f"{name} ended with {exit}", log, now, killed)
-        if self._ending is not None or process.id not in self._servers:
-            return None
-        text = f"{name} ended with {exit}"
-        return self._deaths.server(f"{text}; its log is {log}") or Gone(text)
-
-    def _worker_exited(
-        self, process: Process, was: str, text: str, log: str, now: float, killed: bool
-    ) -> Gone | Failure:
+        text = f"{exit.role}-{exit.id} ended with {exit}"
+        named = f"{text}; its log is {log}"
+        if exit.role == "ps":
+            if self._ending is not None or process not in self._servers:
+                return None
+            return self._deaths.server(named) or Gone(text)
         if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
             return Gone(text, expected=True)
-        if not process.trained:
-            loop = self._deaths.worker(f"{text}; its log is {log}", now, killed=killed)
-            if loop is not None:
-                return loop
-        return Gone(text, expected=False)
+        if process.trained:
+            return Gone(text)
+        return self._deaths.worker(named, now, killed=exit.signal in KILLS) or Gone(text)
 
     def end(self, now: float, *, leave_s: float) -> None:
         """The job is over: nothing starts any more.
@@ -318,7 +306,7 @@ class Fleet:
                 args += ["--values-only"] if self.values_only else []
             process, start = self._start("ps", self._server_module, args, now)
             process.shard, process.incarnation = shard, self.incarnation
-            self._servers.append(process.id)
+            self._servers.append(process)
             actions.append(start)
         return actions
 

@@ -31,9 +31,9 @@ def running(workers: int = 2, servers: int = 2) -> Fleet:
     f.decide("ps", restore="")
     f.plan(0.0)
     for shard in range(servers):
-        assert f.server_registered(shard, 1, f"host:{shard}", 100 + shard)
+        assert f.server_registered(shard, 1, f"host:{shard}")
     for id in range(workers):
-        assert f.registered(id, 0.0)
+        assert f.registered(id)
     return f
 
 
@@ -70,10 +70,10 @@ def test_addresses_are_there_once_all_registered_in_shard_order():
     f = fleet()
     f.decide("ps", restore="")
     f.plan(0.0)
-    assert f.server_registered(1, 1, "host:b", 2)
+    assert f.server_registered(1, 1, "host:b")
     assert f.addresses is None
-    assert not f.server_registered(0, 7, "host:x", 3)
-    assert f.server_registered(0, 1, "host:a", 1)
+    assert not f.server_registered(0, 7, "host:x")
+    assert f.server_registered(0, 1, "host:a")
     assert f.addresses == ["host:a", "host:b"]
 
 
@@ -83,7 +83,7 @@ def test_a_dead_worker_is_replaced_under_a_new_id():
     gone = f.exited(exit("worker", 1, signal=9), 5.0, log="log")
     assert gone == Gone("worker-1 ended with signal 9", expected=False)
     assert names(f.plan(5.0)) == ["start worker-2"]
-    assert not f.registered(1, 6.0)
+    assert not f.registered(1)
 
 
 def test_workers_that_trained_may_die_for_ever():
@@ -100,7 +100,7 @@ def test_a_crash_loop_ends_naming_exit_and_log():
     now = 0.0
     for count in range(5):
         id = f.alive("worker")[0].id
-        f.registered(id, now)
+        f.registered(id)
         gone = f.exited(exit("worker", id, code=3), now, log="/logs/x.log")
         if count < 4:
             assert isinstance(gone, Gone)
@@ -139,8 +139,8 @@ def test_a_dead_server_renews_all_under_a_higher_incarnation():
     assert f.addresses is None
     assert f.exited(exit("ps", 1, signal=9), 1.1, log="") is None
     for shard in (0, 1):
-        assert not f.server_registered(shard, 1, "old", 1)
-        assert f.server_registered(shard, 2, f"new:{shard}", 1)
+        assert not f.server_registered(shard, 1, "old")
+        assert f.server_registered(shard, 2, f"new:{shard}")
     assert f.addresses == ["new:0", "new:1"]
 
 
