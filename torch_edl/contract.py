@@ -28,21 +28,8 @@ from torch_edl.errors import (
 )
 from torch_edl.nn.embedding import Table
 from torch_edl.optim import optimizer_config
+from torch_edl.signatures import PROCESSORS, SIGNATURES, missing
 from torch_edl.wire import master_pb2 as pb
-
-MODEL_NAMES = ("model", "forward", "custom_model")
-FEED_NAMES = ("feed", "dataset_fn")
-
-EXAMPLES = {
-    "model": "def model(): return torch.nn.Linear(8, 1)",
-    "loss": "def loss(labels, predictions): return F.mse_loss(predictions, labels)",
-    "optimizer": "def optimizer(params): return torch.optim.SGD(params, lr=0.1)",
-    "feed": "def feed(records, mode, metadata): return features, labels",
-    "eval_metrics_fn": "def eval_metrics_fn(): return {'accuracy': accuracy}",
-    "scheduler": "def scheduler(optimizer): return torch.optim.lr_scheduler.StepLR(optimizer, 100)",
-    "callbacks": "def callbacks(): return [MyCallback()]",
-    "data_source": "def data_source(paths): return MySource(paths)",
-}
 
 Metrics = Mapping[str, Any]
 
@@ -123,10 +110,10 @@ class Contract:
             raise ContractError(f"{self.path}: {name} raised {describe_error(error)}") from error
 
     def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
-        example = EXAMPLES.get(name.split("(")[0], "")
-        hint = f"; for example:\n    {example}" if example else ""
+        example = SIGNATURES[name.partition("(")[0]].example
         return ContractError(
-            f"{self.path}: {name} returned {type(got).__name__}, expected {expected}{hint}"
+            f"{self.path}: {name} returned {type(got).__name__}, expected {expected}; "
+            f"for example:\n    {example}"
         )
 
 
@@ -137,60 +124,46 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
         args: becomes ``sys.argv[1:]`` of the file.
 
     Raises:
-        ContractError: the file raised, or a function is missing.
+        ContractError: the file raised, or a function is missing or takes other arguments.
     """
     module = _execute(path, args)
-
-    def find(names: Sequence[str], *, required: bool = True) -> Any:
-        for name in names:
-            found = getattr(module, name, None)
-            if isinstance(found, nn.Module) and names is MODEL_NAMES:
-                raise ContractError(
-                    f"{path}: {name} is a module ({type(found).__name__}), not a function that "
-                    "makes one; every worker makes its own:\n"
-                    f"    def model(): return {type(found).__name__}(...)"
-                )
-            if callable(found):
-                return found
-        for name in names:
-            found = getattr(module, name, None)
-            if found is not None and not isinstance(found, ModuleType):
-                raise ContractError(
-                    f"{path}: {name} is an object ({type(found).__name__}), not a function; "
-                    f"write for example:\n    {EXAMPLES[names[0]]}"
-                )
-        if not required:
-            return None
-        also = f" (also accepted: {', '.join(names[1:])})" if len(names) > 1 else ""
-        raise ContractError(
-            f"{path}: no function {names[0]!r}{also}; add for example:\n    {EXAMPLES[names[0]]}"
-        )
-
-    feed = find(FEED_NAMES)
-    _check_arity(path, "feed", feed, 3)
-    loss = find(["loss"])
-    refuse_class(f"{path}: loss", loss)
-    _check_arity(path, "loss", loss, 2)
-    model = find(MODEL_NAMES)
-    _check_needs_nothing(path, model)
-    optimizer = find(["optimizer"])
-    _check_arity(path, "optimizer", optimizer, 1)
-    others = {
-        name: find([name], required=False)
-        for name in ("eval_metrics_fn", "scheduler", "callbacks", "data_source")
-    }
-    for name, function in others.items():
+    found = {name: _find(path, module, name) for name in SIGNATURES}
+    refuse_class(f"{path}: loss", found["loss"])
+    for name, function in found.items():
         if function is not None:
-            _check_arity(path, name, function, 1 if name in ("scheduler", "data_source") else 0)
+            _check_arguments(path, name, function)
+    found["loss"] = labels_first(found["loss"])
+    processors = [getattr(module, name, None) for name in PROCESSORS]
+    processor = next((each for each in processors if each is not None), None)
     return Contract(
         path=path,
-        model=model,
-        loss=labels_first(loss),
-        optimizer=optimizer,
-        feed=feed,
-        **others,
-        prediction_outputs_processor=_processor(module),
+        **found,
+        prediction_outputs_processor=processor() if isinstance(processor, type) else processor,
     )
+
+
+def _find(path: str, module: ModuleType, name: str) -> Any:
+    """A function of the file; None: there is none, and it is optional."""
+    signature = SIGNATURES[name]
+    bound = {each: getattr(module, each, None) for each in (name, *signature.others)}
+    for each, found in bound.items():
+        if isinstance(found, nn.Module) and name == "model":
+            kind = type(found).__name__
+            raise ContractError(
+                f"{path}: {each} is a module ({kind}), not a function that makes one; every worker "
+                f"makes its own:\n    def model(): return {kind}(...)"
+            )
+        if callable(found):
+            return found
+    for each, found in bound.items():
+        if found is not None and not isinstance(found, ModuleType):
+            raise ContractError(
+                f"{path}: {each} is an object ({type(found).__name__}), not a function; "
+                f"write for example:\n    {signature.example}"
+            )
+    if signature.required:
+        raise ContractError(missing(path, name))
+    return None
 
 
 def _execute(path: str, args: Sequence[str]) -> ModuleType:
@@ -226,42 +199,28 @@ def _behind(path: str) -> str:
     return f"; pass its arguments behind --: torch-edl run {Path(path).name} ... -- ARGUMENTS"
 
 
-def _check_needs_nothing(path: str, model: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(model).bind()
-    except TypeError:
-        name = getattr(model, "__name__", "model")
-        raise ContractError(
-            f"{path}: {name}{inspect.signature(model)} is called without arguments; give them "
-            "defaults, or let the file read them from sys.argv (argparse) while it is loaded "
-            f"and pass them behind --: torch-edl run {Path(path).name} ... -- ARGUMENTS"
-        ) from None
-    except ValueError:
-        return  # a builtin: it has no signature to check
-
-
-def _check_arity(path: str, name: str, function: Callable[..., Any], count: int) -> None:
+def _check_arguments(path: str, name: str, function: Callable[..., Any]) -> None:
     # The signature of a module itself is that of nn.Module.__call__: anything.
     called = function.forward if isinstance(function, nn.Module) else function
     try:
         signature = inspect.signature(called)
     except ValueError:
-        return  # a builtin: it has no signature to check
+        return  # a builtin has no signature to check
+    count = SIGNATURES[name].arguments
     try:
         signature.bind(*range(count))
     except TypeError:
+        if name == "model":
+            raise ContractError(
+                f"{path}: {getattr(function, '__name__', name)}{signature} is called without "
+                "arguments; give them defaults, or let the file read them from sys.argv (argparse) "
+                f"while it is loaded and pass them behind --: torch-edl run {Path(path).name} ... "
+                "-- ARGUMENTS"
+            ) from None
         raise ContractError(
             f"{path}: {name}{signature} does not take {count} argument{'s' * (count != 1)}; "
-            f"write for example:\n    {EXAMPLES[name]}"
+            f"write for example:\n    {SIGNATURES[name].example}"
         ) from None
-
-
-def _processor(module: ModuleType) -> Any | None:
-    for name in ("prediction_outputs_processor", "PredictionOutputsProcessor"):
-        found = getattr(module, name, None)
-        if found is not None:
-            return found() if isinstance(found, type) else found
-    return None
 
 
 def user_traceback(error: BaseException, path: str) -> str:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_edl.cli.static_check import TRAIN_NEEDS, bound_names, is_dynamic, parse
+from torch_edl.cli.static_check import bound_names, is_dynamic, parse
+from torch_edl.signatures import SIGNATURES
 
 # A file that uses one of these has its own loop, whatever else it defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL_FILE_FUNCTIONS = 2
+_NEEDED = [(name, *each.others) for name, each in SIGNATURES.items() if each.required]
 _MAIN = "__main__.py"
 
 
@@ -48,16 +50,17 @@ def kind_of(path: str, *, shown: str, has_data: bool, launched: bool = False) ->
     if used:
         return FileKind(True, f"it uses torch_edl.{used}")
     has_data = has_data and "--data" not in named_options(path)
-    trees = [tree, *_starred(tree, Path(path).absolute().parent)]
-    bound = {name for each in trees for name in bound_names(each.body)}
+    file = Path(path).absolute()
+    trees = list(_local_trees(file, file.parent, _starred))
+    bound = {name for each in trees for name in bound_names(each)}
     trains = _has_own_backward(tree)
-    is_complete = all(not bound.isdisjoint(need.names) for need in TRAIN_NEEDS)
+    is_complete = all(not bound.isdisjoint(names) for names in _NEEDED)
     if is_complete and (has_data or not trains):
         return FileKind(False, "it defines a model, loss, optimizer and feed")
     if launched:
         return FileKind(True, "options of torchrun launch it")
     functions = {name for each in trees for name in _functions(each)}
-    defined = [n for need in TRAIN_NEEDS for n in need.names if n in functions]
+    defined = [name for names in _NEEDED for name in names if name in functions]
     runs = trains or _runs(tree)
     if len(defined) >= _MODEL_FILE_FUNCTIONS and (has_data or not runs):
         return FileKind(False, f"it defines {' and '.join(defined[:2])}")
@@ -67,16 +70,21 @@ def kind_of(path: str, *, shown: str, has_data: bool, launched: bool = False) ->
     return FileKind(True, "it trains by itself" if runs else "it defines no model of the contract")
 
 
-def uses_torch_edl(script: str) -> bool:
-    """Whether the script, or a module below its folder that it imports, imports torch_edl."""
+def uses_torch_edl(script: str, root: Path | None = None) -> bool:
+    """Whether the script, or a module that it imports, imports torch_edl.
+
+    Args:
+        root: of a module of ``-m``: the folder below which its local modules are. None: the folder
+            of the script.
+    """
     if script.endswith(".pyc"):
         return b"torch_edl" in Path(script).read_bytes()
-    return any(_imports_torch_edl(tree) for tree in _trees(script))
-
-
-def module_uses_torch_edl(file: Path, root: Path) -> bool:
-    """As :func:`uses_torch_edl`, for a module of ``-m``; its local modules are below ``root``."""
-    return any(_imports_torch_edl(tree) for tree in _local_trees(file, root))
+    return any(
+        name.split(".")[0] == "torch_edl"
+        for tree in _trees(script, root)
+        for name, level in _imported(tree)
+        if not level
+    )
 
 
 def find_module(name: str, places: list[str]) -> Path | None:
@@ -117,35 +125,32 @@ def _packed(path: Path) -> str:
 
 def _own_loop(tree: ast.Module) -> str:
     """``init`` or ``ElasticTrainer`` if the file uses the name from torch_edl; else empty."""
+    nodes = list(ast.walk(tree))
     aliases = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Import)
         for alias in node.names
         if alias.name == "torch_edl"
     }
-    for node in ast.walk(tree):
+    used = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in aliases
+    }
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_edl":
-            names = [alias.name for alias in node.names]
-        elif (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in aliases
-        ):
-            names = [node.attr]
-        else:
-            continue
-        for name in _OWN_LOOP:
-            if name in names:
-                return name
-    return ""
+            used.update(alias.name for alias in node.names)
+    return next((name for name in _OWN_LOOP if name in used), "")
 
 
 def _functions(tree: ast.Module) -> set[str]:
     """Top-level names that are functions or classes, or come from another module."""
     names: set[str] = set()
     for statement in tree.body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(statement.name)
         elif isinstance(statement, ast.ImportFrom):
             names.update(alias.asname or alias.name for alias in statement.names)
@@ -157,9 +162,9 @@ def _functions(tree: ast.Module) -> set[str]:
 def _runs(tree: ast.Module) -> bool:
     """Whether the file does something when it is run: a main block, a call of main, or a loop."""
     return any(
-        isinstance(statement, (ast.For, ast.While))
+        isinstance(statement, ast.For | ast.While)
         or _is_guard(statement)
-        or _calls_main(statement)
+        or (isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("main("))
         for statement in tree.body
     )
 
@@ -167,15 +172,6 @@ def _runs(tree: ast.Module) -> bool:
 def _is_guard(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and any(
         isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(statement.test)
-    )
-
-
-def _calls_main(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Call)
-        and isinstance(statement.value.func, ast.Name)
-        and statement.value.func.id == "main"
     )
 
 
@@ -191,38 +187,11 @@ def _has_own_backward(tree: ast.Module) -> bool:
     )
 
 
-def _starred(tree: ast.Module, base: Path) -> Iterator[ast.Module]:
-    """The local modules all of whose names the file takes, directly or not."""
-    seen: set[Path] = set()
-    waiting = [(tree, base)]
-    while waiting:
-        tree, place = waiting.pop()
-        for node in tree.body:
-            if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
-                continue
-            start = place.parents[node.level - 2] if node.level > 1 else place
-            found = list(_files_of(node.module or "", start if node.level else base))[-1:]
-            for file in found:
-                if file in seen:
-                    continue
-                seen.add(file)
-                with contextlib.suppress(
-                    OSError, SyntaxError, ValueError
-                ):  # the import reports the error
-                    module = ast.parse(file.read_bytes())
-                    yield module
-                    waiting.append((module, file.parent))
-
-
-def _imports_torch_edl(tree: ast.Module) -> bool:
-    return any(name.split(".")[0] == "torch_edl" for name, level in _imported(tree) if not level)
-
-
-def _trees(script: str) -> Iterator[ast.Module]:
+def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:
     """What a program consists of, as far as it is Python that can be read."""
     path = Path(script).absolute()
     if path.is_dir():
-        yield from _local_trees(path / _MAIN, path)
+        yield from _local_trees(path / _MAIN, path, _imported)
     elif path.is_file() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -230,10 +199,12 @@ def _trees(script: str) -> Iterator[ast.Module]:
                     with contextlib.suppress(SyntaxError, ValueError):
                         yield ast.parse(archive.read(name))
     else:
-        yield from _local_trees(path, path.parent)
+        yield from _local_trees(path, root or path.parent, _imported)
 
 
-def _local_trees(path: Path, root: Path) -> Iterator[ast.Module]:
+def _local_trees(
+    path: Path, root: Path, imported: Callable[[ast.Module], Iterable[tuple[str, int]]]
+) -> Iterator[ast.Module]:
     """The file, and the modules below ``root`` that it imports, directly or not."""
     seen, waiting = {path}, [path]
     while waiting:
@@ -243,9 +214,8 @@ def _local_trees(path: Path, root: Path) -> Iterator[ast.Module]:
         except (OSError, SyntaxError, ValueError):
             continue  # the run reports the error
         yield tree
-        for name, level in _imported(tree):
-            base = file.parents[level - 1] if level else root
-            for found in _files_of(name, base):
+        for name, level in imported(tree):
+            for found in _files_of(name, file.parents[level - 1] if level else root):
                 if found not in seen:
                     seen.add(found)
                     waiting.append(found)
@@ -261,6 +231,13 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.module or "", node.level
             for alias in node.names:  # a submodule, or a name of the module
                 yield ".".join(filter(None, (node.module, alias.name))), node.level
+
+
+def _starred(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Modules all of whose names the file takes."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            yield node.module or "", node.level
 
 
 def _files_of(name: str, base: Path) -> Iterator[Path]:

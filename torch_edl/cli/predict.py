@@ -15,8 +15,7 @@ from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
 from torch_edl.jobs.folder import JobFolder
-
-_PROCESSORS = {"prediction_outputs_processor", "PredictionOutputsProcessor"}
+from torch_edl.signatures import PROCESSORS
 
 
 def main(args: argparse.Namespace) -> int:
@@ -47,7 +46,7 @@ def _collect(
     assert outcome.status is not None
     # A processor of the user may drop rows, or make several rows of one.
     bound = static_check.check(config.model_file, evaluates=False)
-    records = None if bound & _PROCESSORS else outcome.status.records_done
+    records = None if bound & set(PROCESSORS) else outcome.status.records_done
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         merge(parts, output, tasks=outcome.status.tasks_done, records=records)

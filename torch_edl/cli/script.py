@@ -90,7 +90,7 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
     if args.module:
         file = file_kind.find_module(script, [os.getcwd(), *sys.path])
         if file is not None:
-            found = file_kind.module_uses_torch_edl(file, Path.cwd())
+            found = file_kind.uses_torch_edl(str(file), Path.cwd())
     elif not args.no_python or script.endswith(".py"):
         found = file_kind.uses_torch_edl(script)
     if found:

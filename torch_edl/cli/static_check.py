@@ -7,37 +7,11 @@ name. The types of the values are checked where the file is loaded.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from torch_edl.errors import ContractError, UsageError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Need:
-    """A name of the contract that a model file binds."""
-
-    names: tuple[str, ...]
-    """Alternatives."""
-    example: str
-
-
-_MODEL = Need(
-    names=("model", "forward", "custom_model"),
-    example="def model(): return torch.nn.Linear(10, 1)",
-)
-_LOSS = Need(names=("loss",), example="def loss(labels, predictions): ...")
-_OPTIMIZER = Need(
-    names=("optimizer",),
-    example="def optimizer(params): return torch.optim.SGD(params, lr=0.1)",
-)
-_FEED = Need(names=("feed", "dataset_fn"), example="def feed(records, mode, metadata): return x, y")
-_METRICS = Need(
-    names=("eval_metrics_fn",),
-    example='def eval_metrics_fn(): return {"mse": torch.nn.functional.mse_loss}',
-)
-TRAIN_NEEDS = (_MODEL, _LOSS, _OPTIMIZER, _FEED)
+from torch_edl.signatures import SIGNATURES, missing
 
 
 def check(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
@@ -56,19 +30,18 @@ def check(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str
     """
     shown = shown or model_file
     tree = parse(Path(model_file), shown)
-    bound = set(bound_names(tree.body))
+    bound = frozenset(bound_names(tree))
     if is_dynamic(tree) or "*" in bound:
-        return frozenset(bound)
-    needs = [*TRAIN_NEEDS, *[_METRICS] * evaluates]
-    missing = [n for n in needs if bound.isdisjoint(n.names)]
-    if missing:
-        raise ContractError("\n".join(_complaint(shown, need) for need in missing))
-    return frozenset(bound)
-
-
-def _complaint(shown: str, need: Need) -> str:
-    other = f" (or {', '.join(map(repr, need.names[1:]))})" if need.names[1:] else ""
-    return f"{shown}: no function {need.names[0]!r}{other}: add for example:\n    {need.example}"
+        return bound
+    absent = [
+        missing(shown, name)
+        for name, needed in SIGNATURES.items()
+        if (needed.required or (evaluates and name == "eval_metrics_fn"))
+        and bound.isdisjoint((name, *needed.others))
+    ]
+    if absent:
+        raise ContractError("\n".join(absent))
+    return bound
 
 
 def parse(path: Path, shown: str) -> ast.Module:
@@ -82,11 +55,9 @@ def parse(path: Path, shown: str) -> ast.Module:
     if path.is_dir():
         raise UsageError(f"{shown}: a folder; name the Python file, such as {shown}/model.py")
     try:
-        source = path.read_bytes()
+        return ast.parse(path.read_bytes(), filename=shown)
     except OSError as error:
         raise UsageError(f"{shown}: cannot be read: {error.strerror}") from error
-    try:
-        return ast.parse(source, filename=shown)
     except SyntaxError as error:
         line = (error.text or "").rstrip("\n")
         mark = " " * ((error.offset or 1) - 1) + "^"
@@ -96,42 +67,19 @@ def parse(path: Path, shown: str) -> ast.Module:
         raise UsageError(f"{shown}: not a Python file: {error}") from error
 
 
-def bound_names(statements: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names bound by statements and by the blocks in them, but not inside defs and classes."""
-    for statement in statements:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield statement.name
-        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-            for alias in statement.names:
-                yield alias.asname or alias.name.split(".")[0]
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                yield from _targets(target)
-        elif isinstance(statement, ast.AnnAssign):
-            if statement.value is not None:
-                yield from _targets(statement.target)
-        else:
-            if isinstance(statement, (ast.For, ast.AsyncFor)):
-                yield from _targets(statement.target)
-            elif isinstance(statement, (ast.With, ast.AsyncWith)):
-                for item in statement.items:
-                    if item.optional_vars is not None:
-                        yield from _targets(item.optional_vars)
-            yield from bound_names(_blocks(statement))
-
-
-def _blocks(statement: ast.stmt) -> Iterator[ast.stmt]:
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.stmt):
-            yield node
-        elif isinstance(node, (ast.ExceptHandler, ast.match_case)):
-            yield from node.body
-
-
-def _targets(target: ast.expr) -> Iterator[str]:
-    for node in ast.walk(target):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+def bound_names(node: ast.AST) -> Iterator[str]:
+    """Names that a file binds at the top level or in blocks there, not in functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child.name
+        elif isinstance(child, ast.alias):
+            yield child.asname or child.name.split(".")[0]
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
+        elif isinstance(child, ast.AnnAssign) and child.value is None:
+            continue  # a declaration
+        elif not isinstance(child, ast.Lambda | ast.comprehension):
+            yield from bound_names(child)
 
 
 def is_dynamic(tree: ast.Module) -> bool:

@@ -159,7 +159,7 @@ def test_a_module_is_found_without_importing_its_packages(tmp_path: Path) -> Non
     (package / "engine.py").write_text("import torch_edl\n")
     found = file_kind.find_module("pack.train", ["/nowhere", str(tmp_path)])
     assert found == package / "train.py"
-    assert file_kind.module_uses_torch_edl(found, tmp_path)
+    assert file_kind.uses_torch_edl(str(found), tmp_path)
     (package / "__main__.py").write_text("")
     assert file_kind.find_module("pack", [str(tmp_path)]) == package / "__main__.py"
     assert file_kind.find_module("absent", [str(tmp_path)]) is None

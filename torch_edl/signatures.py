@@ -1,0 +1,54 @@
+"""The functions of a model file: their names, their arguments, and an example of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function that a model file defines."""
+
+    example: str
+    arguments: int = 0
+    others: tuple[str, ...] = ()
+    """Further accepted names."""
+    required: bool = False
+
+
+SIGNATURES = {
+    "model": Signature(
+        "def model(): return torch.nn.Linear(10, 1)",
+        others=("forward", "custom_model"),
+        required=True,
+    ),
+    "loss": Signature(
+        "def loss(labels, predictions): return F.mse_loss(predictions, labels)", 2, required=True
+    ),
+    "optimizer": Signature(
+        "def optimizer(params): return torch.optim.SGD(params, lr=0.1)", 1, required=True
+    ),
+    "feed": Signature(
+        "def feed(records, mode, metadata): return features, labels",
+        3,
+        others=("dataset_fn",),
+        required=True,
+    ),
+    "eval_metrics_fn": Signature("def eval_metrics_fn(): return {'accuracy': accuracy}"),
+    "scheduler": Signature(
+        "def scheduler(optimizer): return torch.optim.lr_scheduler.StepLR(optimizer, 100)", 1
+    ),
+    "callbacks": Signature("def callbacks(): return [MyCallback()]"),
+    "data_source": Signature("def data_source(paths): return MySource(paths)", 1),
+}
+"""By the documented name of the function."""
+
+PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
+"""Names of the function, or the class, that takes the outputs of a prediction."""
+
+
+def missing(path: str, name: str) -> str:
+    """The message for a file that does not define a function."""
+    found = SIGNATURES[name]
+    other = f" (or {', '.join(map(repr, found.others))})" if found.others else ""
+    return f"{path}: no function {name!r}{other}: add for example:\n    {found.example}"
