@@ -25,13 +25,12 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         UsageError: a value that cannot work.
     """
     found = given(args, kind)
-    if kind == "train":
-        _imply_servers(found)
-        if found["train"].get("mode") == "sync":
-            # A group of more pushes than workers would hold two pushes of the fastest worker.
-            least = found["cluster"].get("min_workers", ClusterConfig.min_workers)
-            found["train"].setdefault("grads_to_wait", max(1, least))
-    else:
+    _imply_servers(found)
+    if found["train"].get("mode") == "sync":
+        # A group of more pushes than workers would hold two pushes of the fastest worker.
+        least = found["cluster"].get("min_workers", ClusterConfig.min_workers)
+        found["train"].setdefault("grads_to_wait", max(1, least))
+    if kind != "train":
         # Predictions are put together in the order of the tasks.
         found["data"]["shuffle"] = False
     found["name"] = found.get("name") or default_name(args.model_file)

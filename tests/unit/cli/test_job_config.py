@@ -87,6 +87,18 @@ def test_predictions_keep_the_order_of_the_data() -> None:
     assert config.checkpoint.load == "d"
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate", "predict"])
+def test_servers_of_a_model_file_that_are_named_are_wanted(kind: str) -> None:
+    start = {
+        "train": "run m.py",
+        "evaluate": "evaluate m.py --from d",
+        "predict": "predict m.py --from d --output o.csv",
+    }[kind]
+    for words, strategy in (("", "auto"), ("--ps 2", "ps"), ("--ps 2 --strategy local", "local")):
+        config = model_file_job(parse(f"{start} {words}".split()), kind)
+        assert config.train.strategy == strategy
+
+
 def test_sync_waits_for_the_workers_that_are_sure_to_be_there() -> None:
     config = model_file_job(parse(["run", "m.py", "--mode", "sync", "--workers", "2:8"]), "train")
     assert config.train.grads_to_wait == 2
