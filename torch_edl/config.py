@@ -7,41 +7,36 @@ clock, no environment variables.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
-from torch_edl.option import (
-    JOB_KINDS,
-    TRAIN,
-    TRAINING,
-    Checked,
-    Option,
-    declare,
-    option,
-)
+from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declare, option
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 NAN_POLICIES = ("stop", "skip")
 FORMATS = ("auto", "recordio", "tfrecord", "csv", "parquet")
 
+_train_option = functools.partial(option, kinds=TRAIN)
+_training_option = functools.partial(option, kinds=TRAINING)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked):
     """Where the records are and how they are cut into tasks."""
 
-    train: tuple[str, ...] = option(
-        (), "--data PATH", "files, folders or globs to train on; repeatable", kinds=TRAIN
+    train: tuple[str, ...] = _train_option(
+        (), "--data PATH", "files, folders or globs to train on; repeatable"
     )
-    eval: tuple[str, ...] = option(
+    eval: tuple[str, ...] = _train_option(
         (),
         "--eval-data PATH",
         "files, folders or globs to evaluate on",
         Option("--data PATH", "files, folders or globs to evaluate on", kinds=("evaluate",)),
-        kinds=TRAIN,
     )
     predict: tuple[str, ...] = option(
         (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
@@ -57,8 +52,8 @@ class DataConfig(Checked):
     )
     """0 is 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
     epochs: int = option(1, "--epochs N", "passes over the training data", kinds=TRAIN, minimum=1)
-    shuffle: bool = option(
-        True, "--no-shuffle", "keep the order of the data (default: shuffled)", kinds=TRAIN
+    shuffle: bool = _train_option(
+        True, "--no-shuffle", "keep the order of the data (default: shuffled)"
     )
     """The order of tasks and of the records of a task are functions of the seed and the epoch."""
     skip_damaged: bool = option(
@@ -151,64 +146,51 @@ class TrainConfig(Checked):
         Option("--seed N", "seed of the data order", kinds=("script",)),
         group="model",
     )
-    mode: str = option(
+    mode: str = _train_option(
         "async",
         "--mode async|sync",
         "apply each push at once, or the average of several",
-        kinds=TRAIN,
         choices=SYNC_MODES,
     )
-    grads_to_wait: int = option(
+    grads_to_wait: int = _train_option(
         1,
         "--grads-to-wait N",
         "pushes averaged by --mode sync (default: MIN of --workers)",
-        kinds=TRAIN,
         minimum=1,
     )
-    staleness: int = option(
-        1,
-        "--staleness N",
-        "pushes that may be in flight when the next batch is pulled",
-        kinds=TRAIN,
-        minimum=0,
+    staleness: int = _train_option(
+        1, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
     )
     """0 is strictly in order. With ``sync`` also the age in versions of the oldest gradient that is
     accepted."""
-    local_steps: int = option(
-        1, "--local-steps N", "minibatches per push (delayed update)", kinds=TRAIN, minimum=1
+    local_steps: int = _train_option(
+        1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
     )
-    learning_rate_by_staleness: bool = option(
-        False,
-        "--learning-rate-by-staleness",
-        "divide the learning rate of a push by its staleness",
-        kinds=TRAIN,
+    learning_rate_by_staleness: bool = _train_option(
+        False, "--learning-rate-by-staleness", "divide the learning rate of a push by its staleness"
     )
-    max_steps: int = option(
+    max_steps: int = _train_option(
         0,
         "--max-steps N",
         "stop after N minibatches over all workers (default: no limit)",
-        kinds=TRAIN,
         minimum=0,
     )
-    eval_every: int = option(
+    eval_every: int = _train_option(
         0,
         "--eval-every STEPS",
         "steps between two evaluations (default: only at the end)",
-        kinds=TRAIN,
         minimum=0,
     )
-    on_nan: str = option(
+    on_nan: str = _train_option(
         "stop",
         "--on-nan stop|skip",
         "fail the job or skip the minibatch if a loss is not finite",
-        kinds=TRAIN,
         choices=NAN_POLICIES,
     )
-    log_layers: str = option(
+    log_layers: str = _train_option(
         "",
         "--log-layers PATTERN",
         "log output statistics of modules that match, as 'deep.*'",
-        kinds=TRAIN,
         group="monitoring",
     )
 
@@ -225,7 +207,7 @@ class TrainConfig(Checked):
 class CheckpointConfig(Checked):
     """Where the model comes from and where it is written."""
 
-    output: str = option(
+    output: str = _training_option(
         "",
         "--output DIR",
         "write the trained model to DIR",
@@ -236,24 +218,22 @@ class CheckpointConfig(Checked):
             required=True,
             group="data",
         ),
-        kinds=TRAINING,
     )
     dir: str = option("", "--checkpoint-dir DIR", "write checkpoints to DIR", kinds=TRAINING)
-    every: int = option(
+    every: int = _training_option(
         0,
         "--checkpoint-every STEPS",
         "steps between two checkpoints (default: only at the end)",
-        kinds=TRAINING,
         minimum=0,
     )
-    keep: int = option(
-        3, "--keep-checkpoints N", "number of checkpoints to keep", kinds=TRAINING, minimum=1
+    keep: int = _training_option(
+        3, "--keep-checkpoints N", "number of checkpoints to keep", minimum=1
     )
     """The newest ones stay."""
-    resume: bool = option(
-        False, "--resume", "continue from the newest checkpoint in --checkpoint-dir", kinds=TRAINING
+    resume: bool = _training_option(
+        False, "--resume", "continue from the newest checkpoint in --checkpoint-dir"
     )
-    load: str = option(
+    load: str = _training_option(
         "",
         "--load SOURCE",
         "start from the model of a job, an output or a checkpoint",
@@ -264,7 +244,6 @@ class CheckpointConfig(Checked):
             required=True,
             group="model",
         ),
-        kinds=TRAINING,
     )
 
     def __post_init__(self) -> None:
@@ -302,12 +281,8 @@ class JobConfig(Checked):
     checkpoint: CheckpointConfig = field(
         default_factory=CheckpointConfig, metadata={"section": "checkpoints and output"}
     )
-    tensorboard: str = option(
-        "",
-        "--tensorboard DIR",
-        "write TensorBoard scalars to DIR",
-        kinds=TRAINING,
-        group="monitoring",
+    tensorboard: str = _training_option(
+        "", "--tensorboard DIR", "write TensorBoard scalars to DIR", group="monitoring"
     )
     experiment: Experiment | None = declare(set_by="the agents", default=None)  # noqa: RUF009
     """What all agents of a script must run."""

@@ -47,24 +47,6 @@ class Option:
         return "" if last.startswith("-") else last
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Declaration:
-    """What a field says about itself beside its type and its default value."""
-
-    options: tuple[Option, ...] = ()
-    """At most one for each kind of job."""
-    set_by: str = ""
-    """What sets a field that has no option."""
-    minimum: int | None = None
-    choices: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, field: dataclasses.Field[Any]) -> Declaration:
-        """The declaration of a field; an empty one of a field that is a part."""
-        found = field.metadata.get("declaration")
-        return found if isinstance(found, cls) else cls()
-
-
 def declare(
     *options: Option,
     set_by: str = "",
@@ -72,9 +54,15 @@ def declare(
     choices: tuple[str, ...] = (),
     **field: Any,
 ) -> Any:
-    """A field of a dataclass with a declaration; ``field`` goes to :func:`dataclasses.field`."""
-    declaration = Declaration(options=options, set_by=set_by, minimum=minimum, choices=choices)
-    return dataclasses.field(metadata={"declaration": declaration}, **field)
+    """A field of a dataclass that declares its options and its limits.
+
+    Args:
+        options: at most one for each kind of job.
+        set_by: what sets a field that has no option.
+        field: for :func:`dataclasses.field`.
+    """
+    declared = {"options": options, "set_by": set_by, "minimum": minimum, "choices": choices}
+    return dataclasses.field(metadata=declared, **field)
 
 
 def option(
@@ -92,6 +80,12 @@ def option(
     return made
 
 
+def options_of(field: dataclasses.Field[Any]) -> tuple[Option, ...]:
+    """The options of a field; none of a field that is a part, or that something else sets."""
+    options: tuple[Option, ...] = field.metadata.get("options", ())
+    return options
+
+
 class Checked:
     """A dataclass whose fields are checked against the limits that they declare.
 
@@ -101,10 +95,10 @@ class Checked:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            declared, value = Declaration.of(field), getattr(self, field.name)
-            name = declared.options[0].flags[0] if declared.options else field.name
-            if declared.minimum is not None and value < declared.minimum:
-                raise UsageError(f"{name} {value}: must be {declared.minimum} or more")
-            if declared.choices and value not in declared.choices:
-                choices = ", ".join(declared.choices)
-                raise UsageError(f"{name} {value}: choose one of {choices}")
+            options, value = options_of(field), getattr(self, field.name)
+            name = options[0].flags[0] if options else field.name
+            minimum, choices = field.metadata.get("minimum"), field.metadata.get("choices")
+            if minimum is not None and value < minimum:
+                raise UsageError(f"{name} {value}: must be {minimum} or more")
+            if choices and value not in choices:
+                raise UsageError(f"{name} {value}: choose one of {', '.join(choices)}")

@@ -10,7 +10,7 @@ from torch_edl.cli.options import given
 from torch_edl.cli.parser import build_parser
 from torch_edl.config import PARTS, JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.option import JOB_KINDS, Declaration
+from torch_edl.option import JOB_KINDS, options_of
 
 FIELDS = [
     field
@@ -22,9 +22,8 @@ FIELDS = [
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 def test_a_field_has_options_or_says_what_sets_it(field: dataclasses.Field[object]) -> None:
-    declared = Declaration.of(field)
-    assert bool(declared.options) != bool(declared.set_by)
-    kinds = [kind for option in declared.options for kind in option.kinds]
+    assert bool(options_of(field)) != bool(field.metadata["set_by"])
+    kinds = [kind for option in options_of(field) for kind in option.kinds]
     assert len(kinds) == len(set(kinds))
     assert set(kinds) <= set(JOB_KINDS)
 
@@ -34,7 +33,7 @@ def test_no_two_options_of_a_kind_share_a_flag() -> None:
         flags = [
             flag
             for field in FIELDS
-            for option in Declaration.of(field).options
+            for option in options_of(field)
             if kind in option.kinds
             for flag in option.flags
         ]

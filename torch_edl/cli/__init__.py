@@ -1,4 +1,5 @@
-"""The command ``torch-edl``: one small file per verb, and what they show on the terminal.
+"""The command ``torch-edl``: its verbs, and what they show on the terminal.
 
-No training, scheduling or model code: a verb starts or asks a master. No torch but in `export`.
+No training, scheduling or model code: a verb starts or asks a master. Torch is imported for
+scripts, `export` and a dry run only.
 """

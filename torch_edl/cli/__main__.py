@@ -50,8 +50,8 @@ def _run(argv: list[str]) -> int:
     try:
         args = parse(argv)
         # Imported by name, so that `status` does not import pyarrow, nor `--help` gRPC.
-        verb = importlib.import_module(f"torch_edl.cli.{args.verb}")
-        code: int = verb.main(args)
+        module, _, function = args.runs.partition(".")
+        code: int = getattr(importlib.import_module(f"torch_edl.cli.{module}"), function)(args)
     except SystemExit as end:  # --help and --version
         code = end.code if isinstance(end.code, int) else EXIT_FAILED
     sys.stdout.flush()  # here, where a closed pipe can still be told from another error

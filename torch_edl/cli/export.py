@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torch_edl.cli import preflight, saved_model
+from torch_edl.cli import preflight
 from torch_edl.cli.terminal import stdout
 
 SUFFIXES = (".pt", ".pth", ".safetensors")
@@ -20,7 +20,7 @@ def main(args: argparse.Namespace) -> int:
         EdlError: the file cannot be written.
     """
     preflight.check_output_file(args.file, SUFFIXES, option="FILE")
-    directory = saved_model.resolve(args.source, option="SOURCE")
+    directory = preflight.find_model(args.source, option="SOURCE")
     # Imported after all checks: these modules import torch.
     from torch_edl.engine.replica import read_model
     from torch_edl.trainer import weights

@@ -7,13 +7,15 @@ Parts are read one at a time, so memory holds one part and the buffers of the ou
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv, parquet
 
 from torch_edl.errors import JobFailedError
 from torch_edl.files import replacing
@@ -68,53 +70,37 @@ def merge(parts: Path, output: Path, *, tasks: int, records: int | None) -> int:
 
 
 def _survey(files: Sequence[Path]) -> tuple[list[_Column], int]:
-    """The outputs, from the headers of all parts, and how many rows there are."""
+    """The outputs over all parts, and how many rows there are."""
     columns: dict[str, _Column] = {}
     rows = 0
     for file in files:
-        found = _headers(file)
+        found = _read(file)
         if columns and found.keys() != columns.keys():
             raise JobFailedError(
                 f"{file}: has the outputs {sorted(found)}, an earlier part {sorted(columns)}"
             )
-        lengths = {shape[0] if shape else -1 for shape, _ in found.values()}
+        lengths = {len(array) if array.ndim else -1 for array in found.values()}
         if len(lengths) != 1 or -1 in lengths:
-            shapes = {name: shape for name, (shape, _) in found.items()}
+            shapes = {name: array.shape for name, array in found.items()}
             raise JobFailedError(f"{file}: outputs {shapes} do not have one row per record")
         rows += lengths.pop()
-        for name, (shape, dtype) in found.items():
-            seen = columns.get(name, _Column(name, dtype, shape[1:]))
-            if seen.shape != shape[1:]:
+        for name, array in found.items():
+            shape = array.shape[1:]
+            seen = columns.get(name, _Column(name, array.dtype, shape))
+            if seen.shape != shape:
                 raise JobFailedError(
-                    f"{file}: rows of {name!r} have shape {shape[1:]}, earlier ones {seen.shape}"
+                    f"{file}: rows of {name!r} have shape {shape}, earlier ones {seen.shape}"
                 )
-            columns[name] = _Column(name, np.promote_types(seen.dtype, dtype), seen.shape)
+            columns[name] = _Column(name, np.promote_types(seen.dtype, array.dtype), shape)
     return list(columns.values()), rows
 
 
-def _headers(file: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    found = {}
+def _read(file: Path) -> dict[str, Array]:
     try:
-        with zipfile.ZipFile(file) as archive:
-            for member in archive.namelist():
-                with archive.open(member) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    read = (
-                        np.lib.format.read_array_header_1_0
-                        if version == (1, 0)
-                        else np.lib.format.read_array_header_2_0
-                    )
-                    shape, _, dtype = read(stream)
-                    found[member.removesuffix(".npy")] = (shape, dtype)
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise JobFailedError(f"{file}: damaged: {error}") from error
-    return found
-
-
-def _arrays(files: Sequence[Path], column: _Column) -> Iterator[Array]:
-    for file in files:
         with np.load(file, allow_pickle=False) as part:
-            yield part[column.name].astype(column.dtype, copy=False)
+            return dict(part)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise JobFailedError(f"{file}: damaged: {error}") from error
 
 
 def _write_npz(
@@ -130,24 +116,21 @@ def _write_npz(
                     "shape": (rows, *column.shape),
                 }
                 np.lib.format.write_array_header_2_0(stream, header)
-                for array in _arrays(files, column):
-                    stream.write(np.ascontiguousarray(array).tobytes())
+                for file in files:
+                    with np.load(file, allow_pickle=False) as part:
+                        stream.write(part[column.name].astype(column.dtype).tobytes())
 
 
 def _write_table(
     output: IO[bytes], files: Sequence[Path], columns: Sequence[_Column], *, is_csv: bool
 ) -> None:
-    import pyarrow as pa
-    from pyarrow import csv, parquet
-
     writer: Any = None
     try:
         for file in files:
-            with np.load(file, allow_pickle=False) as part:
-                fields: dict[str, pa.Array] = {}
-                for column in columns:
-                    array = part[column.name].astype(column.dtype, copy=False)
-                    fields.update(_flat(column, array) if is_csv else _nested(column, array))
+            part, fields = _read(file), {}
+            for column in columns:
+                array = part[column.name].astype(column.dtype, copy=False)
+                fields.update(_flat(column, array) if is_csv else _nested(column, array))
             table = pa.table(fields)
             if writer is None:
                 make = csv.CSVWriter if is_csv else parquet.ParquetWriter
@@ -160,8 +143,6 @@ def _write_table(
 
 def _nested(column: _Column, array: Array) -> dict[str, Any]:
     """One column; each dimension of a row is a list of fixed length."""
-    import pyarrow as pa
-
     values = pa.array(array.reshape(-1))
     for size in reversed(column.shape):
         values = pa.FixedSizeListArray.from_arrays(values, size)
@@ -170,8 +151,6 @@ def _nested(column: _Column, array: Array) -> dict[str, Any]:
 
 def _flat(column: _Column, array: Array) -> dict[str, Any]:
     """A column per element of a row."""
-    import pyarrow as pa
-
     if not column.shape:
         return {column.name: pa.array(array)}
     wide = array.reshape(len(array), -1)

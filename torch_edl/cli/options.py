@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.config import PARTS, JobConfig
-from torch_edl.option import Declaration, Option
+from torch_edl.option import OF_MODEL_FILE, TRAINING, Option, options_of
 
 _SECTION_OF_SCRIPTS = "options of torch-edl, for a script that uses torch_edl"
 _PATHS = ("DIR", "FILE")
@@ -22,22 +22,41 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     """Adds the options of a kind of job to a parser, by the sections of its help page."""
     of_script = _SECTION_OF_SCRIPTS if kind == "script" else ""
     for _, title, of, option in _options(kind):
-        section(parser, of_script or title).add_argument(
-            *option.flags,
+        add_option(
+            _section(parser, of_script or title),
+            option.spelling,
+            _help(option, of.default),
             dest=_dest(option),
             required=option.required,
-            help=_help(option, of.default),
             **_value(option, of.default),
         )
-    if kind in ("train", "script"):
-        section(parser, of_script or "job").add_argument(
-            "--detach",
-            action="store_true",
-            help="leave the terminal when the job has started (default: no)",
-        )
+    job = _section(parser, of_script or "job")
+    if kind in TRAINING:
+        add_option(job, "--detach", "leave the terminal when the job has started (default: no)")
+    if kind == "train":
+        text = "try one minibatch, print the plan, start nothing (default: no)"
+        add_option(job, "--dry-run", text)
+    if kind in OF_MODEL_FILE:
+        text = "write a report in JSON to FILE at the end (default: none)"
+        add_option(job, "--summary FILE", text, default="")
 
 
-def section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+def add_option(
+    to: argparse.ArgumentParser | argparse._ArgumentGroup,
+    spelling: str,
+    help: str,
+    **settings: Any,
+) -> None:
+    """Adds an option, spelled as on the help page: ``--tail N``; without a value a switch."""
+    option = Option(spelling, help)
+    if option.metavar:
+        settings["metavar"] = option.metavar
+    else:
+        settings.setdefault("action", "store_true")
+    to.add_argument(*option.flags, help=help, **settings)
+
+
+def _section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
     """The section of a help page, made when it is first asked for."""
     for group in parser._action_groups:
         if group.title == title:
@@ -87,7 +106,7 @@ def _options(kind: str) -> Iterator[tuple[str, str, dataclasses.Field[Any], Opti
     parts = [(each.name, each.metadata["section"]) for each in own if each.name in PARTS]
     fields = [(name, title, of) for name, title in parts for of in dataclasses.fields(PARTS[name])]
     for part, title, of in [*fields, *(("", "", of) for of in own)]:
-        for option in Declaration.of(of).options:
+        for option in options_of(of):
             if kind in option.kinds:
                 yield part, option.group or title, of, option
 
@@ -111,12 +130,10 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
     if isinstance(default, bool):
         return {"action": "store_const", "const": not default}
     if ":" in option.metavar:
-        kind: dict[str, Any] = {"type": worker_range}
-    elif isinstance(default, tuple):
-        kind = {"nargs": "+", "action": "extend"}
-    else:
-        kind = {"type": {int: whole, float: seconds}.get(type(default), str)}
-    return {**kind, "metavar": option.metavar}
+        return {"type": worker_range}
+    if isinstance(default, tuple):
+        return {"nargs": "+", "action": "extend"}
+    return {"type": {int: whole, float: seconds}.get(type(default), str)}
 
 
 # ---- types of values: whether a value makes sense is for the configuration to say ----

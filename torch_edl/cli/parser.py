@@ -10,7 +10,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
-from torch_edl.cli.options import add_options, section, whole, worker_range
+from torch_edl.cli.options import add_option, add_options, whole, worker_range
 from torch_edl.cli.script_arguments import script_words
 from torch_edl.errors import UsageError
 from torch_edl.jobs.catalog import KEEP_DAYS, KEEP_JOBS
@@ -51,13 +51,26 @@ A training script takes torchrun's options and is elastic if it uses torch_edl:
 """
 
 
-_KEPT = f"""\
+_LOGS_EXAMPLES = """\
+examples:
+  torch-edl logs --tail 20
+      the last 20 lines of each log of the newest job; the events come last
+
+  torch-edl logs digits --role worker --id 1 --follow
+      the output of worker-1, as it is printed
+"""
+
+_CLEAN_EXAMPLES = f"""\
+examples:
+  torch-edl clean --days 7
+      keep jobs that were active in the last 7 days
+
+  torch-edl clean --keep 20 --dry-run
+      list the folders that would be removed to keep the 20 newest jobs
+
 Models, checkpoints and outputs are not in these folders. Each job that starts removes the
 folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
 """
-
-
-_SOURCE = "the trained model: a job, an output folder or checkpoints"
 
 
 class _HelpFormatter(RawDescriptionRichHelpFormatter):
@@ -83,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
         return super().format_help().rstrip("\n") + "\n"
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument ([^:]*): ", _flag_first, message)
+        message = plain(message)
         missing = re.match(r"the following arguments are required: (.*)", message)
         if missing:
             message = f"{missing[1]}: missing"
@@ -92,30 +105,17 @@ class _Parser(argparse.ArgumentParser):
         verbs = re.match(r"COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if verbs:
             message = f"{verbs[1]}: no such command; choose from {verbs[2].replace(chr(39), '')}"
-        message = message.replace("expected at least one argument", "needs a value")
-        message = message.replace("expected one argument", "needs a value")
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
 
-def _flag_first(found: re.Match[str]) -> str:
-    return found[1].split("/")[0] + ": "
-
-
-def _add_model_file(page: argparse.ArgumentParser) -> None:
-    page.add_argument("model_file", metavar="MODEL.py", help="the file that defines the model")
-
-
-def _add_summary(page: argparse.ArgumentParser) -> None:
-    section(page, "job").add_argument(
-        "--summary",
-        default="",
-        metavar="FILE",
-        help="write a report in JSON to FILE at the end (default: none)",
-    )
+def plain(message: str) -> str:
+    """An error of argparse: the first spelling of the option, and what is wrong."""
+    message = re.sub(r"^argument ([^:/]*)[^:]*: ", r"\1: ", message)
+    return re.sub(r"expected (at least )?one argument", "needs a value", message)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every verb; ``args.verb`` names the module of this package to run."""
+    """The parser of every verb; ``args.runs`` names the module of this package and its function."""
     parser = _Parser(
         prog="torch-edl",
         description="Train PyTorch models on an elastic set of processes.",
@@ -124,133 +124,108 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torch-edl {__version__}")
     verbs = parser.add_subparsers(title="commands", dest="verb", metavar="COMMAND", required=True)
 
-    def verb(name: str, line: str, *, epilog: str = "") -> argparse.ArgumentParser:
+    def verb(name: str, runs: str, line: str, *, epilog: str = "") -> argparse.ArgumentParser:
         page = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
         page.epilog = epilog or None
+        page.set_defaults(runs=runs)
         return page
 
-    run = verb(
+    def of_model_file(
+        name: str, kind: str, usage: str, line: str, *, epilog: str
+    ) -> argparse.ArgumentParser:
+        page = verb(name, f"model_file.{name}", line, epilog=epilog)
+        page.usage = f"torch-edl {name} MODEL.py {usage} [options] [-- ARGS]"
+        page.add_argument("model_file", metavar="MODEL.py", help="the file that defines the model")
+        add_options(page, kind)
+        return page
+
+    def of_job(name: str, runs: str, line: str, *, epilog: str = "") -> argparse.ArgumentParser:
+        page = verb(name, runs, line, epilog=epilog)
+        page.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
+        return page
+
+    run = of_model_file(
         "run",
+        "train",
+        "--data PATH...",
         "train the model that a file defines, or launch a training script",
         epilog=_RUN_EXAMPLES,
     )
     run.description = (
         "Train the model that a file defines. Arguments after `--` go to the model file."
     )
-    run.usage = "torch-edl run MODEL.py --data PATH... [options] [-- ARGS]"
-    _add_model_file(run)
-    add_options(run, "train")
-    section(run, "job").add_argument(
-        "--dry-run",
-        action="store_true",
-        help="try one minibatch, print the plan, start nothing (default: no)",
-    )
-    _add_summary(run)
-
-    evaluate = verb(
+    evaluate = of_model_file(
         "evaluate",
+        "evaluate",
+        "--from SOURCE --data PATH...",
         "compute the metrics of a trained model on data",
         epilog="example:\n  torch-edl evaluate model.py --from trained --data test.parquet --json",
     )
-    evaluate.usage = "torch-edl evaluate MODEL.py --from SOURCE --data PATH... [options] [-- ARGS]"
-    _add_model_file(evaluate)
-    evaluate.add_argument("--json", action="store_true", help="print the metrics as JSON")
-    add_options(evaluate, "evaluate")
-    _add_summary(evaluate)
-
-    predict = verb(
+    add_option(evaluate, "--json", "print the metrics as JSON")
+    of_model_file(
         "predict",
+        "predict",
+        "--from SOURCE --data PATH... --output FILE",
         "write a trained model's predictions for data",
         epilog="example:\n"
         "  torch-edl predict model.py --from trained --data new.parquet --output scores.csv",
     )
-    predict.usage = (
-        "torch-edl predict MODEL.py --from SOURCE --data PATH... --output FILE [options] [-- ARGS]"
-    )
-    _add_model_file(predict)
-    add_options(predict, "predict")
-    _add_summary(predict)
 
     export = verb(
         "export",
+        "export.main",
         "write a trained model as one plain torch state_dict",
         epilog="example:\n  torch-edl export trained model.pt\n\n"
         "An embedding without a fixed size becomes NAME.ids and NAME.vectors.",
     )
-    export.add_argument("source", metavar="SOURCE", help=_SOURCE)
+    source = "the trained model: a job, an output folder or checkpoints"
+    export.add_argument("source", metavar="SOURCE", help=source)
     export.add_argument("file", metavar="FILE", help="FILE.pt, FILE.pth or FILE.safetensors")
 
-    status = verb("status", "show a job: progress, processes, rates")
-    status.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
-    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status = of_job("status", "status.show_job", "show a job: progress, processes, rates")
+    add_option(status, "--json", "print one JSON object")
 
-    logs = verb(
+    logs = of_job(
         "logs",
+        "logs.main",
         "show the events of a job and the output of its processes",
-        epilog="examples:\n"
-        "  torch-edl logs --tail 20\n"
-        "      the last 20 lines of each log of the newest job; the events come last\n\n"
-        "  torch-edl logs digits --role worker --id 1 --follow\n"
-        "      the output of worker-1, as it is printed",
+        epilog=_LOGS_EXAMPLES,
     )
-    logs.add_argument("job", nargs="?", metavar="JOB", help="name of the job (default: newest)")
-    logs.add_argument(
-        "--role",
-        choices=("events", "master", "ps", "worker"),
-        default="",
-        metavar="ROLE",
-        help="events, master, ps or worker (default: all)",
-    )
-    logs.add_argument(
-        "--id", type=whole, metavar="N", help="number of the process (default: all of the role)"
-    )
-    logs.add_argument(
-        "--tail",
-        type=whole,
-        metavar="N",
-        help="start with the last N lines of each log (default: all)",
-    )
-    logs.add_argument(
-        "-f", "--follow", action="store_true", help="print new lines until the job has ended"
-    )
+    roles = ("events", "master", "ps", "worker")
+    text = "events, master, ps or worker (default: all)"
+    add_option(logs, "--role ROLE", text, choices=roles, default="")
+    add_option(logs, "--id N", "number of the process (default: all of the role)", type=whole)
+    text = "start with the last N lines of each log (default: all)"
+    add_option(logs, "--tail N", text, type=whole)
+    add_option(logs, "-f, --follow", "print new lines until the job has ended")
 
-    listing = verb("list", "list the jobs of this machine, newest first")
-    listing.add_argument("--json", action="store_true", help="print one JSON list")
+    listing = verb("list", "status.list_jobs", "list the jobs of this machine, newest first")
+    add_option(listing, "--json", "print one JSON list")
 
     clean = verb(
         "clean",
+        "control.clean",
         "remove the folders of jobs that have ended: logs, events, status",
-        epilog="examples:\n"
-        "  torch-edl clean --days 7\n"
-        "      keep jobs that were active in the last 7 days\n\n"
-        "  torch-edl clean --keep 20 --dry-run\n"
-        "      list the folders that would be removed to keep the 20 newest jobs\n\n"
-        f"{_KEPT}",
+        epilog=_CLEAN_EXAMPLES,
     )
-    clean.add_argument(
-        "job", nargs="*", metavar="JOB", help="names of jobs (default: all that have ended)"
-    )
-    clean.add_argument(
-        "--days", type=whole, metavar="N", help="keep jobs that were active in the last N days"
-    )
-    clean.add_argument("--keep", type=whole, metavar="N", help="keep the N newest jobs")
-    clean.add_argument("--dry-run", action="store_true", help="list the folders, remove nothing")
+    text = "names of jobs (default: all that have ended)"
+    clean.add_argument("job", nargs="*", metavar="JOB", help=text)
+    add_option(clean, "--days N", "keep jobs that were active in the last N days", type=whole)
+    add_option(clean, "--keep N", "keep the N newest jobs", type=whole)
+    add_option(clean, "--dry-run", "list the folders, remove nothing")
 
-    scale = verb("scale", "change the number of workers of a running job")
+    scale = verb("scale", "control.scale", "change the number of workers of a running job")
     scale.add_argument("job", metavar="JOB", help="name of the job")
-    scale.add_argument(
-        "--workers",
-        required=True,
-        type=worker_range,
-        metavar="N|MIN:MAX",
-        help="number of workers, or a range",
-    )
+    text = "number of workers, or a range"
+    add_option(scale, "--workers N|MIN:MAX", text, required=True, type=worker_range)
 
-    stop = verb("stop", "stop a running job, after a last checkpoint if the job keeps any")
-    stop.add_argument("job", metavar="JOB", help="name of the job")
-    stop.add_argument(
-        "--now", action="store_true", help="end all processes at once, without a last checkpoint"
+    stop = verb(
+        "stop",
+        "control.stop",
+        "stop a running job, after a last checkpoint if the job keeps any",
     )
+    stop.add_argument("job", metavar="JOB", help="name of the job")
+    add_option(stop, "--now", "end all processes at once, without a last checkpoint")
     return parser
 
 
@@ -269,7 +244,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         run = _verbs(parser)["run"]
         words = script_words(argv[1:], run)
         if words is not None:
-            return argparse.Namespace(verb="script", words=words)
+            return argparse.Namespace(verb="script", runs="script.main", words=words)
     model_args: list[str] = []
     if "--" in argv:
         cut = argv.index("--")

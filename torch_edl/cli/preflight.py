@@ -1,98 +1,144 @@
-"""Checks before a job is started: missing files, and folders that are in use."""
+"""Checks before a job is started: missing files, the model to start from, folders in use."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
-from torch_edl.cli import saved_model, static_check, tensorboard
-from torch_edl.config import CheckpointConfig, DataConfig, JobConfig
-from torch_edl.errors import UsageError
+from torch_edl.cli import static_check, tensorboard
+from torch_edl.cli.job_config import model_file_job
+from torch_edl.config import DataConfig, JobConfig
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.jobs.folder import JobFolder
 
 
-def check(config: JobConfig, *, model_file: str, summary: str = "") -> JobConfig:
+def check(args: argparse.Namespace, kind: str) -> JobConfig:
     """Checks a job of a model file without running user code or reading data.
-
-    Args:
-        model_file: the path as the user wrote it, for messages.
-        summary: the file of ``--summary``; empty: none.
 
     Returns:
         The configuration with globs expanded and checkpoints found.
 
     Raises:
-        UsageError: a file is missing, unreadable or in the way.
+        UsageError: a value cannot work, or a file is missing, unreadable or in the way.
     """
-    evaluates = config.kind == "evaluate" or bool(config.data.eval)
-    bound = static_check.check(config.model_file, evaluates=evaluates, shown=model_file)
-    data = _expand_data(config, custom_source="data_source" in bound)
-    keep = _check_start(config.checkpoint, "--load" if config.kind == "train" else "--from")
-    if config.kind == "train" and keep.output:
-        check_output_dir(keep.output)
-    _check_tensorboard(config)
-    if summary:
-        _check_writable(Path(summary), "--summary", is_file=True)
-    return dataclasses.replace(config, data=data, checkpoint=keep)
+    config = model_file_job(args, kind)
+    evaluates = kind == "evaluate" or bool(config.data.eval)
+    bound = static_check.check(config.model_file, evaluates=evaluates, shown=args.model_file)
+    if "data_source" not in bound:  # which interprets the names itself
+        config = dataclasses.replace(config, data=_expand_data(config))
+    config = check_folders(config)
+    if args.summary:
+        _check_writable(Path(args.summary), "--summary", is_file=True)
+    return config
 
 
-def check_script(config: JobConfig) -> JobConfig:
-    """Checks the folders of a script's job; the script itself has been checked.
+def check_folders(config: JobConfig) -> JobConfig:
+    """Checks the folders of a job.
+
+    Returns:
+        The configuration with the model to start from found.
 
     Raises:
         UsageError: a folder is missing or in the way.
     """
-    if config.checkpoint.output:
-        check_output_dir(config.checkpoint.output)
-    _check_tensorboard(config)
-    return dataclasses.replace(config, checkpoint=_check_start(config.checkpoint, "--load"))
-
-
-def _check_tensorboard(config: JobConfig) -> None:
-    if config.tensorboard:
-        tensorboard.require()
-        _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
-
-
-def _check_start(keep: CheckpointConfig, option: str) -> CheckpointConfig:
-    """Finds the model to start from, and checks the folder of checkpoints."""
+    keep = config.checkpoint
     if keep.load:
-        keep = dataclasses.replace(keep, load=saved_model.resolve(keep.load, option=option))
+        option = "--load" if config.trains else "--from"
+        keep = dataclasses.replace(keep, load=find_model(keep.load, option=option))
     if keep.load and keep.resume:
         raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
         _check_checkpoint_dir(keep.dir, resume=keep.resume)
-    return keep
+    if config.trains and keep.output:
+        _check_output_dir(keep.output)
+    if config.tensorboard:
+        tensorboard.require()
+        _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
+    return dataclasses.replace(config, checkpoint=keep)
 
 
-def _expand_data(config: JobConfig, *, custom_source: bool) -> DataConfig:
+def find_model(named: str, *, option: str) -> str:
+    """The trained model of a folder or of a job that the user names.
+
+    Args:
+        named: an output folder, a checkpoint, a folder of checkpoints, or a job of this machine.
+
+    Returns:
+        The absolute path of an output folder or of the newest checkpoint.
+
+    Raises:
+        UsageError: there is no trained model, or a damaged one.
+    """
+    # The processes of the job may have other working folders; symbolic links are kept.
+    path = Path(named).expanduser().absolute()
+    try:
+        found = _in_folder(path) if path.is_dir() else _of_job(named, option)
+    except CheckpointError as error:
+        raise UsageError(f"{option} {named}: {error}") from error
+    if found is None:
+        raise UsageError(
+            f"{option} {named}: no trained model there; name the --output or the "
+            "--checkpoint-dir of a job"
+        )
+    return str(found)
+
+
+def _in_folder(path: Path) -> Path | None:
+    if layout.is_export(path):
+        return path
+    found = path if layout.is_checkpoint(path) else layout.newest(path)
+    if found is not None:
+        layout.read(found)  # which checks it
+    return found
+
+
+def _of_job(named: str, option: str) -> Path | None:
+    """The output of a job, or else its newest checkpoint."""
+    job = JobFolder(Path(named).name)
+    if job.name != named or not job.config_file.is_file():
+        problem = "not a folder" if Path(named).exists() else "no such folder, and no such job"
+        raise UsageError(
+            f"{option} {named}: {problem}; name the output or the checkpoints of a job"
+        )
+    config = job.config()
+    # A script may choose the folder itself, and reports it to the master.
+    last = str(job.last_status().get("checkpoint") or "")
+    places = [Path(p) for p in (config.checkpoint.output, config.checkpoint.dir, last) if p]
+    if not places or not config.trains:
+        raise UsageError(
+            f"{option} {named}: the job kept no model; --output DIR or --checkpoint-dir DIR keeps "
+            "one"
+        )
+    found = (_in_folder(place) for place in places if place.is_dir())
+    return next(filter(None, found), None)
+
+
+def _expand_data(config: JobConfig) -> DataConfig:
     from torch_edl.data.sources import expand
 
     data = config.data
-    if custom_source:
-        return data  # data_source of the model file interprets the names
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]
     if not wanted:
         raise UsageError("--data: missing; name files, folders or globs: --data train.parquet")
 
-    def files(paths: tuple[str, ...], option: str) -> tuple[str, ...]:
-        if not paths:
-            return ()
+    def files(paths: tuple[str, ...], option: str = "--data") -> tuple[str, ...]:
         try:
-            return tuple(expand(paths))
+            return tuple(expand(paths)) if paths else ()
         except UsageError as error:
             raise UsageError(f"{option} {error}") from error
 
     return dataclasses.replace(
         data,
-        train=files(data.train, "--data"),
+        train=files(data.train),
         eval=files(data.eval, "--eval-data" if config.kind == "train" else "--data"),
-        predict=files(data.predict, "--data"),
+        predict=files(data.predict),
     )
 
 
-def check_output_dir(directory: str) -> None:
+def _check_output_dir(directory: str) -> None:
     """Raises UsageError unless ``directory`` is absent, empty or an earlier output."""
     path = Path(directory)
     if path.is_dir() and any(path.iterdir()) and not layout.is_export(path):

@@ -1,113 +1,117 @@
-"""``torch-edl status``: the status of a job from its master, or the last one in its folder."""
+"""``torch-edl status`` and ``list``: one job of this machine with its processes, and all jobs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any
 
-from torch_edl.cli.progress import TRAINS, duration, number
-from torch_edl.cli.terminal import stdout
+from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
+from torch_edl.cli.terminal import stdout, table
 from torch_edl.jobs import catalog
 from torch_edl.jobs.status import report
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-STATE_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
+_STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 
 
-def main(args: argparse.Namespace) -> int:
-    """Prints the job that is named, or the newest.
+def show_job(args: argparse.Namespace) -> int:
+    """Prints the status that the master of a job reports, or the last one in the job's folder.
 
     Raises:
         UsageError: there is no such job.
     """
+    from rich.text import Text
+
     job = catalog.find(args.job)
     found = report(job)
     if args.json:
         print(json.dumps(found, indent=1))
-    else:
-        _print(found, job.logs)
+        return 0
+    console = stdout()
+    head = Text(found["job"], style="bold")
+    head.append(f"  {found['state']}", style=_STYLES.get(found["state"], "default"))
+    console.print(head, soft_wrap=True)
+    for label, value in (*_rows(found), ("logs", str(job.logs))):
+        console.print(f"  {label:<11} {value}", soft_wrap=True)
+    if found["processes"]:
+        processes = table("process", "pid>", "state", "address", "log")
+        processes.columns[-1].overflow = "fold"
+        for p in found["processes"]:
+            ended = f" ({p['exit']})" if p.get("exit") else ""
+            log = str(p.get("log", "")).removeprefix(f"{job.logs}/")
+            name = f"{p['role']}-{p['id']}"
+            processes.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
+        console.print(processes)
     return 0
 
 
-def _print(found: dict[str, Any], logs: Path) -> None:
+def list_jobs(args: argparse.Namespace) -> int:
+    """Prints a line for each job of this machine, the newest first."""
     from rich.text import Text
 
-    console = stdout()
-    state = found["state"]
-    head = Text(found["job"], style="bold")
-    head.append(f"  {state}", style=STATE_STYLES.get(state, "default"))
-    console.print(head, soft_wrap=True)
-    for label, value in (*_rows(found), ("logs", str(logs))):
-        console.print(f"  {label:<11} {value}", soft_wrap=True)
-    if found["processes"]:
-        console.print(_processes(found["processes"], logs))
+    reports = [{**report(job), "started": job.started()} for job in catalog.all_jobs()]
+    if args.json:
+        print(json.dumps(reports, indent=1))
+        return 0
+    if not reports:
+        stdout().print("no jobs on this machine; torch-edl run starts one")
+        return 0
+    jobs = table("job", "state", "started", "strategy", "records>")
+    for found in reports:
+        state = Text(found["state"], style=_STYLES.get(found["state"], "default"))
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(found["started"]))
+        jobs.add_row(found["job"], state, started, found["strategy"], _records(found))
+    stdout().print(jobs)
+    return 0
 
 
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = []
-    if found["strategy"]:
-        reason = f": {found['reason']}" if found.get("reason") else ""
-        rows.append(("strategy", f"{found['strategy']}{reason}"))
-    rows.append(("records", records_of(found)))
-    if (found.get("epochs") or 0) > 1:
-        rows.append(("epoch", f"{min(found['epoch'] + 1, found['epochs'])} of {found['epochs']}"))
-    elif found.get("epochs") is None and found["epoch"]:
-        done, total = found["records"]["done"], found["records"]["total"]
-        rows.append(("epoch", f"{found['epoch'] + (done < total or not total)}"))
-    tasks = found["tasks"]
-    if any(tasks.values()):
-        rows.append(
-            (
-                "tasks",
-                f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done",
-            )
-        )
-    if found.get("steps"):
-        rows.append(("steps", f"{found['steps']:,}"))
-    rates = found["rates"]
-    if rates.get("records_per_s"):
-        mean = rates.get("mean_records_per_s")
-        now = f"{number(rates['records_per_s'])} records/s"
-        now += f" ({number(mean)} on average)" if mean else ""
-        steps = f", {number(rates['steps_per_s'])} steps/s" if rates.get("steps_per_s") else ""
-        rows.append(("rates", now + steps))
-    if found.get("loss") is not None and found.get("kind") in TRAINS:
-        rows.append(("loss", number(found["loss"])))
-    if found.get("evaluations"):
-        last = found["evaluations"][-1]
-        shown = (f"{k} {'nan' if v is None else number(v)}" for k, v in last["metrics"].items())
-        rows.append(("metrics", f"{', '.join(shown)} (step {last['steps']:,})"))
-    if found.get("wall_s"):
-        rows.append(("time", duration(found["wall_s"])))
-    if found.get("checkpoint"):
-        rows.append(("checkpoint", found["checkpoint"]))
-    if found.get("error"):
-        rows.append(("error", found["error"].splitlines()[0]))
-    return rows
-
-
-def records_of(found: dict[str, Any]) -> str:
+def _records(found: dict[str, Any]) -> str:
     """``41 of 60``; a dash where it is not known how many there are."""
     done, total = found["records"]["done"], found["records"]["total"]
     return f"{done:,} of {total:,}" if total else "-"
 
 
-def _processes(processes: list[dict[str, Any]], logs: Path) -> Table:
-    from rich import box
-    from rich.table import Table
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is known of a job: label and value."""
+    tasks, rates, loss = found["tasks"], found["rates"], found.get("loss")
+    trains = found.get("kind") in TRAINS
+    reason, evaluations = found.get("reason"), found.get("evaluations")
+    rows = [
+        ("strategy", found["strategy"] + (f": {reason}" if reason else "")),
+        ("records", _records(found)),
+        ("epoch", _epoch(found)),
+        (
+            "tasks",
+            f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done"
+            if any(tasks.values())
+            else "",
+        ),
+        ("steps", f"{found['steps']:,}" if found.get("steps") else ""),
+        ("rates", _rates(rates)),
+        ("loss", number(loss) if loss is not None and trains else ""),
+        ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
+        ("time", duration(found["wall_s"]) if found.get("wall_s") else ""),
+        ("checkpoint", found.get("checkpoint")),
+        ("error", (found.get("error") or "").partition("\n")[0]),
+    ]
+    return [(label, value) for label, value in rows if value]
 
-    table = Table("process", box=box.SIMPLE_HEAD)
-    table.add_column("pid", justify="right")
-    table.add_column("state")
-    table.add_column("address")
-    table.add_column("log", overflow="fold")
-    for p in processes:
-        ended = f" ({p['exit']})" if p.get("exit") else ""
-        log = str(p.get("log", "")).removeprefix(f"{logs}/")
-        name = f"{p['role']}-{p['id']}"
-        table.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
-    return table
+
+def _epoch(found: dict[str, Any]) -> str:
+    at, epochs = found["epoch"], found.get("epochs") or 0
+    done, total = found["records"]["done"], found["records"]["total"]
+    if epochs > 1:
+        return f"{min(at + 1, epochs)} of {epochs}"
+    # A script may not say how many passes it makes.
+    return f"{at + (done < total or not total)}" if at and not epochs else ""
+
+
+def _rates(rates: dict[str, float | None]) -> str:
+    now, mean, steps = (
+        rates.get(k) for k in ("records_per_s", "mean_records_per_s", "steps_per_s")
+    )
+    if not now:
+        return ""
+    average = f" ({number(mean)} on average)" if mean else ""
+    return f"{number(now)} records/s{average}" + (f", {number(steps)} steps/s" if steps else "")

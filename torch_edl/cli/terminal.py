@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def stdout() -> Console:
@@ -21,6 +22,18 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def table(*headers: str) -> Table:
+    """An empty table with these headers; ``>`` behind a header aligns the column right."""
+    from rich import box
+    from rich.table import Column, Table
+
+    columns = [
+        Column(header.removesuffix(">"), justify="right" if header.endswith(">") else "left")
+        for header in headers
+    ]
+    return Table(*columns, box=box.SIMPLE_HEAD)
 
 
 def complain(message: str, *, details: str = "") -> None:

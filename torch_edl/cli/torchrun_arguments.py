@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
 from torch_edl.cli import file_kind
 from torch_edl.cli.job_config import default_name
 from torch_edl.cli.options import add_options
-from torch_edl.cli.parser import run_options
+from torch_edl.cli.parser import plain, run_options
 from torch_edl.cli.script_arguments import why_not
 from torch_edl.environment import this_experiment
 from torch_edl.errors import UsageError
@@ -25,11 +27,9 @@ from torch_edl.experiment import Experiment
 from torch_edl.jobs import master_host
 from torch_edl.torchrun_plugin import options as rendezvous
 
-if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
-
 # torchrun's defaults of --master-addr and --master-port.
 _STATIC_ADDRESS, _STATIC_PORT = "127.0.0.1", 29500
+_ONE_MACHINE = ("1", "1:1")
 _BACKENDS = ("static", "c10d", "edl")
 _RUN_PATH = (
     "import runpy, sys; from torch.distributed.elastic.multiprocessing.errors import record; "
@@ -39,8 +39,6 @@ _RUN_PATH = (
 
 def build_parser() -> argparse.ArgumentParser:
     """torch's own parser of torchrun's command line, with our options."""
-    from torch.distributed.run import get_args_parser
-
     parser = get_args_parser()
     parser.prog = "torch-edl run"
     parser.description = (
@@ -60,7 +58,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
 
     def refuse(message: str) -> NoReturn:
-        message = re.sub(r"^argument ([^:]*): ", lambda m: m[1].split("/")[0] + ": ", message)
+        message = plain(message)
         if message.startswith("the following arguments are required: training_script"):
             message = "SCRIPT.py: missing; the script comes after the options of torchrun"
         raise UsageError(f"{message}\nsee: torch-edl run --help-torchrun")
@@ -89,22 +87,20 @@ def _check(args: argparse.Namespace) -> None:
             )
     if args.module and args.no_python:
         raise UsageError("--no-python and --module: choose one")
-    if args.workers is not None:
-        if args.nproc_per_node != "1":
-            raise UsageError(f"--workers and --nproc-per-node {args.nproc_per_node}: choose one")
-        if args.nnodes not in ("1", "1:1"):
-            raise UsageError(
-                f"--workers and --nnodes {args.nnodes}: --workers is for one machine; "
-                "write --nnodes MIN:MAX --nproc-per-node N"
-            )
+    if args.workers is not None and args.nproc_per_node != "1":
+        raise UsageError(f"--workers and --nproc-per-node {args.nproc_per_node}: choose one")
+    if args.workers is not None and args.nnodes not in _ONE_MACHINE:
+        raise UsageError(
+            f"--workers and --nnodes {args.nnodes}: --workers is for one machine; "
+            "write --nnodes MIN:MAX --nproc-per-node N"
+        )
 
 
 def may_restart_here(args: argparse.Namespace) -> bool:
     """Whether a plain script may be restarted on this machine, and no rendezvous is named."""
-    if args.max_restarts == 0:
-        return False
     is_named = args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port is not None
-    return bool(args.standalone or (args.nnodes in ("1", "1:1") and not is_named))
+    is_alone = args.standalone or (args.nnodes in _ONE_MACHINE and not is_named)
+    return bool(args.max_restarts and is_alone)
 
 
 def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
@@ -113,8 +109,6 @@ def launch_config(args: argparse.Namespace) -> tuple[LaunchConfig, list[str]]:
     Raises:
         UsageError: a value that torchrun rejects, or a rendezvous backend that is not ours.
     """
-    from torch.distributed.run import config_from_args, determine_local_world_size
-
     if args.rdzv_backend not in _BACKENDS:
         raise UsageError(
             f"--rdzv-backend {args.rdzv_backend}: the workers of a job of torch_edl meet at its "

@@ -11,7 +11,6 @@ import pytest
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.cli import preflight
-from torch_edl.cli.job_config import model_file_job
 from torch_edl.cli.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
@@ -26,8 +25,8 @@ def check(model_file: Path, csv_file: Path) -> Check:
 
     def run(*words: object, data: str = str(csv_file), summary: str = "") -> JobConfig:
         given = ["--data", data] if data else []
-        args = parse(["run", str(model_file), *given, *map(str, words)])
-        return preflight.check(model_file_job(args, "train"), model_file="net.py", summary=summary)
+        given += ["--summary", summary] if summary else []
+        return preflight.check(parse(["run", str(model_file), *given, *map(str, words)]), "train")
 
     return run
 
@@ -148,13 +147,11 @@ def test_a_damaged_checkpoint_is_refused(check: Check, tmp_path: Path) -> None:
 def test_evaluate_names_its_own_options(tmp_path: Path, model_file: Path) -> None:
     model_file.write_text(model_file.read_text() + "def eval_metrics_fn(): ...\n")
     words = ["evaluate", str(model_file), "--from", str(tmp_path), "--data", "no.csv"]
-    config = model_file_job(parse(words), "evaluate")
     with pytest.raises(UsageError, match=r"^--data no\.csv: no such file"):
-        preflight.check(config, model_file="net.py")
+        preflight.check(parse(words), "evaluate")
     words[-1] = str(model_file)
-    config = model_file_job(parse(words), "evaluate")
     with pytest.raises(UsageError, match=r"^--from .*: no trained model there"):
-        preflight.check(config, model_file="net.py")
+        preflight.check(parse(words), "evaluate")
 
 
 def test_output_file(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_words_that_make_no_sense(place: Path, line: str, message: str) -> None:
         ("--nnodes 2 model.py", "model.py: a model file .*--workers MIN:MAX"),
         ("--nnodes 2 --wrokers 2 plain.py", "--wrokers: no option .* did you mean --workers"),
         ("--nnodes 2 --data x plain.py", "--data: .* reads its own data"),
-        ("--nproc-per-node", "--nproc-per-node: expected one argument"),
+        ("--nproc-per-node", "--nproc-per-node: needs a value"),
         ("--nnodes 2", "SCRIPT.py: missing"),
         ("--workers 2 --nproc-per-node 2 elastic.py", "--workers and --nproc-per-node 2: choose"),
         ("--workers 2 --nnodes 2 elastic.py", "--workers and --nnodes 2: --workers is for one"),

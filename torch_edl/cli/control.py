@@ -1,0 +1,87 @@
+"""``torch-edl scale``, ``stop`` and ``clean``: what changes a job, or its folder."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from torch_edl.cli.terminal import stderr, stdout
+from torch_edl.config import ClusterConfig
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.jobs import calls, catalog
+
+_POLL_S = 0.1
+# A last checkpoint may be written; the master stops waiting for it earlier.
+_PATIENCE_S = 100.0
+# Seconds until a message says that the job is still stopping.
+_SAY_S = 2.0
+
+
+def scale(args: argparse.Namespace) -> int:
+    """Tells the master, which starts workers, or lets some finish their tasks and leave.
+
+    Raises:
+        UsageError: a range that cannot be, no such job, or the master refused.
+    """
+    from torch_edl.wire import master_pb2 as pb
+
+    least, most = args.workers
+    ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
+    request = pb.ScaleRequest(min_workers=least, max_workers=most)
+    answer = calls.ask(catalog.find(args.job), "Scale", request)
+    stdout().print(answer.text, soft_wrap=True)
+    return 0
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Asks the master to stop the job, and waits until the job is gone.
+
+    Raises:
+        UsageError: no such job, or it is over.
+        EdlError: the job is still there after 100 seconds.
+    """
+    from torch_edl.wire import master_pb2 as pb
+
+    job = catalog.find(args.job)
+    calls.ask(job, "Stop", pb.StopRequest(reason="torch-edl stop", at_once=args.now))
+    began, told = time.monotonic(), False
+    while job.is_alive():
+        waited_s = time.monotonic() - began
+        if waited_s > _SAY_S and not told:
+            told = True
+            text = f"{job.name}: waiting for its processes to end; --now ends them at once"
+            stderr().print(text, style="yellow", soft_wrap=True)
+        if waited_s > _PATIENCE_S:
+            raise EdlError(f"{job.name}: asked to stop, but still there after {_PATIENCE_S:.0f} s")
+        time.sleep(_POLL_S)
+    stdout().print(f"{job.name}: stopped", soft_wrap=True)
+    return 0
+
+
+def clean(args: argparse.Namespace) -> int:
+    """Removes the folders of the jobs named, or of all jobs that are over.
+
+    Raises:
+        UsageError: no such job, or it runs; nothing was removed.
+    """
+    for option, value in (("--days", args.days), ("--keep", args.keep)):
+        if value is not None and value < 0:
+            raise UsageError(f"{option} {value}: must be 0 or more")
+        if value is not None and args.job:
+            raise UsageError(f"{args.job[0]} and {option}: name jobs, or choose among all of them")
+    if args.job:
+        jobs = [catalog.find(name) for name in dict.fromkeys(args.job)]
+        for job in jobs:
+            if not job.is_over():
+                raise UsageError(f"{job.name}: it runs; end it with torch-edl stop {job.name}")
+    else:
+        days = 0 if args.days is None and args.keep is None else args.days
+        jobs = catalog.outdated(days=days, keep=args.keep)
+    for job in jobs:
+        if not args.dry_run:
+            catalog.remove(job)
+        verb = "would be removed" if args.dry_run else "removed"
+        stdout().print(f"{verb}: {job.dir}", soft_wrap=True)
+    if not jobs:
+        stdout().print("nothing to remove")
+    return 0
