@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -22,20 +23,18 @@ class Detached:
     """An observer in the detached process: tells the process of the terminal that the job runs."""
 
     def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
+        self._pipe = open(pipe, "wb", buffering=0)  # noqa: SIM115 - close() closes it
 
     def update(self, status: pb.GetStatusResponse) -> None:
         """The first status has come: the job runs."""
-        if self._pipe >= 0:
+        if not self._pipe.closed:
             with contextlib.suppress(BrokenPipeError):  # the process of the terminal is gone
-                os.write(self._pipe, b"1")
+                self._pipe.write(b"1")
         self.close()
 
     def close(self) -> None:
         """Closes the pipe to the process of the terminal."""
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        self._pipe.close()
 
 
 def detach(name: str) -> int | Detached:
@@ -69,7 +68,10 @@ def detach(name: str) -> int | Detached:
     os.close(told)
     try:
         # The pipe ends without a byte if the detached process ends.
-        code = None if os.read(ready, 1) else _exit_code(child)
+        code = None
+        if not os.read(ready, 1):
+            _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
@@ -89,16 +91,13 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _exit_code(child: int) -> int:
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
-
-
 def _say(job: JobFolder, child: int, output: Path) -> None:
     name = job.name
     lines = [f"job {name} runs without this terminal"]
     if job.is_alive():
-        output = output.replace(_free_log(job))
+        # Several clients may take part in a script's job.
+        logs = (job.logs / f"client-{number}.log" for number in itertools.count())
+        output = output.replace(next(log for log in logs if not log.exists()))
         lines += [
             f"see it: torch-edl status {name}, torch-edl logs {name} --follow",
             f"stop it: torch-edl stop {name}",
@@ -110,12 +109,3 @@ def _say(job: JobFolder, child: int, output: Path) -> None:
         ]
     for line in (*lines, f"what it would have shown here: {output}"):
         stdout().print(line, soft_wrap=True)
-
-
-def _free_log(job: JobFolder) -> Path:
-    """A log of the job for one more client: several may take part in a script's job."""
-    folder = job.logs
-    number = 0
-    while (folder / f"client-{number}.log").exists():
-        number += 1
-    return folder / f"client-{number}.log"

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     # Events come last: they say how it ended, and the end is what a terminal shows.
     several = args.id is None and args.role != _EVENTS
     for log in logs:
-        _write(log, log.read(tail=args.tail, final=not args.follow), several)
+        log.write(named=several, tail=args.tail, final=not args.follow)
     if args.follow:
         _follow(job, logs, args, several)
     return 0
@@ -57,14 +57,21 @@ class _Log:
         self.path = path
         self._lines = WholeLines(path)
 
-    def read(self, *, tail: int | None = None, final: bool = False) -> Iterator[str]:
-        """New lines: the last ``tail`` of them; with ``final`` an unfinished one, too."""
-        lines: Iterable[bytes] = self._lines.read_all(final=final)
-        for line in lines if tail is None else deque(lines, maxlen=tail):
-            yield from self._shown(line.rstrip(b"\r").decode("utf-8", "replace"))
+    def write(self, *, named: bool, tail: int | None = None, final: bool = False) -> None:
+        """Writes new lines to stdout.
 
-    def _shown(self, line: str) -> Iterable[str]:
-        return (line,) if self.name != _EVENTS else _event_lines(line)
+        Args:
+            named: each line begins with the name of the log.
+            tail: leave out all but the last lines, as many as this.
+            final: write an unfinished line, too.
+        """
+        prefix = _prefix(self.name) if named else ""
+        lines: Iterable[bytes] = self._lines.read_all(final=final)
+        for raw in lines if tail is None else deque(lines, maxlen=tail):
+            line = raw.rstrip(b"\r").decode("utf-8", "replace")
+            for shown in _event_lines(line) if self.name == _EVENTS else (line,):
+                sys.stdout.write(f"{prefix}{shown}\n")
+        sys.stdout.flush()
 
 
 def _event_lines(line: str) -> list[str]:
@@ -80,24 +87,20 @@ def _event_lines(line: str) -> list[str]:
 
 def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> list[_Log]:
     """The logs that were asked for and exist; two for a process with separate streams."""
-    paths = {}
-    for process in found["processes"]:
-        if process.get("log"):
-            paths[process["role"], process["id"]] = Path(process["log"])
+    paths = {(p["role"], p["id"]): Path(p["log"]) for p in found["processes"] if p.get("log")}
     for file in job.logs.glob("*-*.log"):  # the job may have no status yet
         name, _, number = file.stem.rpartition("-")
         if number.isdecimal():
             paths.setdefault((name, int(number)), file)
     logs = [
         _Log(f"{name}-{number}", file)
-        for (name, number), path in sorted(paths.items(), key=lambda item: _order(item[0]))
+        for (name, number), path in sorted(paths.items(), key=_order)
         if role in ("", name) and id in (None, number)
         for file in _streams(path)
         if file.exists()
     ]
-    events = job.events_file
-    if role in ("", _EVENTS) and events.exists():
-        logs.append(_Log(_EVENTS, events))
+    if role in ("", _EVENTS) and job.events_file.exists():
+        logs.append(_Log(_EVENTS, job.events_file))
     return logs
 
 
@@ -106,8 +109,8 @@ def _streams(path: Path) -> list[Path]:
     return [path] if path.name != "stderr.log" else [path.with_name("stdout.log"), path]
 
 
-def _order(key: tuple[str, int]) -> tuple[int, str, int]:
-    role, id = key
+def _order(log: tuple[tuple[str, int], Path]) -> tuple[int, str, int]:
+    (role, id), _ = log
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES), role, id)
 
 
@@ -129,17 +132,10 @@ def _follow(job: JobFolder, logs: list[_Log], args: argparse.Namespace, several:
         until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
         while True:
             for log in logs:
-                _write(log, log.read(final=over), several)
+                log.write(named=several, final=over)
             if time.monotonic() >= until:
                 break
             time.sleep(_POLL_S)
-
-
-def _write(log: _Log, lines: Iterable[str], several: bool) -> None:
-    prefix = _prefix(log.name) if several else ""
-    for line in lines:
-        sys.stdout.write(f"{prefix}{line}\n")
-    sys.stdout.flush()
 
 
 def _prefix(name: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.text import Text
 
     from torch_edl.wire import master_pb2 as pb
 
@@ -27,47 +26,6 @@ _PLAIN_LATER_S = 30.0
 _PLAIN_SETTLED_S = 120.0
 _STYLES = {"warning": "yellow", "error": "bold red"}
 _COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_cyan", "bright_magenta")
-
-
-class Display(Protocol):
-    """Where the client shows the progress of a job."""
-
-    def update(self, status: pb.GetStatusResponse) -> None:
-        """Shows the numbers of a new status."""
-
-    def event(self, event: pb.Event) -> None:
-        """Shows an event of the job, above the numbers."""
-
-    def output(self, process: str, line: str) -> None:
-        """Shows a line that a process printed, after the name of the process unless it is empty."""
-
-    def note(self, text: str) -> None:
-        """Shows a message of the client itself."""
-
-    def close(self) -> None:
-        """Restores the terminal; may be called again."""
-
-
-def make_display(console: Console) -> Display:
-    """The live display if the console is a terminal, else plain lines."""
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveDisplay(console)
-    return PlainDisplay(console)
-
-
-def alive(status: pb.GetStatusResponse, role: str) -> int:
-    """Number of live processes of a role."""
-    return sum(p.role == role and p.state in _ALIVE for p in status.processes)
-
-
-def eta_s(status: pb.GetStatusResponse) -> float | None:
-    """Seconds until all records are done at the current rate; None if unknown."""
-    rate = status.rates.get("records_per_s", 0.0)
-    done, total = extent(status)
-    left = total - done
-    if rate <= 0 or not math.isfinite(rate) or left <= 0:
-        return None
-    return left / rate
 
 
 def duration(seconds: float) -> str:
@@ -97,18 +55,18 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     """The numbers beside the bar, the most important first."""
     found = []
     rate = status.rates.get("records_per_s", 0.0)
+    done, total = extent(status)
     if rate > 0:
         found.append(f"{number(rate)} records/s")
-    left = eta_s(status)
-    if left is not None:
-        found.append(f"{duration(left)} left")
+        if total > done and math.isfinite(rate):
+            found.append(f"{duration((total - done) / rate)} left")
     if status.kind in TRAINS and status.steps and math.isfinite(status.loss):
         found.append(f"loss {number(status.loss)}")
-    workers = alive(status, "worker")
+    roles = [p.role for p in status.processes if p.state in _ALIVE]
+    workers, servers = roles.count("worker"), roles.count("ps")
     short = status.workers_wanted > workers and status.state in ("starting", "running")
     wanted = f" of {status.workers_wanted}" if short else ""
     found.append(f"{workers}{wanted} worker{'s' * (workers != 1 or bool(wanted))}")
-    servers = alive(status, "ps")
     if servers:
         found.append(counted(servers, "server"))
     if status.damaged:
@@ -123,8 +81,13 @@ def newest_metrics(status: pb.GetStatusResponse) -> str:
     if not status.evaluations:
         return ""
     last = status.evaluations[-1]
-    values = ", ".join(f"{name} {number(value)}" for name, value in sorted(last.metrics.items()))
-    return f"{values} (step {last.steps:,})"
+    return metrics_text(dict(sorted(last.metrics.items())), last.steps)
+
+
+def metrics_text(metrics: Mapping[str, float | None], steps: int) -> str:
+    """``accuracy 0.9532, auc 0.81 (step 200)``; None is not a number."""
+    values = (f"{k} {number(math.nan if v is None else v)}" for k, v in metrics.items())
+    return f"{', '.join(values)} (step {steps:,})"
 
 
 def extent(status: pb.GetStatusResponse) -> tuple[int, int]:
@@ -175,20 +138,16 @@ def live_frame(
     """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    running = status is not None and status.records_total > 0 and status.state != "starting"
     state = status.state if status is not None else "starting"
+    running = status is not None and status.records_total > 0 and state != "starting"
     label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
     done, total = extent(status) if status is not None else (0, 0)
     counts = f"{int(percent(status)):3}%" if status is not None and running else ""
     if width >= 60 and total:
         counts += f"  {done:,} / {total:,} records"
-    head = Table.grid(padding=(0, 1), expand=True)
-    head.add_column(no_wrap=True)
-    head.add_column(ratio=1)
-    head.add_column(no_wrap=True, justify="right")
     bar = ProgressBar(
         total=float(max(total, 1)),
         completed=float(done),
@@ -198,26 +157,21 @@ def live_frame(
         pulse_style="cyan",
         animation_time=seconds,
     )
+    head = Table.grid(
+        Column(no_wrap=True),
+        Column(ratio=1),
+        Column(no_wrap=True, justify="right"),
+        padding=(0, 1),
+        expand=True,
+    )
     head.add_row(Text(label, style="bold"), bar, Text(counts))
     if status is None:
         return head
-    rows: list[RenderableType] = [head]
-    line = ", ".join(p for p in [epoch_of(status), *facts(status)] if p)
-    rows.append(Text(line, no_wrap=True, overflow="ellipsis", style="dim"))
-    metrics = newest_metrics(status)
-    if metrics:
-        rows.append(Text(metrics, no_wrap=True, overflow="ellipsis", style="green"))
-    return Group(*rows)
-
-
-def _event_text(event: pb.Event) -> Text:
-    from rich.text import Text
-
-    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-    text = Text(f"{clock} ", style="dim")
-    mark = f"{event.level}: " if event.level in _STYLES else ""
-    text.append(mark + event.text, style=_STYLES.get(event.level, "not dim"))
-    return text
+    numbers = ", ".join(filter(None, [epoch_of(status), *facts(status)]))
+    lines = [Text(numbers, style="dim"), Text(newest_metrics(status), style="green")]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(head, *filter(None, lines))
 
 
 def colour_of(process: str) -> str:
@@ -226,78 +180,100 @@ def colour_of(process: str) -> str:
     return _COLOURS[int(number) % len(_COLOURS)] if number.isdecimal() else "bold"
 
 
-def _output_text(process: str, line: str) -> Text:
-    from rich.text import Text
-
-    text = Text(f"{process} | " if process else "", style=colour_of(process))
-    # The output of the user's code may have colours of its own.
-    text.append_text(Text.from_ansi(line, style="default"))
-    return text
-
-
-class _Lines:
-    """What both displays share: lines, one below the other."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def event(self, event: pb.Event) -> None:
-        self._console.print(_event_text(event), soft_wrap=True)
-
-    def output(self, process: str, line: str) -> None:
-        self._console.print(_output_text(process, line), soft_wrap=True)
-
-    def note(self, text: str) -> None:
-        self._console.print(text, style="yellow", soft_wrap=True)
-
-
-class PlainDisplay(_Lines):
-    """One line per interval: 5 s at first, 30 s after two minutes."""
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(console)
-        self._clock = clock
-        self._began = self._last = clock()
-        self._shown = ""
+class Observer(Protocol):
+    """Receives each status of a job."""
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        now = self._clock()
-        settled = now - self._began >= _PLAIN_SETTLED_S
-        due = now - self._last >= (_PLAIN_LATER_S if settled else _PLAIN_EVERY_S)
-        if not due or status.state != "running" or not status.records_total:
-            return
-        self._last = now
-        line = plain_line(status)
-        if line != self._shown:
-            self._shown = line
-            self._console.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True)
+        """Takes a status; called several times a second."""
 
     def close(self) -> None:
-        pass
+        """The job is over."""
 
 
-class LiveDisplay(_Lines):
-    """A bar and the numbers at the bottom of a terminal, lines above it."""
+class Display:
+    """The progress of a job, with lines above: events, notes, and the output of processes.
 
-    def __init__(self, console: Console) -> None:
+    A terminal has a bar and the numbers at the bottom. Elsewhere the numbers are a line every 5 s,
+    and every 30 s after two minutes.
+
+    Args:
+        observers: receive each status, too.
+        has_bar: False: a terminal gets lines too, since other processes write to the terminal.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        observers: Sequence[Observer] = (),
+        *,
+        has_bar: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         from rich.live import Live
 
-        super().__init__(console)
-        self._began = time.monotonic()
-        self._status: pb.GetStatusResponse | None = None
+        self.console = console
+        self.has_bar = has_bar and console.is_terminal and not console.is_dumb_terminal
+        self._observers = observers
+        self._clock = clock
+        self._began = self._printed = clock()
+        self._shown = ""
+        self.last: pb.GetStatusResponse | None = None
+        """The newest status."""
         # Refreshed by the watching loop and not by a thread, so that signals stay simple.
         self._live = Live(
             console=console, auto_refresh=False, transient=True, get_renderable=self._frame
         )
-        self._live.start(refresh=True)
-
-    def _frame(self) -> RenderableType:
-        seconds = time.monotonic() - self._began
-        return live_frame(self._status, width=self._console.width, seconds=seconds)
+        if self.has_bar:
+            self._live.start(refresh=True)
 
     def update(self, status: pb.GetStatusResponse) -> None:
-        self._status = status
-        self._live.refresh()
+        """Shows the numbers of a new status."""
+        self.last = status
+        for observer in self._observers:
+            observer.update(status)
+        if self.has_bar:
+            self._live.refresh()
+            return
+        now = self._clock()
+        settled = now - self._began >= _PLAIN_SETTLED_S
+        due = now - self._printed >= (_PLAIN_LATER_S if settled else _PLAIN_EVERY_S)
+        if not due or status.state != "running" or not status.records_total:
+            return
+        self._printed = now
+        line = plain_line(status)
+        if line != self._shown:
+            self._shown = line
+            self.console.print(f"{time.strftime('%H:%M:%S')} {line}", soft_wrap=True)
+
+    def event(self, event: pb.Event) -> None:
+        """Shows an event of the job."""
+        from rich.text import Text
+
+        clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+        text = Text(f"{clock} ", style="dim")
+        mark = f"{event.level}: " if event.level in _STYLES else ""
+        text.append(mark + event.text, style=_STYLES.get(event.level, "not dim"))
+        self.console.print(text, soft_wrap=True)
+
+    def line(self, process: str, line: str) -> None:
+        """Shows a line that a process printed, after the name of the process unless it is empty."""
+        from rich.text import Text
+
+        text = Text(f"{process} | " if process else "", style=colour_of(process))
+        # The output of the user's code may have colours of its own.
+        text.append_text(Text.from_ansi(line, style="default"))
+        self.console.print(text, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Shows a message of the client itself."""
+        self.console.print(text, style="yellow", soft_wrap=True)
 
     def close(self) -> None:
+        """Restores the terminal; may be called again."""
         self._live.stop()
+        for observer in self._observers:
+            observer.close()
+
+    def _frame(self) -> RenderableType:
+        seconds = self._clock() - self._began
+        return live_frame(self.last, width=self.console.width, seconds=seconds)

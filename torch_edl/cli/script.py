@@ -12,24 +12,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torch_edl.cli import file_kind, preflight, torchrun_arguments
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import run as run_torchrun
+
+from torch_edl.cli import file_kind, preflight, summary, torchrun_arguments
 from torch_edl.cli.detach import detach
 from torch_edl.cli.job_config import default_name, script_job
 from torch_edl.cli.options import given_flags
-from torch_edl.config import TrainConfig
+from torch_edl.cli.progress import Observer
+from torch_edl.cli.script_display import ScriptDisplay, capture
+from torch_edl.cli.submit import Outcome
+from torch_edl.cli.tensorboard import Scalars
+from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.jobs import master_host
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.torchrun_plugin import options as rendezvous
-
-if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from torch_edl.cli.submit import Observer
-    from torch_edl.config import JobConfig
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,8 @@ def main(args: argparse.Namespace) -> int:
     parsed = torchrun_arguments.parse(args.words)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
-    uses = _uses_torch_edl(parsed)
-    shown = parsed.training_script
-    if uses is False:
-        return _run_plain(parsed, shown)
+    if not _needs_us(parsed):
+        return _run_plain(parsed)
     config, command = torchrun_arguments.launch_config(parsed)
     if not torchrun_arguments.endpoint(parsed, config) and config.max_nodes > 1:
         log.info(
@@ -62,16 +61,13 @@ def main(args: argparse.Namespace) -> int:
             parsed.nnodes,
         )
         config.max_nodes = 1
-    least = config.min_nodes * config.nproc_per_node
-    if parsed.workers is not None:
-        least = parsed.workers[0]
-    name = torchrun_arguments.job_name(parsed, config)
-    job = preflight.check_script(
+    name, per_node = torchrun_arguments.job_name(parsed, config), config.nproc_per_node
+    job = preflight.check_folders(
         script_job(
             parsed,
             name=name,
-            min_workers=least,
-            max_workers=config.max_nodes * config.nproc_per_node,
+            min_workers=parsed.workers[0] if parsed.workers else config.min_nodes * per_node,
+            max_workers=config.max_nodes * per_node,
             join_timeout_s=torchrun_arguments.join_timeout_s(config),
             experiment=torchrun_arguments.experiment(parsed),
         )
@@ -83,8 +79,12 @@ def main(args: argparse.Namespace) -> int:
     return _run_ours(parsed, config, command, job, [detached] if detached else [])
 
 
-def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
-    """Whether the script does; None if the program cannot be read and options of ours are given."""
+def _needs_us(args: argparse.Namespace) -> bool:
+    """Whether the script uses torch_edl, or may: it cannot be read, and options of ours are given.
+
+    Raises:
+        UsageError: an option of ours has no effect on the script.
+    """
     script = args.training_script
     found = False
     if args.module:
@@ -97,10 +97,8 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
         return True
     given = given_flags(args, "script")
     # A seed salts hash() of any script.
-    if not set(given) - {"--seed"}:
-        return False
     if args.no_python or args.module:
-        return None
+        return bool(set(given) - {"--seed"})
     without_effect = [flag for flag in given if flag not in ("--seed", "--workers")]
     if without_effect:
         raise UsageError(
@@ -110,11 +108,9 @@ def _uses_torch_edl(args: argparse.Namespace) -> bool | None:
     return False
 
 
-def _run_plain(args: argparse.Namespace, shown: str) -> int:
+def _run_plain(args: argparse.Namespace) -> int:
     """Runs the script as torchrun does: the same agent, the same errors."""
-    from torch.distributed.elastic.multiprocessing.errors import record
-    from torch.distributed.run import run
-
+    shown = args.training_script
     if args.workers is not None:
         least, most = args.workers
         if least != most:
@@ -131,7 +127,7 @@ def _run_plain(args: argparse.Namespace, shown: str) -> int:
         if args.rdzv_id == rendezvous.DEFAULT_ID:
             args.rdzv_id = default_name(args.training_script)
     log.info("%s is a training script without torch_edl: it runs as under torchrun", shown)
-    record(run)(args)
+    record(run_torchrun)(args)
     return 0
 
 
@@ -142,14 +138,9 @@ def _run_ours(
     job: JobConfig,
     observers: Sequence[Observer],
 ) -> int:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
-
+    # Only now: gRPC must not have been imported when --detach forks.
     from torch_edl.agent.agent import Agent, AgentSpec
     from torch_edl.agent.workers import failure_text
-    from torch_edl.cli import summary
-    from torch_edl.cli.script_display import ScriptDisplay, capture
-    from torch_edl.cli.submit import Outcome
-    from torch_edl.cli.tensorboard import Scalars
 
     assert job.experiment is not None
     configs = config.rdzv_configs
@@ -168,11 +159,8 @@ def _run_ours(
     # The agent that hosts the master receives every status of the job.
     if job.tensorboard and master.hosted is not None:
         observers = [*observers, Scalars(job.tensorboard)]
-    display = ScriptDisplay(
-        captured=captured,
-        several=job.cluster.max_workers > 1,
-        observers=observers,
-    )
+    several = job.cluster.max_workers > 1
+    display = ScriptDisplay(captured=captured, several=several, observers=observers)
     agent = Agent(
         AgentSpec(
             config=config,
@@ -202,7 +190,7 @@ def _run_ours(
         display.close()
     if master.hosted is None and outcome.state != "failed":
         return outcome.exit_code  # the agent that hosts the master reports the end of the job
-    return summary.conclude(job, replace(outcome, status=display.last), display.console)
+    return summary.finish(job, replace(outcome, status=display.last), display.console)
 
 
 def _announcement(

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from torch_edl.cli.progress import LiveDisplay, PlainDisplay
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig
+
+from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.terminal import stderr
 from torch_edl.jobs.folder import ENDED, JobFolder
 from torch_edl.jobs.log_tail import is_chatter, text_of
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from torch.distributed.launcher.api import LaunchConfig
-
-    from torch_edl.cli.submit import Observer
-    from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import master_pb2 as pb
 
 
 def capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> bool:
@@ -29,8 +25,6 @@ def capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> b
     Returns:
         Whether the output is captured.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-
     named = (args.log_dir, args.local_ranks_filter, args.logs_specs)
     filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
     if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
@@ -41,12 +35,11 @@ def capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> b
     return True
 
 
-class ScriptDisplay:
+class ScriptDisplay(Display):
     """Shows a job on stderr; stdout belongs to the script.
 
-    A terminal has a progress bar below the lines. If there are several workers, a line of a worker
-    begins with its rank, except on a stdout that is no terminal: a pipe or a file gets exactly the
-    output of the script.
+    If there are several workers, a line of a worker begins with its rank, except on a stdout that
+    is no terminal: a pipe or a file gets exactly the output of the script.
 
     Args:
         captured: the output of the workers arrives here. Otherwise the workers write to the
@@ -58,29 +51,19 @@ class ScriptDisplay:
     def __init__(
         self, *, captured: bool, several: bool, observers: Sequence[Observer] = ()
     ) -> None:
-        self.last: pb.GetStatusResponse | None = None
-        """The newest status."""
-        console = stderr()
-        self.console = console
-        is_live = captured and console.is_terminal and not console.is_dumb_terminal
-        self._display = LiveDisplay(console) if is_live else PlainDisplay(console)
-        self._stdout_is_ours = is_live and sys.stdout.isatty()
+        super().__init__(stderr(), observers, has_bar=captured)
+        self._stdout_is_ours = self.has_bar and sys.stdout.isatty()
         self._several = several
-        self._observers = observers
-        self._log = _Notes(self)
-        logging.getLogger("torch_edl").handlers[:] = [self._log]
+        logging.getLogger("torch_edl").handlers[:] = [_Notes(self)]
 
     def status(self, status: pb.GetStatusResponse) -> None:
         """Shows the progress, and the events that are not shown in another way."""
-        self.last = status
         for event in status.events:
             # The last line shows the cause of the end, and the agent reports signals.
             is_end = event.level == "error" and status.state in ("finishing", *ENDED)
             if not is_end and event.text.removeprefix("stopping: ") not in _SIGNALS:
-                self._display.event(event)
-        self._display.update(status)
-        for observer in self._observers:
-            observer.update(status)
+                self.event(event)
+        self.update(status)
 
     def output(self, rank: int, stream: str, line: bytes) -> None:
         """Shows a line of a worker."""
@@ -90,17 +73,7 @@ class ScriptDisplay:
             return
         text = text_of(line)
         if not is_chatter(text):
-            self._display.output(f"rank {rank}" if self._several else "", text)
-
-    def note(self, text: str) -> None:
-        """A message of the agent."""
-        self._display.note(text)
-
-    def close(self) -> None:
-        """Restores the terminal."""
-        self._display.close()
-        for observer in self._observers:
-            observer.close()
+            self.line(f"rank {rank}" if self._several else "", text)
 
 
 _SIGNALS = {number.name for number in signal.Signals}
@@ -109,10 +82,9 @@ _SIGNALS = {number.name for number in signal.Signals}
 class _Notes(logging.Handler):
     """Shows our log records above the bar."""
 
-    def __init__(self, display: ScriptDisplay) -> None:
+    def __init__(self, display: Display) -> None:
         super().__init__()
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one."""
         self._display.note(f"torch-edl: {record.getMessage()}")

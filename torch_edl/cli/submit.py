@@ -6,9 +6,8 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
@@ -42,16 +41,6 @@ _STOPPING = "stopping: "  # how its event begins
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Observer(Protocol):
-    """Receives each status of a job."""
-
-    def update(self, status: pb.GetStatusResponse) -> None:
-        """Takes a status; called several times a second."""
-
-    def close(self) -> None:
-        """The job is over."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a job ended, as far as the client could see."""
@@ -79,7 +68,7 @@ class Outcome:
         return 2 if self.usage_error else 1
 
 
-def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] = ()) -> Outcome:
+def run_job(config: JobConfig, display: Display) -> Outcome:
     """Starts the job and watches it to its end; when this returns, no process of it is left.
 
     Must be called from the main thread: it handles signals, and children follow their thread.
@@ -94,7 +83,7 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
         StopSignals(_SIGNALS) as signals,
         contextlib.closing(MasterProcess(job, env=environment)) as master,
     ):
-        client = _Client(job, master, display, observers, signals)
+        client = _Client(job=job, master=master, display=display, signals=signals)
         try:
             master.start()
             return client.until_over()
@@ -102,41 +91,32 @@ def run_job(config: JobConfig, display: Display, observers: Sequence[Observer] =
             client.close()
 
 
+@dataclass(kw_only=True)
 class _Client:
     """Follows the job through its master, and stops it when a signal asks for that."""
 
-    def __init__(
-        self,
-        job: JobFolder,
-        master: MasterProcess,
-        display: Display,
-        observers: Sequence[Observer],
-        signals: StopSignals,
-    ) -> None:
-        self._job = job
-        self._master = master
-        self._display = display
-        self._observers = observers
-        self._signals = signals
-        self._stub: Stub | None = None
-        self._status: pb.GetStatusResponse | None = None
-        self._tails: dict[str, LogTail] = {}
-        self._events_after = 0
-        self._heard = time.monotonic()
-        self._silence_told = False
-        self._stopping_since: float | None = None
-        self._hurried_at: float | None = None
-        # Then warnings of processes that lose each other are left out.
-        self._is_stopped = False
-        self._stop_reason = ""
-        self._held: list[pb.Event] = []
+    job: JobFolder
+    master: MasterProcess
+    display: Display
+    signals: StopSignals
+    _stub: Stub | None = None
+    _status: pb.GetStatusResponse | None = None
+    _tails: dict[str, LogTail] = field(default_factory=dict)
+    _events_after: int = 0
+    _heard: float = field(default_factory=time.monotonic)
+    _silence_told: bool = False
+    _stopping_since: float | None = None
+    _hurried_at: float | None = None
+    # Then warnings of processes that lose each other are left out.
+    _is_stopped: bool = False
+    _held: list[pb.Event] = field(default_factory=list)
 
     def until_over(self) -> Outcome:
         while not self._ended():
-            self._master.poll()
+            self.master.poll()
             self._poll_status()
             self._show_output()
-            if self._master.exit is not None:
+            if self.master.exit is not None:
                 break
             self._heed_signals()
             time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
@@ -146,13 +126,11 @@ class _Client:
         self._keep(outcome)
         for event in self._held:
             if event.text != outcome.error:
-                self._display.event(event)
+                self.display.event(event)
         return outcome
 
     def close(self) -> None:
-        self._display.close()
-        for observer in self._observers:
-            observer.close()
+        self.display.close()
         if self._stub is not None:
             self._stub.close()
 
@@ -165,7 +143,7 @@ class _Client:
         from torch_edl.wire import master_pb2 as pb
 
         if self._stub is None:
-            master = self._job.master()
+            master = self.job.master()
             if master is None:
                 return
             self._stub = calls.stub_of(master)
@@ -176,7 +154,7 @@ class _Client:
             silent_s = time.monotonic() - self._heard
             if silent_s > _SILENT_S and not self._silence_told:
                 self._silence_told = True
-                self._display.note(
+                self.display.note(
                     f"the master has not answered for {silent_s:.0f} s "
                     f"({error.code().name.lower()}); still waiting"
                 )
@@ -193,11 +171,9 @@ class _Client:
                 continue
             if event.text.startswith(_STOPPING):
                 self._is_stopped = True
-            if event.text != _STOPPING + self._stop_reason:
-                self._display.event(event)
-        self._display.update(status)
-        for observer in self._observers:
-            observer.update(status)
+            if event.text != _STOPPING + self.signals.name:
+                self.display.event(event)
+        self.display.update(status)
 
     def _show_output(self, *, final: bool = False) -> None:
         if self._status is None:
@@ -209,75 +185,70 @@ class _Client:
             name = f"{process.role}-{process.id}"
             tail = self._tails.setdefault(name, LogTail(process.log))
             for line in tail.read(final=final, own=not self._is_stopped):
-                self._display.output(name, line)
+                self.display.line(name, line)
 
     def _heed_signals(self) -> None:
-        if not self._signals.count:
+        if not self.signals.count:
             return
         now = time.monotonic()
         if self._stopping_since is None:
             self._stopping_since = now
-            name = self._signals.name
+            name = self.signals.name
             again = "; Ctrl-C again ends it at once" if name == "SIGINT" else ""
-            self._display.note(f"{name}: stopping the job{again}")
-            self._stop_reason = name
+            self.display.note(f"{name}: stopping the job{again}")
             self._ask_to_stop()
-        elif self._signals.count > 1 and self._hurried_at is None:
+        elif self.signals.count > 1 and self._hurried_at is None:
             self._hurried_at = now
             self._ask_to_stop(at_once=True)
         elif self._hurried_at is not None:
-            if self._signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
-                self._master.stop(grace_s=0)
-        elif now - self._stopping_since > self._patience_s:
-            self._master.stop(grace_s=_KILL_AFTER_S)
-
-    @property
-    def _patience_s(self) -> float:
-        """How long a master may take that was asked to stop."""
-        stops = self._status is not None and self._status.state == "stopping"
-        return _STOP_WITHIN_S if stops else _TERM_AFTER_S
+            if self.signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
+                self.master.stop(grace_s=0)
+        else:
+            stops = self._status is not None and self._status.state == "stopping"
+            if now - self._stopping_since > (_STOP_WITHIN_S if stops else _TERM_AFTER_S):
+                self.master.stop(grace_s=_KILL_AFTER_S)
 
     def _ask_to_stop(self, *, at_once: bool = False) -> None:
         from torch_edl.wire import master_pb2 as pb
 
         if self._stub is None:  # it does not listen yet
-            self._master.stop(grace_s=_KILL_AFTER_S)
+            self.master.stop(grace_s=_KILL_AFTER_S)
             return
         # Without waiting: the next status shows whether the master stops.
-        request = pb.StopRequest(reason=self._stop_reason, at_once=at_once)
+        request = pb.StopRequest(reason=self.signals.name, at_once=at_once)
         self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: Outcome) -> None:
         """Writes how the job ended to its folder if the master did not."""
-        seen = self._job.last_status()
+        seen = self.job.last_status()
         if seen.get("state") in ENDED:
             return
         seen |= {"state": outcome.state, "error": outcome.error, "traceback": outcome.traceback}
         try:
-            write_text(self._job.status_file, json.dumps(seen, indent=1))
+            write_text(self.job.status_file, json.dumps(seen, indent=1))
         except OSError as error:  # only `torch-edl status` of a dead job would read it
-            self._display.note(f"{self._job.dir}: {error.strerror}: the end is not noted there")
+            self.display.note(f"{self.job.dir}: {error.strerror}: the end is not noted there")
 
     def _let_leave(self) -> None:
         """Gives the master time to leave by itself after the job is over."""
         deadline = time.monotonic() + _LEAVE_GRACE_S
-        signals_before = self._signals.count
-        while self._master.exit is None and time.monotonic() < deadline:
-            if self._signals.count > max(1, signals_before):
+        signals_before = self.signals.count
+        while self.master.exit is None and time.monotonic() < deadline:
+            if self.signals.count > max(1, signals_before):
                 return
-            self._master.poll()
+            self.master.poll()
             self._show_output()
             time.sleep(_STARTING_POLL_S)
 
     def _outcome(self) -> Outcome:
-        status, ended = self._status, self._master.exit
+        status, ended = self._status, self.master.exit
         seen = Outcome(
             state="failed",
             status=status,
-            signal=self._signals.first,
-            master_pid=self._master.pid,
+            signal=self.signals.first,
+            master_pid=self.master.pid,
             master_exit="" if ended is None else str(ended),
-            logs=str(self._job.logs),
+            logs=str(self.job.logs),
         )
         if status is not None and self._ended():
             return replace(
@@ -291,12 +262,12 @@ class _Client:
         code = None if ended is None else ended.code
         if code == 0:
             return replace(seen, state="finished")
-        if self._signals.count or code in _STOPPED_CODES:
+        if self.signals.count or code in _STOPPED_CODES:
             return replace(seen, state="stopped")
         cause = self._held[-1].text if self._held else ""
         if code == USAGE_CODE and not cause:  # it could not even begin
-            cause = self._master.cause()
+            cause = self.master.cause()
         if cause:
             return replace(seen, error=cause, usage_error=code == USAGE_CODE)
         error = f"the master of the job ended unexpectedly ({seen.master_exit})"
-        return replace(seen, error=error, traceback=self._master.last_words())
+        return replace(seen, error=error, traceback=self.master.last_words())

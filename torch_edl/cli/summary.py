@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
     wall_s = seen.get("wall_s", 0.0)
     evaluations = seen.get("evaluations", [])
     rate = seen.get("rates", {}).get("mean_records_per_s")
+    master = {"role": "master", "id": 0, "pid": outcome.master_pid, "exit": outcome.master_exit}
+    processes = [{k: p[k] for k in master} for p in seen.get("processes", [])]
     return {
         "job": config.name,
         "kind": config.kind,
@@ -46,7 +48,7 @@ def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
         "loss": seen.get("loss"),
         "metrics": evaluations[-1]["metrics"] if evaluations else {},
         "evaluations": evaluations,
-        "processes": _processes(seen.get("processes", []), outcome),
+        "processes": [master, *(p for p in processes if p["role"] != "master")],
         "damaged": seen.get("damaged", 0),
         "nan_steps": seen.get("nan_steps", 0),
         "error": outcome.error,
@@ -55,31 +57,13 @@ def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _processes(seen: list[dict[str, Any]], outcome: Outcome) -> list[dict[str, Any]]:
-    kept = [{k: p[k] for k in ("role", "id", "pid", "exit")} for p in seen]
-    kept = [p for p in kept if p["role"] != "master"]
-    master = {"role": "master", "id": 0, "pid": outcome.master_pid, "exit": outcome.master_exit}
-    return [master, *kept]
-
-
-def write(path: str, config: JobConfig, outcome: Outcome) -> None:
-    """Writes the summary, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    file = Path(path).expanduser().absolute()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(build(config, outcome), indent=1) + "\n")
-
-
 def forget(path: str) -> None:
     """Removes the summary of an earlier job, which could be mistaken for the new one."""
-    with contextlib.suppress(FileNotFoundError):
-        Path(path).expanduser().unlink()
+    if path:
+        Path(path).expanduser().unlink(missing_ok=True)
 
 
-def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str) -> int:
+def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str = "") -> int:
     """Writes the summary to ``file`` unless it is empty, prints how the job ended, and returns the
     exit code.
 
@@ -88,27 +72,34 @@ def finish(config: JobConfig, outcome: Outcome, console: Console, *, file: str) 
     """
     try:
         if file:
-            write(file, config, outcome)
+            path = Path(file).expanduser().absolute()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(build(config, outcome), indent=1) + "\n")
     finally:
-        code = conclude(config, outcome, console)
-    return code
+        _print(config, outcome, console)
+    return outcome.exit_code
 
 
-def conclude(config: JobConfig, outcome: Outcome, console: Console) -> int:
-    """Prints how the job ended, a failure on stderr, and returns the exit code."""
+def _print(config: JobConfig, outcome: Outcome, console: Console) -> None:
+    """How the job ended; a failure on stderr."""
+    status = outcome.status
+    kept = status.checkpoint if status is not None else ""
+    advice = f"newest checkpoint: {kept} (continue with --resume)" if kept else ""
     if outcome.state == "finished":
         for line in closing_lines(build(config, outcome)):
             console.print(line, soft_wrap=True)
     elif outcome.state == "stopped":
-        console.print(_stopped_line(config, outcome), style="yellow", soft_wrap=True)
+        when = "before the start"
+        if status is not None:
+            when = f"after {status.records_done:,} of {status.records_total:,} records"
+        text = f"{config.name}: stopped {when}" + (f"; {advice}" if advice else "")
+        console.print(text, style="yellow", soft_wrap=True)
     else:
-        tail = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
-        complain(outcome.error.rstrip() + tail, details=outcome.traceback)
-        kept = outcome.status.checkpoint if outcome.status is not None else ""
+        logs = "" if outcome.usage_error else f"\nlogs: {outcome.logs}"
+        complain(outcome.error.rstrip() + logs, details=outcome.traceback)
         rejected = config.checkpoint.resume and outcome.usage_error  # --resume was the error
-        if kept and not rejected:
-            console.print(f"newest checkpoint: {kept} (continue with --resume)", soft_wrap=True)
-    return outcome.exit_code
+        if advice and not rejected:
+            console.print(advice, soft_wrap=True)
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
@@ -117,38 +108,18 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     if summary["kind"] == "script" and not summary["steps"]:
         return [f"{summary['job']}: finished"]
     steps = f" in {counted(summary['steps'], 'step')}" if trains else ""
-    records = counted(summary["records"], "record")
     first = (
-        f"{summary['job']}: {_DONE[summary['kind']]} {records}{steps}, "
-        f"{duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
+        f"{summary['job']}: {_DONE[summary['kind']]} {counted(summary['records'], 'record')}"
+        f"{steps}, {duration(summary['wall_s'])}, {number(summary['samples_per_s'])} records/s"
     )
     lines = [first]
     if summary["metrics"] and trains:
-        values = (f"{k} {_shown(v)}" for k, v in summary["metrics"].items())
+        values = (f"{k} {math.nan if v is None else v:.4f}" for k, v in summary["metrics"].items())
         lines.append("metrics: " + ", ".join(values))
     elif summary["loss"] is not None and trains:
         lines.append(f"training loss: {summary['loss']:.4f}")
     for key, label in (("damaged", "damaged records skipped"), ("nan_steps", "steps skipped")):
         if summary[key]:
             lines.append(f"{label}: {summary[key]:,}")
-    if summary["output"]:
-        lines.append(f"output: {summary['output']}")
-    elif summary["checkpoint"]:
-        lines.append(f"checkpoint: {summary['checkpoint']}")
-    return lines
-
-
-def _shown(value: float | None) -> str:
-    return "nan" if value is None else f"{value:.4f}"
-
-
-def _stopped_line(config: JobConfig, outcome: Outcome) -> str:
-    status = outcome.status
-    if status is None:
-        return f"{config.name}: stopped before the start"
-    line = (
-        f"{config.name}: stopped after {status.records_done:,} of {status.records_total:,} records"
-    )
-    if status.checkpoint:
-        line += f"; newest checkpoint: {status.checkpoint} (continue with --resume)"
-    return line
+    kept = "output" if summary["output"] else "checkpoint"
+    return [*lines, f"{kept}: {summary[kept]}"] if summary[kept] else lines

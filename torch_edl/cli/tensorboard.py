@@ -63,13 +63,12 @@ class Scalars:
         if status.steps == self._step:
             return
         self._written, self._step = self._clock(), status.steps
+        running = [p for p in status.processes if p.role == "worker" and p.state == "running"]
         values = {f"rate/{name}": rate for name, rate in status.rates.items()}
         values |= {f"train/{name}": value for name, value in status.logged.items()}
         if status.kind != "script":  # a script logs its loss itself, if at all
             values["train/loss"] = status.loss
-        values["train/workers"] = float(
-            sum(p.role == "worker" and p.state == "running" for p in status.processes)
-        )
+        values["train/workers"] = len(running)
         self._add(status.steps, values)
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ def test_done_is_only_told_when_all_is_done(make_status: Make) -> None:
 def test_plain_lines_come_now_and_then(make_status: Make) -> None:
     now = 0.0
     console = Console(file=io.StringIO(), width=80)
-    display = progress.PlainDisplay(console, clock=lambda: now)
+    display = progress.Display(console, clock=lambda: now)
 
     def lines() -> list[str]:
         assert isinstance(console.file, io.StringIO)
@@ -122,11 +122,11 @@ def test_plain_lines_come_now_and_then(make_status: Make) -> None:
 
 def test_events_and_output_are_lines(make_status: Make) -> None:
     console = Console(file=io.StringIO(), width=40, markup=False, highlight=False)
-    display = progress.PlainDisplay(console)
+    display = progress.Display(console)
     display.event(pb.Event(time=0.0, level="info", text="worker-1 joined"))
     display.event(pb.Event(time=0.0, level="warning", text="worker-1 is gone [signal 9]"))
-    display.output("worker-3", "x" * 100)
-    display.output("worker-3", "[red]\x1b[31mred\x1b[0m")
+    display.line("worker-3", "x" * 100)
+    display.line("worker-3", "[red]\x1b[31mred\x1b[0m")
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert lines[0][8:] == " worker-1 joined"
@@ -138,9 +138,9 @@ def test_events_and_output_are_lines(make_status: Make) -> None:
 def test_a_terminal_gets_the_live_display_and_a_pipe_lines(make_status: Make) -> None:
     pipe = Console(file=io.StringIO())
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
-    assert isinstance(progress.make_display(pipe), progress.PlainDisplay)
-    display = progress.make_display(terminal)
-    assert isinstance(display, progress.LiveDisplay)
+    lines, display = progress.Display(pipe), progress.Display(terminal)
+    assert (lines.has_bar, display.has_bar) == (False, True)
+    lines.close()
     display.update(make_status())
     display.event(pb.Event(time=0.0, level="info", text="worker-1 joined"))
     display.close()

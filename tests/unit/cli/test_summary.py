@@ -49,7 +49,7 @@ def finished(make_status: Make) -> Outcome:
 
 def conclude(outcome: Outcome) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=80)
-    code = summary.conclude(CONFIG, outcome, console)
+    code = summary.finish(CONFIG, outcome, console)
     assert isinstance(console.file, io.StringIO)
     return code, console.file.getvalue()
 
@@ -79,8 +79,9 @@ def test_every_key_is_there_when_it_failed(finished: Outcome, status: bool) -> N
 
 def test_the_file_is_json_and_replaced_whole(finished: Outcome, tmp_path: Path) -> None:
     file = tmp_path / "new" / "s.json"
-    summary.write(str(file), CONFIG, finished)
-    summary.write(str(file), CONFIG, finished)
+    console = Console(file=io.StringIO(), width=80)
+    summary.finish(CONFIG, finished, console, file=str(file))
+    summary.finish(CONFIG, finished, console, file=str(file))
     assert json.loads(file.read_text())["job"] == "net-abc"
     assert [p.name for p in file.parent.iterdir()] == ["s.json"]
     summary.forget(str(file))
@@ -152,7 +153,7 @@ def test_a_resume_that_was_refused_is_not_advised_again(
     )
     config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(dir="/ckpt", resume=resume))
     console = Console(file=io.StringIO(), width=80)
-    assert summary.conclude(config, failed, console) == 2
+    assert summary.finish(config, failed, console) == 2
     assert isinstance(console.file, io.StringIO)
     assert ("continue with --resume" in console.file.getvalue()) is not resume
 
