@@ -98,7 +98,7 @@ class Service:
             "FailTask": now(calls.fail_task),
             "Heartbeat": now(calls.heartbeat, notify=False),
             "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
-            "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.StandByResponse),
+            "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
             "LeaveRing": now(calls.leave_ring, keep=True),
             "ReportCheckpoint": now(calls.report_checkpoint, keep=True),
             "AgentReport": now(calls.agent_report, keep=True),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from master.state.job import Job
 from master.state.membership import Member
@@ -14,6 +13,8 @@ from master.state.script_workforce import ScriptWorkforce
 from master.state.tasks import TaskQueue
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
+
+Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 
 
 class Calls:
@@ -218,52 +219,42 @@ class Calls:
     # ---- the ring ----
 
     def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
-        found = self._next_ring(request, now, self._job.ring.ring.ask, over=False)
-        return None if found is None else pb.JoinRingResponse(**found)
+        return self._next_ring(request, now, self._job.ring.ring.ask, over=False)
 
-    def stand_by(self, request: pb.StandByRequest, now: float) -> pb.StandByResponse | None:
+    def stand_by(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
         ring = self._job.ring.ring
-        found = self._next_ring(request, now, ring.stand_by, over=ring.finished)
-        return None if found is None else pb.StandByResponse(**found)
+        return self._next_ring(request, now, ring.stand_by, over=ring.finished)
 
     def _next_ring(
-        self,
-        request: pb.JoinRingRequest | pb.StandByRequest,
-        now: float,
-        ask: Callable[[int, int, int, str, float], pb.Ring | None],
-        *,
-        over: bool,
-    ) -> dict[str, Any] | None:
-        job, ring = self._job, self._job.ring.ring
-        member = self._for_next_ring(request.worker_id, now, over=over)
-        if member is None:
-            return {"leave": True}
-        member.last_heartbeat = now
-        formed = ask(member.id, request.ring, request.step, request.store, now)
-        if formed is None and job.form_ring(now):
-            current = ring.current
-            formed = current if current is not None and member.id in current.workers else None
-        return None if formed is None else {"ring": formed}
-
-    def _for_next_ring(self, worker: int, now: float, *, over: bool) -> Member | None:
-        """The worker, if a ring may still need the worker; else the worker has left with this.
-
+        self, request: pb.JoinRingRequest, now: float, ask: Ask, *, over: bool
+    ) -> pb.JoinRingResponse | None:
+        """
         Args:
             over: the scripts of all workers are over, this one's too.
         """
-        job, member = self._job, self._job.members.get(worker)
+        job, ring, member = self._job, self._job.ring.ring, self._job.members.get(request.worker_id)
+        if member is None:
+            return pb.JoinRingResponse(leave=True)
         # Others may have died since the worker was asked to leave: a worker that alone has the
         # model gives the model to those that wait, before it leaves.
-        if member is not None and member.draining and job.ring.may_drain(worker):
+        if member.draining and job.ring.may_drain(member.id):
             self._leave(member, now, finished=False)
-            return None
-        if member is None or job.lifecycle.outcome is not None:
-            return None
-        if over or not job.ring.ring.wanted(worker):
+            return pb.JoinRingResponse(leave=True)
+        if job.lifecycle.outcome is not None:
+            return pb.JoinRingResponse(leave=True)
+        if over or not ring.wanted(member.id):
             # The worker ends now, and its silence is no loss.
             self._leave(member, now, finished=over)
+            return pb.JoinRingResponse(leave=True)
+        member.last_heartbeat = now
+        formed = ask(member.id, request.ring, request.step, request.store, now)
+        if formed is None and job.form_ring(now):
+            formed = ring.current
+        if formed is None or member.id not in formed.workers:
             return None
-        return member
+        answer = pb.JoinRingResponse(ring=formed)
+        answer.ring.rank = list(formed.workers).index(member.id)
+        return answer
 
     def leave_ring(self, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
         member = self._job.members.get(request.worker_id)

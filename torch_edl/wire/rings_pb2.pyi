@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Ring(_message.Message):
-    __slots__ = ("number", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only")
+    __slots__ = ("number", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only", "rank")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Ring(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     VALUES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     number: int
     workers: _containers.RepeatedScalarFieldContainer[int]
     store: str
@@ -24,7 +25,8 @@ class Ring(_message.Message):
     fresh: bool
     restored_from: str
     values_only: bool
-    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
+    rank: int
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class JoinRingRequest(_message.Message):
     __slots__ = ("worker_id", "ring", "store", "step")
@@ -39,26 +41,6 @@ class JoinRingRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class JoinRingResponse(_message.Message):
-    __slots__ = ("leave", "ring")
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
-    leave: bool
-    ring: Ring
-    def __init__(self, leave: _Optional[bool] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ...) -> None: ...
-
-class StandByRequest(_message.Message):
-    __slots__ = ("worker_id", "ring", "store", "step")
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    RING_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    worker_id: int
-    ring: int
-    store: str
-    step: int
-    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
-
-class StandByResponse(_message.Message):
     __slots__ = ("leave", "ring")
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]

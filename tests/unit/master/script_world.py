@@ -81,10 +81,10 @@ class World:
         answer = self.calls.join_ring(request, self.now)
         return answer if answer is not None else pb.JoinRingResponse()
 
-    def stand_by(self, worker: int, *, ring: int, step: int) -> pb.StandByResponse:
-        request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
+    def stand_by(self, worker: int, *, ring: int, step: int) -> pb.JoinRingResponse:
+        request = pb.JoinRingRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
         answer = self.calls.stand_by(request, self.now)
-        return answer if answer is not None else pb.StandByResponse()
+        return answer if answer is not None else pb.JoinRingResponse()
 
     def leave(self, worker: int, *, finished: bool = False) -> None:
         self.calls.leave_ring(pb.LeaveRingRequest(worker_id=worker, finished=finished), self.now)

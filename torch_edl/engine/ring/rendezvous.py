@@ -180,8 +180,8 @@ class MasterRendezvous(RingRendezvous):
         self, ring: int, progress: int, *, handing_over: bool = False, ended: bool = False
     ) -> Assignment | None:
         self._status.ring = 0
-        method, make = ("StandBy", pb.StandByRequest) if ended else ("JoinRing", pb.JoinRingRequest)
-        request = make(
+        method = "StandBy" if ended else "JoinRing"
+        request = pb.JoinRingRequest(
             worker_id=self._worker_id, ring=ring, store=self._store.address, step=progress
         )
         started, told = time.monotonic(), False
