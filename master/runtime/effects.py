@@ -1,32 +1,50 @@
-"""Executes the actions that take long, one after the other in a thread: checkpoints, output."""
+"""Executes the actions that take long, one after the other in a thread: checkpoints (of servers by
+the Hold and Snapshot protocol, of a replica by moving it), and the output."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from master.runtime import checkpoints
+import grpc
+
 from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,
     CommitLocal,
+    Contents,
     Effect,
     EffectEvent,
     Flush,
     Flushed,
     OutputWritten,
     Prune,
+    Saved,
     SaveServers,
     WriteOutput,
 )
+from master.state.tasks import TaskQueue
 from torch_edl.checkpoint import layout
-from torch_edl.errors import EdlError
+from torch_edl.checkpoint.manifest import Manifest, Snapshot
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.errors import CheckpointError, EdlError
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire import services
+from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
+
+_HOLD_MS = 10_000
+_CALL_S = 20.0
+_WRITE_S = 1800.0
 
 
 class Effects:
@@ -82,11 +100,11 @@ def execute(effect: Effect, *, token: str) -> EffectEvent | None:
 def _execute(effect: Effect, token: str) -> EffectEvent | None:
     match effect:
         case SaveServers():
-            return CheckpointSaved(checkpoints.save_servers(effect, token), effect.incarnation)
+            return CheckpointSaved(save_servers(effect, token), effect.incarnation)
         case CommitLocal():
-            return CheckpointSaved(checkpoints.commit_local(effect), effect.incarnation)
+            return CheckpointSaved(commit_local(effect), effect.incarnation)
         case Flush():
-            checkpoints.flush(effect, token)
+            flush(effect, token)
             return Flushed(effect.incarnation, success=True)
         case WriteOutput():
             # Imported when needed: it brings the formats of files with it.
@@ -99,6 +117,132 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
     return None
 
 
+def save_servers(action: SaveServers, token: str) -> Saved:
+    """A checkpoint of all servers, at one cut through all their updates.
+
+    Raises:
+        CheckpointError: a server does not answer, is not initialised, or could not write.
+        OSError: the disk is full or read-only.
+    """
+    contents = action.contents
+    fence = ps.Fence(job=contents.job, incarnation=action.incarnation)
+    with _stubs(action.addresses, token) as stubs, _releasing(stubs, fence):
+        held = _all(stubs, "Hold", ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
+        if not all(answer.initialized for answer in held):
+            raise CheckpointError("the servers have no model yet")
+        applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
+        # Also the tasks that are known to be done: in sync mode the last pushes of a task may
+        # wait for their quorum, and a manifest that calls the task done must come with them.
+        progress = Watermarks.union([action.progress, *applied])
+        steps = steps_of(contents.space, progress)
+
+        def write(directory: Path) -> Manifest:
+            request = ps.SnapshotRequest(
+                fence=fence, targets=progress.to_proto(), directory=str(directory)
+            )
+            written = _all(stubs, "Snapshot", request, _WRITE_S)
+            stalled = max(answer.stall_ms for answer in written)
+            log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
+            shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
+            files = {name: size for shard in shards for name, size in shard.files.items()}
+            versions = tuple(shard.version for shard in shards)
+            return _manifest(contents, steps, progress, files, versions)
+
+        return Saved(*layout.save(action.root, steps, write))
+
+
+def commit_local(action: CommitLocal) -> Saved:
+    """A checkpoint of the replica that a worker wrote to a folder, which is moved.
+
+    Raises:
+        CheckpointError: a file is missing or truncated.
+        OSError: the disk is full or read-only.
+    """
+    contents, snapshot = action.contents, action.snapshot
+    progress = snapshot.watermarks
+    steps = steps_of(contents.space, progress)
+
+    def write(target: Path) -> Manifest:
+        os.rename(action.directory, target)  # the target is an empty folder
+        return _manifest(contents, steps, progress, snapshot.files, (snapshot.version,))
+
+    try:
+        return Saved(*layout.save(action.root, steps, write))
+    finally:
+        shutil.rmtree(action.directory, ignore_errors=True)
+
+
+def _manifest(
+    contents: Contents,
+    steps: int,
+    progress: Watermarks,
+    files: Mapping[str, int],
+    versions: tuple[int, ...],
+) -> Manifest:
+    return Manifest(
+        job=contents.job,
+        strategy=contents.strategy,
+        steps=steps,
+        shards=len(versions),
+        watermarks=progress,
+        files=dict(files),
+        versions=versions,
+        data=dict(contents.data),
+    )
+
+
+def flush(action: Flush, token: str) -> None:
+    """Has every server apply what waits for its quorum.
+
+    Raises:
+        CheckpointError: one did not.
+    """
+    request = ps.FlushRequest(fence=ps.Fence(job=action.job, incarnation=action.incarnation))
+    with _stubs(action.addresses, token) as stubs:
+        _all(stubs, "Flush", request, _CALL_S)
+
+
+def steps_of(space: TaskSpace, progress: Watermarks) -> int:
+    """Minibatches in ``progress``."""
+    queue = TaskQueue(space, lease_ids=iter(()))
+    queue.restore(progress)
+    return queue.steps_done
+
+
+@contextlib.contextmanager
+def _stubs(addresses: Sequence[str], token: str) -> Iterator[list[Stub]]:
+    stubs = [Stub(services.PSERVER, address, token) for address in addresses]
+    try:
+        yield stubs
+    finally:
+        for stub in stubs:
+            stub.close()
+
+
+def _all(stubs: Sequence[Stub], method: str, request: Any, timeout_s: float) -> list[Any]:
+    """Calls every server at once and waits for all answers."""
+    calls = [stub.start(method, request, timeout_s=timeout_s) for stub in stubs]
+    answers, errors = [], []
+    for shard, call in enumerate(calls):
+        try:
+            answers.append(call.result())
+        except grpc.RpcError as error:
+            errors.append(f"{method} on the server of shard {shard}: {error.details()}")
+    if errors:
+        raise CheckpointError("; ".join(errors))
+    return answers
+
+
+@contextlib.contextmanager
+def _releasing(stubs: Sequence[Stub], fence: ps.Fence) -> Iterator[None]:
+    """Ends the hold afterwards, where no snapshot has ended it."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(CheckpointError):
+            _all(stubs, "Release", ps.ReleaseRequest(fence=fence), _CALL_S)
+
+
 def remove_temporary(root: Path) -> None:
-    """Removes the final state of a job that keeps no checkpoints."""
+    """Removes the final state of a job that keeps no"""
     shutil.rmtree(root, ignore_errors=True)

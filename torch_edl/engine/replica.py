@@ -21,7 +21,7 @@ from torch import nn
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine import same_model, state_dict
+from torch_edl.engine import state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import bind_tables, dense_names
@@ -172,7 +172,7 @@ class Replica:
             CheckpointError: the values are of another model.
         """
         own = self._values()
-        same_model.check(
+        state_dict.check_model(
             {name: value.shape for name, value in values.items()},
             {name: value.shape for name, value in own.items()},
             where=where,

@@ -1,4 +1,5 @@
-"""The ``state_dict`` of optimizers and schedulers as named tensors and JSON. Nothing is pickled."""
+"""The ``state_dict`` of optimizers and schedulers as named tensors and JSON, never pickled, and the
+check that saved values are of this model."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from torch_edl.errors import CheckpointError, UsageError
 
+_SHOWN = 3
 _PLAIN = (str, int, float, type(None))
 """What JSON holds as it is; a bool is an int."""
 # A dict whose keys are not texts is written as a list of pairs.
@@ -22,7 +24,7 @@ def flatten_optimizer(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """An optimizer's state as named tensors, and the rest as values that JSON can hold.
 
-    Tensors in lists, tuples and dicts are named by their path; the rest refers to these names.
+    Tensors are named by their path, as in ``0.exp_avg``; the rest refers to these names.
 
     Args:
         owner: name of the optimizer, for messages.
@@ -30,24 +32,9 @@ def flatten_optimizer(
     Raises:
         UsageError: the state has a value that is neither.
     """
-    flat: dict[str, Any] = {}
-    for index, slots in state["state"].items():
-        if isinstance(index, int) and isinstance(slots, dict):
-            for key, value in slots.items():
-                if not isinstance(key, str):
-                    raise _unsupported(owner, f"a key of {index}", key)
-                flat[f"{index}.{key}"] = value
-        elif isinstance(index, str):  # of no parameter
-            flat[f".{index}"] = slots
-        else:
-            raise _unsupported(owner, repr(index), slots)
-    tensors = {n: v for n, v in flat.items() if isinstance(v, torch.Tensor)}
-    rest = {n: _flatten(v, n, tensors, owner) for n, v in flat.items() if n not in tensors}
-    for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided:
-            raise _unsupported(owner, name, tensor)
-        tensors[name] = tensor.detach()
-    return tensors, {"groups": jsonable(state["param_groups"], owner), "values": rest}
+    tensors: dict[str, torch.Tensor] = {}
+    values = _flatten(state["state"], "", tensors, owner)
+    return tensors, {"groups": jsonable(state["param_groups"], owner), "values": values}
 
 
 def load_optimizer(
@@ -64,7 +51,10 @@ def load_optimizer(
             type of its parameter and garble texts. The optimizer of a member that joins a ring
             equals its source bit by bit only then.
     """
-    given = _unflatten_optimizer(tensors, rest)
+    given = {
+        "state": _unflatten(rest["values"], tensors),
+        "param_groups": from_json(rest["groups"]),
+    }
     optimizer.load_state_dict(given)
     if not exact:
         return
@@ -90,6 +80,39 @@ def check_groups(optimizer: torch.optim.Optimizer, rest: Mapping[str, Any]) -> N
             raise CheckpointError(
                 f"the state is of another optimizer: it lacks {missing}, has {extra}"
             )
+
+
+def complaint(where: object, difference: str) -> str:
+    """The message about values of another model."""
+    return (
+        f"{where} is of another model: {difference}; use the model file of the job that "
+        "wrote it, with the same arguments after --"
+    )
+
+
+def check_model(saved: Mapping[str, Any], own: Mapping[str, Any], *, where: object) -> None:
+    """Compares names and shapes.
+
+    Args:
+        saved: shape by name of the saved values.
+        own: shape by name of the values of the model in this process.
+        where: the folder, or whatever the values come from.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
+    lacking = [name for name in own if name not in saved]
+    besides = sorted(name for name in saved if name not in own)
+    differ = [
+        f"{name} is {_shape(saved[name])} there and {_shape(own[name])} here"
+        for name in own
+        if name in saved and tuple(saved[name]) != tuple(own[name])
+    ]
+    found = [f"it lacks {_some(lacking)}"] * bool(lacking)
+    found += [f"it has {_some(besides)} besides"] * bool(besides)
+    found += [_some(differ)] * bool(differ)
+    if found:
+        raise CheckpointError(complaint(where, ", ".join(found)))
 
 
 def jsonable(value: Any, owner: str = "the state", where: str = "") -> Any:
@@ -131,16 +154,18 @@ def from_json(value: Any) -> Any:
 
 def _flatten(value: Any, name: str, tensors: dict[str, torch.Tensor], owner: str) -> Any:
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise _unsupported(owner, name, value)
         while name in tensors:  # {"a.b": ..., "a": {"b": ...}}
             name += "_"
-        tensors[name] = value
+        tensors[name] = value.detach()
         return {"tensor": name}
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, _PLAIN):
                 raise _unsupported(owner, f"a key of {name}", key)
-        items = value.items()
-        return {"dict": [[k, _flatten(v, f"{name}.{k}", tensors, owner)] for k, v in items]}
+        named = ((key, f"{name}.{key}".lstrip("."), each) for key, each in value.items())
+        return {"dict": [[key, _flatten(each, at, tensors, owner)] for key, at, each in named]}
     if type(value) in (list, tuple):
         parts = [_flatten(part, f"{name}.{i}", tensors, owner) for i, part in enumerate(value)]
         return {type(value).__name__: parts}
@@ -149,28 +174,13 @@ def _flatten(value: Any, name: str, tensors: dict[str, torch.Tensor], owner: str
     return value
 
 
-def _unflatten_optimizer(
-    tensors: Mapping[str, torch.Tensor], rest: Mapping[str, Any]
-) -> dict[str, Any]:
-    left = dict(tensors)  # those that are in no list, tuple or dict
-    values = {name: _unflatten(value, left) for name, value in rest["values"].items()}
-    state: dict[int | str, Any] = {}
-    for name, value in {**left, **values}.items():
-        index, _, key = name.partition(".")
-        if index:
-            state.setdefault(int(index), {})[key] = value
-        else:
-            state[key] = value
-    return {"state": state, "param_groups": from_json(rest["groups"])}
-
-
-def _unflatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The inverse of :func:`_flatten`; removes the tensors that it needs from ``tensors``."""
+def _unflatten(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The inverse of :func:`_flatten`."""
     if not isinstance(value, dict):
         return value
     ((kind, part),) = value.items()
     if kind == "tensor":
-        return tensors.pop(part)
+        return tensors[part]
     if kind == "dict":
         return {key: _unflatten(item, tensors) for key, item in part}
     items = [_unflatten(item, tensors) for item in part]
@@ -189,6 +199,15 @@ def _uncast(loaded: Any, given: Any) -> Any:
     if isinstance(given, list | tuple) and len(given) == len(loaded):
         return type(given)(_uncast(*pair) for pair in zip(loaded, given, strict=True))
     return loaded
+
+
+def _shape(shape: Any) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def _some(texts: list[str]) -> str:
+    rest = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _unsupported(owner: str, where: str, value: Any) -> UsageError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from torch_edl.errors import EdlError, StaleIncarnationError
 from torch_edl.tables.watermarks import Watermarks
@@ -31,21 +31,18 @@ class PushBarrier:
         self._alone = False
         self._closed = False
 
-    def passing(self, task_id: int, last: int) -> AbstractContextManager[None]:
-        """Surrounds the push of the records of a task up to ``last``; waits while the barrier is
-        closed to them."""
-        return self._passing(
-            lambda: self._targets is not None and last <= self._targets.offset(task_id)
-        )
-
-    def passing_unnamed(self) -> AbstractContextManager[None]:
-        """Surrounds any other change; waits while a hold is in force."""
-        return self._passing(lambda: False)
-
     @contextmanager
-    def _passing(self, let_in: Callable[[], bool]) -> Iterator[None]:
+    def passing(self, task_id: int | None = None, last: int = 0) -> Iterator[None]:
+        """Surrounds the push of the records of a task up to ``last``, or, without a task, any other
+        change; waits while a hold keeps it out."""
+
+        def named() -> bool:
+            if task_id is None or self._targets is None:
+                return False
+            return last <= self._targets.offset(task_id)
+
         with self._condition:
-            while not self._closed and (self._alone or (self._held() and not let_in())):
+            while not self._closed and (self._alone or (self._held() and not named())):
                 until_notified = self._alone or self._deadline is None
                 self._condition.wait(None if until_notified else self._left())
             if self._closed:

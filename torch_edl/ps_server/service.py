@@ -193,7 +193,7 @@ class PserverService:
         return pb.ReleaseResponse()
 
     def _flush(self, request: pb.FlushRequest) -> pb.FlushResponse:
-        with self._barrier.passing_unnamed():
+        with self._barrier.passing():
             return pb.FlushResponse(version=self._shard.flush())
 
     def _status(

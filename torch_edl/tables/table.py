@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.tables.optimizers import BUFFER, FROZEN, Optimizers
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 
@@ -100,21 +101,14 @@ class EmbeddingTable:
             UsageError: wrong dtype, shape or size, an id out of range, NaN or infinity, or the
                 table is frozen.
         """
-        content = values.tensor_content
-        shape = (len(ids), self.dim)
-        got = tuple(d.size for d in values.tensor_shape.dim)
-        if (
-            values.dtype != tensor.DT_FLOAT
-            or got != shape
-            or len(content) != 4 * ids.size * self.dim
-        ):
+        gradient = codec.from_proto(values)
+        if gradient.dtype != np.float32 or gradient.shape != (len(ids), self.dim):
             raise UsageError(
-                f"table {self.name}: gradient of dtype {values.dtype}, shape {got}, "
-                f"{len(content)} bytes; expected float32 of shape {shape}"
+                f"table {self.name}: gradient of {gradient.dtype} and shape {gradient.shape}; "
+                f"expected float32 of shape {(len(ids), self.dim)}"
             )
         if self._frozen:
             raise UsageError(f"table {self.name}: frozen, it takes no gradient")
-        gradient = np.frombuffer(content, "<f4").reshape(shape)
         try:
             self.core.check(ids, gradient)
         except ValueError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint.reader import FORMAT
-from torch_edl.engine import same_model
+from torch_edl.engine import state_dict
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
 from torch_edl.errors import CheckpointError
@@ -45,4 +45,4 @@ def test_the_difference_is_named(model: nn.Module, message: str, tmp_path: Path)
 
 def test_many_differences_are_some() -> None:
     with pytest.raises(CheckpointError, match="lacks 0, 1, 2 and 97 more;"):
-        same_model.check({}, {str(n): () for n in range(100)}, where="it")
+        state_dict.check_model({}, {str(n): () for n in range(100)}, where="it")

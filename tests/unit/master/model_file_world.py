@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from master.runtime.checkpoints import steps_of
+from master.runtime.effects import steps_of
 from master.state.actions import (
     CheckpointSaved,
     DataScanned,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from master.runtime.checkpoints import steps_of
+from master.runtime.effects import steps_of
 from master.state.actions import (
     CheckpointSaved,
     CommitLocal,

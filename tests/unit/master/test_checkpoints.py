@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from master.runtime import checkpoints
+from master.runtime import effects
 from master.state.actions import CommitLocal, Contents, Flush, SaveServers
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Snapshot
@@ -93,7 +93,7 @@ def start():
 def save(servers, root: Path, known: Watermarks | None = None):
     addresses = [s.address for s in servers]
     action = SaveServers(addresses, 3, known or Watermarks(), CONTENTS, root)
-    return checkpoints.save_servers(action, "t")
+    return effects.save_servers(action, "t")
 
 
 def test_all_cut_at_the_union_of_their_marks(start, tmp_path):
@@ -152,7 +152,7 @@ def test_a_dead_server_is_named(start, tmp_path):
 
 def test_flush_asks_all(start):
     servers = [start(0, {}), start(1, {})]
-    checkpoints.flush(Flush([s.address for s in servers], 3, "j"), "t")
+    effects.flush(Flush([s.address for s in servers], 3, "j"), "t")
     assert [s.calls for s in servers] == [["Flush"]] * 2
 
 
@@ -162,7 +162,7 @@ def test_local_is_committed_by_rename(tmp_path):
     (folder / "f").write_bytes(b"abc")
     snapshot = Snapshot(files={"f": 3}, watermarks=Watermarks(2, {3: 2}), version=4)
     action = CommitLocal(folder, snapshot, 1, CONTENTS, tmp_path)
-    found = checkpoints.commit_local(action)
+    found = effects.commit_local(action)
     assert found.path == layout.step_dir(tmp_path, 5)
     assert layout.read(found.path).versions == (4,)
     assert [p.name for p in tmp_path.iterdir()] == ["step-0000000005"]
@@ -175,5 +175,5 @@ def test_local_with_a_cut_file_leaves_nothing(tmp_path):
     snapshot = Snapshot(files={"f": 3}, watermarks=Watermarks(), version=4)
     action = CommitLocal(folder, snapshot, 1, CONTENTS, tmp_path)
     with pytest.raises(CheckpointError, match="2 bytes"):
-        checkpoints.commit_local(action)
+        effects.commit_local(action)
     assert list(tmp_path.iterdir()) == []

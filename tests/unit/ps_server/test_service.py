@@ -137,7 +137,7 @@ def test_what_is_wrong_is_named_and_changes_nothing(start: Callable[..., Any]) -
     refused("id -1 is outside", rows={"t": (np.array([1, -1, 2]), ones(ids))})
     refused("shape (3, 5)", rows={"t": (ids, ones(ids, 5))})
     refused("shape (3, 4)", rows={"t": (ids[:2], ones(ids))})
-    refused("dtype 2", rows={"t": (ids, ones(ids).astype(np.float64))})
+    refused("gradient of float64", rows={"t": (ids, ones(ids).astype(np.float64))})
     refused("6 values", dense=flat[:6])
     refused("parameter w", dense=bad_flat)
     refused("2 learning rates", learning_rates=[0.1, 0.2])

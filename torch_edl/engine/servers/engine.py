@@ -24,7 +24,7 @@ from torch import nn
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch, Minibatch, Update
-from torch_edl.engine import same_model
+from torch_edl.engine import state_dict
 from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.servers import dense
 from torch_edl.engine.servers.rows import Plan, ServerRows
@@ -130,7 +130,7 @@ class ServersEngine:
         except BaseException as error:
             client.close()
             if isinstance(error, UsageError) and "restored" in str(error):
-                said = same_model.complaint(cluster.restored_from, str(error))
+                said = state_dict.complaint(cluster.restored_from, str(error))
                 raise UsageError(said) from None
             raise
         self._schedule.rewind()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import torch_edl
-from master.runtime import checkpoints
+from master.runtime import effects
 from master.state.actions import Contents, SaveServers
 from tests.unit.engine.servers.trained import TOKEN, Trained, sgd
 from torch_edl.checkpoint.export import write_output
@@ -67,7 +67,7 @@ def save(made: Trained, addresses: list[str], root: Path) -> Path:
     """An output, as the master writes it at the end."""
     space = TaskSpace([Shard("x", STEPS * BATCH)], records_per_task=100, batch_size=BATCH)
     contents = Contents(job="t", strategy="ps", data={}, space=space)
-    saved = checkpoints.save_servers(SaveServers(addresses, 1, Watermarks(), contents, root), TOKEN)
+    saved = effects.save_servers(SaveServers(addresses, 1, Watermarks(), contents, root), TOKEN)
     write_output(saved.path, root / "output")
     return root / "output"
 
