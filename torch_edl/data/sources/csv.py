@@ -75,8 +75,14 @@ class CsvSource(BlockSource):
                 some do not fit int64, or a row whose number of fields is not the header's (with
                 ``skip_damaged`` such rows are left out).
         """
-        self._parser = _Parser("\t" if path.endswith((".tsv", ".tab")) else ",", skip_damaged)
-        index, stamp = cached(path, "csv", skip_damaged, self._parser.scan)
+        self._skip_damaged = skip_damaged
+        self._delimiter = "\t" if path.endswith((".tsv", ".tab")) else ","
+        # What matters to row borders: a quoted part (it opens only at the start of a field, and
+        # group 1 is empty when nothing closes it), or the end of a row.
+        self._token = re.compile(
+            rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % self._delimiter.encode()
+        )
+        index, stamp = cached(path, "csv", skip_damaged, self._scan)
         self._types = {name: _TYPES[kind] for name, kind in index.details["columns"]}
         self._schema: Any = pa.schema(list(self._types.items()))
         super().__init__(stamp, index, Metadata.of(path, self._schema))
@@ -87,25 +93,12 @@ class CsvSource(BlockSource):
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
         """The rows of a block as a table."""
-        rows, _ = self._parser.parse(file, offset, length, list(self._types), self._types)
+        rows, _ = self._parse(file, offset, length, list(self._types), self._types)
         if len(rows) != count:
             raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
         return rows
 
-
-class _Parser:
-    """Splits a file into blocks and parses them; holds the dialect and nothing of the file."""
-
-    def __init__(self, delimiter: str, skip_damaged: bool) -> None:
-        self._delimiter = delimiter
-        self._skip_damaged = skip_damaged
-        # What matters to row borders: a quoted part (it opens only at the start of a field, and
-        # group 1 is empty when nothing closes it), or the end of a row.
-        self._token = re.compile(
-            rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % delimiter.encode()
-        )
-
-    def scan(self, file: DataFile) -> Index:
+    def _scan(self, file: DataFile) -> Index:
         """Counts the rows and finds the types of the columns, in one pass."""
         if file.size == 0:
             return Index.of([], columns=[])
@@ -117,11 +110,11 @@ class _Parser:
         damaged = 0
         wide: dict[str, tuple[int, str]] = {}  # of a column, the first record and its text
         count = 0
-        for offset, length in self._blocks(file, start):
+        for offset, length in self._row_blocks(file, start):
             if length < 0:
                 damaged += 1
                 continue
-            rows, ragged = self.parse(file, offset, length, names, None)
+            rows, ragged = self._parse(file, offset, length, names, None)
             damaged += ragged
             blocks.append((offset, length, len(rows)))
             if not len(rows):
@@ -129,7 +122,7 @@ class _Parser:
             for place, (name, column) in enumerate(zip(names, rows.columns, strict=True)):
                 kind = str(column.type)
                 if kind == "double" and kinds[place] != "double" and _may_be_wide(column):
-                    texts, _ = self.parse(file, offset, length, names, {name: pa.string()})
+                    texts, _ = self._parse(file, offset, length, names, {name: pa.string()})
                     found = _first_wide(column.to_pylist(), texts[name].to_pylist())
                     if found is not None:
                         kind = _WIDE
@@ -173,7 +166,7 @@ class _Parser:
             raise DataError(file.path, f"column {twice[0]!r} appears twice in the header", start)
         return start + len(line), names
 
-    def _blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
+    def _row_blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
         """Offset and length of whole rows; length -1 for a tail that is left out as damaged."""
         while start < file.size:
             for block, whole in _growing(file, start):
@@ -215,7 +208,7 @@ class _Parser:
             ends.append(len(block))
         return ends, None
 
-    def parse(
+    def _parse(
         self,
         file: DataFile,
         offset: int,

@@ -125,98 +125,77 @@ class ExactBuffers:
         return changed
 
 
-class FlatParameters:
-    """Copies between the flat vectors of the servers and the tensors of a model.
+class FlatVector:
+    """The dense parameters of one server as a flat vector, and as tensors of the model.
 
     A float32 parameter on the CPU becomes a view of the flat vector, so that a pull is one copy.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, DenseTensor],
-        layout: Sequence[Sequence[Segment]],
-    ) -> None:
-        self._flat: list[torch.Tensor] = []
-        self._gradient: list[torch.Tensor] = []
+    def __init__(self, tensors: Mapping[str, DenseTensor], segments: Sequence[Segment]) -> None:
+        size = sum(segment.size for segment in segments)
+        self._values, self._gradient = torch.zeros(size), torch.zeros(size)
         # Those that are no views; a buffer may cease to be one.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
-        self._parts: list[list[tuple[DenseTensor, torch.Tensor]]] = []
-        for segments in layout:
-            size = sum(s.size for s in segments)
-            flat, gradient = torch.zeros(size), torch.zeros(size)
-            parts = []
-            for segment in segments:
-                each = tensors[segment.name]
-                tensor = each.tensor
-                view = flat[segment.start : segment.start + segment.size].view(segment.shape)
-                view.copy_(tensor.detach())
-                fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-                if fits:
-                    tensor.data = view
-                if not fits or each.group == BUFFER_GROUP:
-                    self._copied.append((each, view))
-                place = gradient[segment.start : segment.start + segment.size]
-                parts.append((each, place))
-            self._flat.append(flat)
-            self._gradient.append(gradient)
-            self._parts.append(parts)
+        self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
         # Places of parameters that some minibatch of the update has a gradient for.
-        self._reached: list[set[int]] = [set() for _ in layout]
+        self._reached: set[int] = set()
+        for segment in segments:
+            each = tensors[segment.name]
+            tensor = each.tensor
+            place = slice(segment.start, segment.start + segment.size)
+            view = self._values[place].view(segment.shape)
+            view.copy_(tensor.detach())
+            fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+            if fits:
+                tensor.data = view
+            if not fits or each.group == BUFFER_GROUP:
+                self._copied.append((each, view))
+            self._parts.append((each, self._gradient[place]))
 
-    def load(self, values: Sequence[Floats | None]) -> None:
-        """Takes what each server holds; None: what was loaded before is still valid."""
-        for flat, loaded in zip(self._flat, values, strict=True):
-            if loaded is not None:
-                np.copyto(flat.numpy(), loaded)
-        with torch.no_grad():
-            for each, view in self._copied:
-                tensor = each.tensor
-                if tensor.data_ptr() != view.data_ptr():
-                    tensor.copy_(view)
+    @torch.no_grad()
+    def load(self, values: Floats | None) -> None:
+        """Takes what the server holds; None: what was loaded before is still valid."""
+        if values is not None:
+            np.copyto(self._values.numpy(), values)
+        for each, view in self._copied:
+            tensor = each.tensor
+            if tensor.data_ptr() != view.data_ptr():
+                tensor.copy_(view)
 
+    @torch.no_grad()
     def collect(self) -> None:
         """Adds the gradients of one minibatch to those of the update."""
-        with torch.no_grad():
-            for server, parts in enumerate(self._parts):
-                reached = self._reached[server]
-                for index, (each, place) in enumerate(parts):
-                    gradient = None if each.group == BUFFER_GROUP else each.tensor.grad
-                    if gradient is None:
-                        continue
-                    if gradient.is_sparse:  # nn.Embedding(sparse=True)
-                        gradient = gradient.to_dense()
-                    if index in reached:
-                        place.add_(gradient.reshape(-1))
-                    else:
-                        place.copy_(gradient.reshape(-1))
-                        reached.add(index)
+        for index, (each, place) in enumerate(self._parts):
+            gradient = None if each.group == BUFFER_GROUP else each.tensor.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:  # nn.Embedding(sparse=True)
+                gradient = gradient.to_dense()
+            if index in self._reached:
+                place.add_(gradient.reshape(-1))
+            else:
+                place.copy_(gradient.reshape(-1))
+                self._reached.add(index)
 
-    def take_gradients(self) -> list[DenseGradient]:
+    @torch.no_grad()
+    def take_gradient(self) -> DenseGradient:
         """What was collected since the last call. Its arrays are valid until the next collect."""
-        made = []
-        with torch.no_grad():
-            for flat, parts, reached in zip(
-                self._gradient, self._parts, self._reached, strict=True
-            ):
-                for index, (each, place) in enumerate(parts):
-                    if each.group == BUFFER_GROUP:
-                        place.copy_(each.tensor.reshape(-1))
-                        reached.add(index)
-                untouched = [i for i in range(len(parts)) if i not in reached]
-                made.append(DenseGradient(flat.numpy(), untouched))
-                reached.clear()
-        return made
+        for index, (each, place) in enumerate(self._parts):
+            if each.group == BUFFER_GROUP:
+                place.copy_(each.tensor.reshape(-1))
+                self._reached.add(index)
+        untouched = [index for index in range(len(self._parts)) if index not in self._reached]
+        self._reached.clear()
+        return DenseGradient(self._gradient.numpy(), untouched)
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of all parameters."""
-        for parts in self._parts:
-            for each, _ in parts:
-                each.tensor.grad = None
+        for each, _ in self._parts:
+            each.tensor.grad = None
 
     def forget(self, *, gradients: bool = True) -> None:
         """Drops what was collected, and the gradients of all parameters."""
-        for reached in self._reached:
-            reached.clear()
+        self._reached.clear()
         if gradients:
             self.clear_gradients()
 

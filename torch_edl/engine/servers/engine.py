@@ -100,7 +100,7 @@ class ServersEngine:
         self._trained = self._acked = 0
         self._client: PsClient | None = None
         self._incarnation = 0
-        self._flat: dense.FlatParameters
+        self._flat: list[dense.FlatVector]
         self._exact: dense.ExactBuffers
         self._known: list[int] | None = None
         self.live = False
@@ -135,7 +135,7 @@ class ServersEngine:
             raise
         self._schedule.rewind()
         self._client, self._incarnation = client, cluster.incarnation
-        self._flat = dense.FlatParameters(self._dense, client.layout)
+        self._flat = [dense.FlatVector(self._dense, segments) for segments in client.layout]
         self._exact = dense.ExactBuffers(self._dense, client.exact)
         self._rows.connect(client.servers, self._pull_rows)
 
@@ -259,7 +259,8 @@ class ServersEngine:
         self._load(result)
         planned.plan.take(result.rows)
         planned.versions = result.versions
-        self._flat.forget(gradients=not self._keeps_gradients)
+        for flat in self._flat:
+            flat.forget(gradients=not self._keeps_gradients)
         self._lost, self._forgiving = None, not self._plans_ahead
         self._open = planned
         return planned
@@ -277,12 +278,13 @@ class ServersEngine:
         planned = self._open
         if planned is None:
             return
-        if self._lost is None and self._client is not None:
-            self._flat.collect()
+        for flat in self._flat:
+            if self._lost is None and self._client is not None:
+                flat.collect()
+            if self._at_last:
+                flat.clear_gradients()
         planned.steps += 1
         self._rows.gradients_taken = True
-        if self._at_last:
-            self._flat.clear_gradients()
 
     # ---- pulls and pushes ----
 
@@ -330,7 +332,8 @@ class ServersEngine:
             raise UserCodeError(f"the model raised {describe_error(error)}") from error
 
     def _load(self, result: PullResult) -> None:
-        self._flat.load(result.dense)
+        for flat, values in zip(self._flat, result.dense, strict=True):
+            flat.load(values)
         self._known = result.versions
         self._status.version = max(result.versions)
 
@@ -340,7 +343,7 @@ class ServersEngine:
         # An update without a gradient moves the watermark and changes nothing.
         made = planned.steps > 0
         return client.push(
-            self._flat.take_gradients() if made else None,
+            [flat.take_gradient() for flat in self._flat] if made else None,
             planned.plan.gradients(client.servers) if made else [],
             records=pserver_pb2.RecordRange(
                 task_id=update.lease.task_id if update.lease else 0,
@@ -368,7 +371,8 @@ class ServersEngine:
     def evaluating(self) -> Iterator[Callable[[Any], Any]]:
         """The dense parameters of now; rows are pulled as they are asked for."""
         self._load(self._servers.pull([]).wait())
-        self._flat.forget()
+        for flat in self._flat:
+            flat.forget()
         self._rows.use(Plan([[]]), 0)
         self._lost, self._forgiving = None, not self._plans_ahead
         try:
