@@ -33,6 +33,8 @@ WEIGHT, IDS, VECTORS = "weight", "ids", "vectors"
 
 _ALL_ROWS = 1 << 62
 
+_UNTRAINED = Optimizers("sgd", ())  # the kernel comes with the first step of an optimizer
+
 # By the weight that stands for the table in an optimizer's groups.
 _tables: weakref.WeakValueDictionary[int, LocalRows] = weakref.WeakValueDictionary()
 
@@ -122,7 +124,7 @@ class LocalRows:
     def __init__(self, module: TableModule) -> None:
         self._module = weakref.ref(module)
         self._table: EmbeddingTable | None = None
-        self._optimizers: Optimizers | None = None
+        self._optimizers = _UNTRAINED
         self.loaded = False
         """Rows came from a ``state_dict``."""
         # The rows that got gradients since the last step.
@@ -146,7 +148,6 @@ class LocalRows:
         if not done:
             return
         self.use_kernel(optimizer, group)
-        assert self._optimizers is not None
         ids = np.concatenate([i for i, _ in done])
         gradients = np.concatenate([g for _, g in done])
         self.table.apply(ids, gradients, [float(g["lr"]) for g in optimizer.param_groups])
@@ -168,8 +169,7 @@ class LocalRows:
     def replace(self, ids: Ids, vectors: Floats) -> None:
         """Replaces all rows by these, with new optimizer slots."""
         old, none = self.table, np.zeros(len(ids), np.int64)
-        optimizers = self._optimizers or Optimizers("sgd", ())
-        self._table = EmbeddingTable(old.info, old.seed, optimizers, old.declared)
+        self._table = EmbeddingTable(old.info, old.seed, self._optimizers, old.declared)
         self._pending = []
         slots = np.empty((len(ids), 0, old.dim), np.float32)
         self._table.load(Rows(ids, vectors, slots, none, none), [])
@@ -177,13 +177,12 @@ class LocalRows:
     def restore(self, source: CheckpointReader) -> None:
         """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before, unless no
         optimizer has the table."""
-        optimizers = self._optimizers or Optimizers("sgd", ())
-        self._table = source.restore_table(self.table.declared, optimizers)
+        self._table = source.restore_table(self.table.declared, self._optimizers)
 
     def use_kernel(self, optimizer: torch.optim.Optimizer, group: int) -> None:
         """Gives the rows the slots of an optimizer, unless they have those of another already."""
         module = self._module()
-        if self._optimizers is not None or module is None:
+        if self._optimizers is not _UNTRAINED or module is None:
             return
         self._optimizers = Optimizers.from_proto(optimizer_config(optimizer))
         old = self._all()
@@ -197,10 +196,8 @@ class LocalRows:
         if self._table is None:
             module = self._module()
             assert module is not None
-            # The kernel comes with the first step of an optimizer.
-            none = Optimizers("sgd", ())
             seed = torch.initial_seed() & (2**62 - 1)
-            self._table = EmbeddingTable(module.info(FROZEN), seed, none)
+            self._table = EmbeddingTable(module.info(FROZEN), seed, _UNTRAINED)
         return self._table
 
     def _all(self) -> Rows:

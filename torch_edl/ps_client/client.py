@@ -33,6 +33,7 @@ from torch_edl.wire.channel import Stub
 
 T = TypeVar("T")
 
+_TIMEOUT_S = 30.0  # of a call
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
 _BLOCK_BYTES = 64 << 20  # of rows in one pull
@@ -82,23 +83,13 @@ class PsClient:
     Args:
         addresses: ``host:port`` of each server.
         incarnation: incarnation of the servers that this client calls.
-        timeout_s: deadline of one call, seconds.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        *,
-        job: str,
-        incarnation: int,
-        token: str,
-        timeout_s: float = 30.0,
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], *, job: str, incarnation: int, token: str) -> None:
         # No retries: they would slow every call, and a task whose call failed is trained again.
         self._stubs = [
             Stub(services.PSERVER, address, token, retries=False) for address in addresses
         ]
-        self._timeout_s = timeout_s
         self._fence = pb.Fence(job=job, incarnation=incarnation)
         self.layout: list[list[Segment]] = [[] for _ in addresses]
         self.exact: dict[str, Array] = {}
@@ -269,14 +260,13 @@ class PsClient:
         calls: Sequence[Any],
         *,
         wait: bool = False,
-        timeout_s: float | None = None,
+        timeout_s: float = _TIMEOUT_S,
     ) -> list[Any]:
         """Starts one call to each server, and returns the futures. A call of None is left out.
 
         Args:
             wait: wait for a connection instead of failing at once without one.
         """
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         return [
             stub.start(method, call, timeout_s=timeout_s, wait=wait)
             for stub, call in zip(self._stubs, calls, strict=True)
