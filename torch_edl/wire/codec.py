@@ -36,17 +36,21 @@ def to_proto(array: Array) -> pb.TensorProto:
     Raises:
         UsageError: the dtype has no number in TensorProto.
     """
-    dtype = _FROM_NUMPY.get(array.dtype.newbyteorder("<"))
-    if dtype is None:
-        raise UsageError(f"dtype {array.dtype} cannot travel: use a float or an integer type")
-    proto = pb.TensorProto(dtype=dtype, tensor_content=_content(array))  # type: ignore[arg-type]
-    for size in array.shape:
-        proto.tensor_shape.dim.add(size=size)
+    proto = pb.TensorProto()
+    fill(proto, array)
     return proto
 
 
-def _content(array: Array) -> bytes:
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+def fill(proto: pb.TensorProto, array: Array) -> None:
+    """The same in an empty message, which may be a part of another."""
+    little = array.dtype.newbyteorder("<")
+    dtype = _FROM_NUMPY.get(little)
+    if dtype is None:
+        raise UsageError(f"dtype {array.dtype} cannot travel: use a float or an integer type")
+    proto.dtype = dtype  # type: ignore[assignment]
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    proto.tensor_content = array.astype(little, copy=False).tobytes()
 
 
 def from_proto(proto: pb.TensorProto) -> Array:

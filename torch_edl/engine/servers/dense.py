@@ -17,8 +17,14 @@ from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import dense_names
 from torch_edl.nn.rows import state_of_rows, state_of_weight
 from torch_edl.optim import group_of
-from torch_edl.ps_client.client import PsClient
-from torch_edl.ps_client.partition import BUFFER_GROUP, DenseGradient, Segment
+from torch_edl.ps_client import (
+    BUFFER_GROUP,
+    DenseGradient,
+    PartitionedIds,
+    PsClient,
+    Segment,
+    TableIds,
+)
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -29,6 +35,9 @@ Array = npt.NDArray[Any]
 _FLAT = {torch.float32, torch.float16, torch.bfloat16}
 # Untrained values of these travel beside it; TensorProto and checkpoints have them.
 _EXACT = {torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+
+
+_BLOCK_BYTES = 64 << 20  # of rows in one pull
 
 
 @dataclass(frozen=True)
@@ -226,6 +235,17 @@ def gathered(
         if table.num_embeddings is None:
             state |= state_of_rows(paths, *client.rows(name, dim))
         else:
-            weight = client.weight(name, table.num_embeddings, dim)
-            state |= state_of_weight(paths, weight)
+            state |= state_of_weight(paths, _weight(client, name, table.num_embeddings, dim))
     return state
+
+
+def _weight(client: PsClient, table: str, num_embeddings: int, dim: int) -> Floats:
+    """The whole table (num_embeddings, dim), rows that do not exist as they would start."""
+    whole = np.empty((num_embeddings, dim), np.float32)
+    block = max(1, _BLOCK_BYTES // (4 * dim))
+    for start in range(0, num_embeddings, block):
+        wanted = np.arange(start, min(start + block, num_embeddings))
+        ids = PartitionedIds.of(wanted, client.servers)
+        pull = client.pull([TableIds(table, dim, ids)], dense=False, read_only=True)
+        whole[ids.unique] = pull.wait().rows[0]
+    return whole

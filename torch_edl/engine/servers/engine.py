@@ -33,8 +33,7 @@ from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeErr
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.optim import group_of, optimizer_config
-from torch_edl.ps_client.client import Pending, PsClient, PullResult
-from torch_edl.ps_client.partition import Floats, TableIds
+from torch_edl.ps_client import Floats, Pending, PsClient, PullResult, TableIds
 from torch_edl.wire import master_pb2, pserver_pb2
 
 log = logging.getLogger(__name__)

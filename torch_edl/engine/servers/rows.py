@@ -26,7 +26,7 @@ from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import bind_tables
 from torch_edl.nn.rows import RowBlock, lookup
-from torch_edl.ps_client.partition import PartitionedIds, TableIds
+from torch_edl.ps_client import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

@@ -1,42 +1,90 @@
 """All servers of a job as one: a pull and a push are one call to each of them, side by side.
 
+A row belongs to a server by the hash of its id (``_core.owner``), a dense parameter by its size.
 Every call may be repeated: the first initialisation wins, a repeated pull changes nothing, and a
-server does not apply the records of a push twice.
+server does not apply the records of a push twice. Arrays in, arrays out: nothing here knows a
+module or a task, or imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 
+from torch_edl import _core
 from torch_edl.errors import EdlError, ServersLostError, UsageError
-from torch_edl.ps_client.partition import (
-    Array,
-    DenseGradient,
-    Floats,
-    Ids,
-    PartitionedIds,
-    Segment,
-    TableIds,
-    dense_owners,
-    elements,
-    segments,
-)
 from torch_edl.wire import codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
 
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 T = TypeVar("T")
+
+BUFFER_GROUP = -2
 
 _TIMEOUT_S = 30.0  # of a call
 _HELLO_TIMEOUT_S = 3.0
 _RESTORE_TIMEOUT_S = 600.0
-_BLOCK_BYTES = 64 << 20  # of rows in one pull
+
+
+@dataclass(frozen=True)
+class PartitionedIds:
+    """The ids of one lookup without duplicates, grouped by the server that owns them."""
+
+    unique: Ids
+    """(u,) distinct ids, those of server 0 first."""
+    offsets: Ids
+    """(servers + 1,) where each server's part begins."""
+    inverse: Ids
+    """(n,) position in ``unique`` of each id that was asked for."""
+
+    @classmethod
+    def of(cls, ids: Ids, servers: int) -> PartitionedIds:
+        """Groups ``ids`` (n,), duplicates allowed, by owner."""
+        return cls(*_core.unique_partition(ids, servers))
+
+    def part(self, server: int) -> slice:
+        """The rows that ``server`` owns."""
+        return slice(int(self.offsets[server]), int(self.offsets[server + 1]))
+
+
+@dataclass(frozen=True)
+class TableIds:
+    """The rows of one table to pull or push. Two tables may share one ``PartitionedIds``: the ids
+    are then sent once."""
+
+    name: str
+    dim: int
+    ids: PartitionedIds
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The place of a dense parameter in the flat vector of its server."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class DenseGradient:
+    """The gradient of the dense parameters of one server."""
+
+    flat: Floats
+    """(n,) laid out as the segments of the server; the places of buffers hold their values."""
+    untouched: list[int]
+    """Places of segments that the loss did not reach."""
 
 
 @dataclass
@@ -203,14 +251,14 @@ class PsClient:
                 learning_rates=learning_rates,
             )
             if self.layout[server] and dense is not None:
-                _fill(call.dense, dense[server].flat)
+                codec.fill(call.dense, dense[server].flat)
                 call.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():
                 if self._owners[name] == server:
                     call.exact.add(name=name, value=codec.to_proto(value))
             _add_tables(call.tables, [table for table, _ in tables], server)
             for entry, (table, gradients) in zip(call.tables, tables, strict=True):
-                _fill(entry.values, gradients[table.ids.part(server)])
+                codec.fill(entry.values, gradients[table.ids.part(server)])
             calls.append(call)
         futures = self._start("PushGradients", calls)
         return Pending(futures, lambda answers: all(a.accepted for a in answers))
@@ -231,17 +279,6 @@ class PsClient:
                 ids.append(codec.ids_from_bytes(answer.ids))
                 vectors.append(codec.from_proto(answer.vectors))
         return np.concatenate(ids), np.concatenate(vectors)
-
-    def weight(self, table: str, num_embeddings: int, dim: int) -> Floats:
-        """The whole table (num_embeddings, dim), rows that do not exist as they would start."""
-        whole = np.empty((num_embeddings, dim), np.float32)
-        block = max(1, _BLOCK_BYTES // (4 * dim))
-        for start in range(0, num_embeddings, block):
-            wanted = np.arange(start, min(start + block, num_embeddings))
-            ids = PartitionedIds.of(wanted, self.servers)
-            pull = self.pull([TableIds(table, dim, ids)], dense=False, read_only=True)
-            whole[ids.unique] = pull.wait().rows[0]
-        return whole
 
     def watermarks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""
@@ -278,6 +315,46 @@ class PsClient:
         return Pending(self._start(method, calls, **how), list).wait()
 
 
+def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:
+    """Spreads dense parameters, each whole, so that the fullest server is little above the mean.
+
+    The largest goes first, each to the server that has least so far (Graham 1969: at most 4/3 of
+    the best). Equal input gives equal output, whatever its order, so that every worker sees the
+    same partition without asking.
+
+    Args:
+        sizes: name to size, in any one unit.
+        shards: number of servers.
+
+    Returns:
+        Name to server in ``[0, shards)``.
+    """
+    assert shards >= 1, shards
+    load = [0] * shards
+    owners = {}
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        server = min(range(shards), key=load.__getitem__)
+        owners[name] = server
+        load[server] += sizes[name]
+    return owners
+
+
+def elements(parameter: pb.DenseParameter) -> int:
+    """The number of elements of a dense parameter."""
+    return math.prod(d.size for d in parameter.value.tensor_shape.dim)
+
+
+def segments(parameters: Iterable[pb.DenseParameter]) -> list[Segment]:
+    """The layout of the flat vector of one server: its float32 values, in this order."""
+    made, start = [], 0
+    for each in parameters:
+        if each.value.dtype == tensor_pb2.DT_FLOAT:
+            shape = tuple(d.size for d in each.value.tensor_shape.dim)
+            made.append(Segment(each.name, shape, start, elements(each)))
+            start += made[-1].size
+    return made
+
+
 def _add_tables(entries: Any, tables: Sequence[TableIds], server: int) -> None:
     """Adds to a call the ids of each table that ``server`` owns."""
     seen: dict[int, int] = {}
@@ -296,13 +373,6 @@ def _rows(table: TableIds, parts: Sequence[tensor_pb2.TensorProto]) -> Floats:
     for server, part in enumerate(parts):
         out[table.ids.part(server)] = codec.from_proto(part)
     return out
-
-
-def _fill(proto: tensor_pb2.TensorProto, array: Floats) -> None:
-    proto.dtype = tensor_pb2.DT_FLOAT
-    for size in array.shape:
-        proto.tensor_shape.dim.add(size=size)
-    proto.tensor_content = array.tobytes()
 
 
 def _translate(error: grpc.RpcError) -> Exception:
