@@ -47,11 +47,12 @@ class CheckpointManager:
     """
 
     def __init__(self, config: JobConfig, *, folder: Path, resumed: Saved | None) -> None:
-        self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else folder / "final"
+        self._temporary = folder / "final"
+        self.root = Path(config.checkpoint.dir) if config.checkpoint.dir else self._temporary
         self.newest = resumed
         self.final: Saved | None = None
-        self.ring_checkpoint = ""
-        """The newest checkpoint of the ring of a script, which only its members have read."""
+        self.named = str(resumed.path) if resumed is not None else ""
+        """The checkpoint to go back to; that of a script's ring only its members have read."""
         self._config = config.checkpoint
         self._job = config.name
         self._trains = config.trains
@@ -89,20 +90,17 @@ class CheckpointManager:
     @property
     def restore_from(self) -> str:
         """What a new incarnation of the model loads; empty: nothing."""
-        if self.ring_checkpoint:
-            return self.ring_checkpoint
-        return str(self.newest.path) if self.newest is not None else self._config.load
+        return self.named or self._config.load
 
     @property
     def values_only(self) -> bool:
         """Whether :attr:`restore_from` is the model of another job, whose tasks are not ours."""
-        return self.newest is None and not self.ring_checkpoint
+        return not self.named
 
     @property
     def shown(self) -> str:
         """The checkpoint of which the status tells."""
-        kept = self.newest if self._config.dir else None
-        return self.ring_checkpoint or (str(kept.path) if kept is not None else "")
+        return "" if Path(self.named).parent == self._temporary else self.named
 
     def due(self, steps: int, *, settled: bool, now: float) -> bool:
         """Whether to :meth:`take` a checkpoint now.
@@ -175,9 +173,9 @@ class CheckpointManager:
 
     def written_by_ring(self, directory: str) -> list[Note]:
         """The ring of a script wrote a checkpoint: the job goes back to it from now on."""
-        if directory == self.ring_checkpoint:
+        if directory == self.named:
             return []
-        self.ring_checkpoint = directory
+        self.named = directory
         return [Note("info", f"checkpoint {directory}")]
 
     def promote(self) -> None:
@@ -216,7 +214,7 @@ class CheckpointManager:
 
     def _saved(self, saved: Saved) -> list[Note | Failure]:
         was, self._running, self._failures = self._running, "", 0
-        self.newest = saved
+        self.newest, self.named = saved, str(saved.path)
         # Not before it is the one to go back to.
         self._actions.append(Prune(saved.path.parent, self._config.keep))
         if was == "final":
@@ -244,9 +242,8 @@ class CheckpointManager:
 
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
-        newest = str(self.newest.path) if self.newest is not None else ""
-        return {"newest": self.ring_checkpoint or newest}
+        return {"newest": self.named}
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
-        self.ring_checkpoint = state["newest"]
+        self.named = state["newest"]

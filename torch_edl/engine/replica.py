@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from torch import nn
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.data.task_space import difference
 from torch_edl.engine import state_dict
-from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import bind_tables, dense_names
 from torch_edl.nn.rows import state_of_rows, state_of_weight
@@ -33,6 +33,64 @@ from torch_edl.tables.watermarks import Watermarks
 _STEM = "shard-0-of-1"
 MODEL_FILE = f"{_STEM}.dense.safetensors"
 OPTIMIZER_FILE = f"{_STEM}.optimizer.safetensors"
+
+
+@dataclass
+class Position:
+    """The updates and records that the model of a replica has."""
+
+    step: int = 0
+    """Updates of the model, those included that were skipped for a gradient that was not finite."""
+    pass_index: int = 0
+    """The current pass over data: loaders and evaluations of a script count in the order of its
+    code."""
+    records: int = 0
+    """Records of the current pass that are in the model."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """The results of evaluations by their pass, for members that join later."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What fixes the meaning of ``records``: the data of the newest pass and their order."""
+    epochs: int = 0
+    """Epochs of the newest pass."""
+    ended: list[int] = field(default_factory=lambda: [-1, 0])
+    """The newest pass that has ended, and its records."""
+    left_out: int = 0
+    """Records of all passes without a gradient: no member called backward for them."""
+
+    def go_through(self, data: dict[str, Any], epochs: int) -> None:
+        """Begins a pass over these data, or continues it.
+
+        Raises:
+            UsageError: the checkpoint that is resumed is in the middle of a pass over other data.
+        """
+        differs = difference(self.data, data) if self.records else None
+        if differs is not None:
+            then, now = differs
+            raise UsageError(
+                f"the checkpoint is {self.records:,} records into a pass with {then}; now it is "
+                f"{now}: use the same data and options, or another checkpoint_dir to start over"
+            )
+        self.data, self.epochs = data, epochs
+
+    def end(self) -> None:
+        """Ends the current pass."""
+        self.ended = [self.pass_index, self.records]
+        self.pass_index, self.records = self.pass_index + 1, 0
+
+    def extend(self, number: int, epochs: int) -> None:
+        """Continues pass ``number`` if it is the newest that has ended, and has more epochs now.
+
+        Evaluations after that pass are repeated.
+        """
+        ended, records = self.ended
+        if ended == number < self.pass_index and epochs > self.epochs:
+            self.pass_index, self.records = number, records
+            self.results = {n: value for n, value in self.results.items() if int(n) < number}
+
+    @property
+    def progress(self) -> int:
+        """The number of updates and evaluations so far. Members of a ring differ by one at most."""
+        return self.step + len(self.results)
 
 
 @dataclass(frozen=True)
@@ -316,39 +374,6 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
     return made
 
 
-def chunks(
-    tensors: Sequence[torch.Tensor], limit_bytes: int
-) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Groups of tensors with one buffer of bytes for each, so that small ones travel together.
-
-    The buffer holds the tensors of its group one after the other when it is given out. That of a
-    single one is its own memory, if it is contiguous: large ones are not copied.
-
-    Args:
-        limit_bytes: of a group of several.
-    """
-    group: list[torch.Tensor] = []
-    size = 0
-    for tensor in [*tensors, None]:
-        if group and (tensor is None or size + tensor.nbytes > limit_bytes):
-            parts = [as_bytes(t) for t in group]
-            yield parts[0] if len(parts) == 1 else torch.cat(parts), group
-            group, size = [], 0
-        if tensor is not None and tensor.numel():
-            group.append(tensor)
-            size += tensor.nbytes
-
-
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, one-dimensional; of a copy, unless it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
-    """Copies a buffer of :func:`chunks` back into the (contiguous) tensors of its group."""
-    start = 0
-    for tensor in group:
-        own = as_bytes(tensor)
-        if own.data_ptr() != buffer.data_ptr() + start:
-            own.copy_(buffer[start : start + tensor.nbytes])
-        start += tensor.nbytes

@@ -255,7 +255,10 @@ class Shard:
             flat = np.frombuffer(content, "<f4")
             self.dense.check(flat, untouched)
             if untouched and self._is_sync:  # the mean of pushes counts it as zero
-                flat = self.dense.without(flat, untouched)
+                flat = flat.copy()
+                for place in untouched:
+                    parameter = self.dense.parameters[place]
+                    flat[parameter.start : parameter.stop] = 0
         tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
         for entry in request.tables:
             table = self.table(entry.name)

@@ -171,7 +171,7 @@ class DenseShard:
                 if run.group == BUFFER:
                     self.flat[here] = gradient[here]
                 elif run.group >= 0:
-                    kernel = self._optimizers.groups[run.group].kernel
+                    kernel = self._optimizers.groups[run.group]
                     slots = [self._slots[name][here] for name in kernel.slots]
                     rate, step = rates[run.group], run.step + 1
                     _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
@@ -180,13 +180,6 @@ class DenseShard:
                 self._runs = self._runs_of(every)
             else:
                 self._runs = [replace(run, step=run.step + 1) for run in self._runs]
-
-    def without(self, gradient: Floats, untouched: Set[int]) -> Floats:
-        """A copy of ``gradient`` (n,) that is zero at the parameters ``untouched``."""
-        copy = gradient.copy()
-        for place in untouched:
-            copy[self.parameters[place].start : self.parameters[place].stop] = 0
-        return copy
 
     def decode_exact(self, pushed: Iterable[pb.DenseParameter]) -> dict[str, Array]:
         """The buffers that a push assigns, checked.

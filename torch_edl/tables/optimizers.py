@@ -19,19 +19,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Group:
-    """One parameter group: its kernel, and the learning rate of pushes that carry none."""
-
-    kernel: _core.Optimizer
-    lr: float
-
-
-@dataclass(frozen=True)
 class Optimizers:
     """The kernels of all groups."""
 
     kind: str
-    groups: tuple[Group, ...]
+    groups: tuple[_core.Optimizer, ...]
+    """With the learning rates of pushes that carry none."""
 
     @classmethod
     def from_proto(cls, config: pb.OptimizerConfig) -> Optimizers:
@@ -41,10 +34,10 @@ class Optimizers:
             UsageError: the kind or a hyperparameter is unknown; the message names it.
         """
         try:
-            kernels = [_core.Optimizer(config.kind, dict(g.hyper)) for g in config.groups]
+            kernels = tuple(_core.Optimizer(config.kind, dict(g.hyper)) for g in config.groups)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        return cls(config.kind, tuple(Group(k, k.hyper["lr"]) for k in kernels))
+        return cls(config.kind, kernels)
 
     def kernel(self, group: int, what: str) -> _core.Optimizer | None:
         """The kernel of a group; None for frozen parameters and buffers.
@@ -58,7 +51,7 @@ class Optimizers:
             raise UsageError(
                 f"{what}: parameter group {group}, but the optimizer has {len(self.groups)}"
             )
-        return self.groups[group].kernel
+        return self.groups[group]
 
     def rates(self, pushed: list[float], divisor: float) -> list[float]:
         """The learning rate of each group for one push.
@@ -74,7 +67,7 @@ class Optimizers:
             raise UsageError(
                 f"{len(pushed)} learning rates: the optimizer has {len(self.groups)} groups"
             )
-        rates = pushed or [g.lr for g in self.groups]
+        rates = pushed or [kernel.hyper["lr"] for kernel in self.groups]
         for group, rate in enumerate(rates):
             if not abs(rate) <= _LARGEST:  # also true for NaN
                 raise UsageError(
@@ -86,9 +79,7 @@ class Optimizers:
     def same(self, other: Optimizers) -> bool:
         """Whether both update alike, apart from the learning rate, which a scheduler may change."""
 
-        def without_rate(group: Group) -> dict[str, float]:
-            return {k: v for k, v in group.kernel.hyper.items() if k != "lr"}
-
-        return self.kind == other.kind and [without_rate(g) for g in self.groups] == [
-            without_rate(g) for g in other.groups
-        ]
+        own, others = (
+            [{**kernel.hyper, "lr": 0.0} for kernel in each.groups] for each in (self, other)
+        )
+        return self.kind == other.kind and own == others

@@ -18,6 +18,7 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.engine import replica as replicas
 from torch_edl.engine.replica import Replica, State
+from torch_edl.engine.ring import recovery
 from torch_edl.errors import CheckpointError, UsageError
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -161,15 +162,15 @@ def test_parameters_of_any_shape_and_type_travel_and_are_written(tmp_path: Path)
     source = Replica(one, [])
     state = source.state()
     tensors = [state.tensors[name].contiguous() for name, _, _ in state.header["tensors"]]
-    buffers = [buffer for buffer, _ in replicas.chunks(tensors, 40)]
+    buffers = [buffer for buffer, _ in recovery.chunks(tensors, 40)]
     assert len(buffers) > 1
     taken = {
         name: torch.empty(shape, dtype=getattr(torch, dtype))
         for name, dtype, shape in state.header["tensors"]
     }
-    groups = list(replicas.chunks(list(taken.values()), 40))
+    groups = list(recovery.chunks(list(taken.values()), 40))
     for buffer, (_, group) in zip(buffers, groups, strict=True):
-        replicas.spread(buffer, group)
+        recovery.spread(buffer, group)
     Replica(two, []).load(State(state.header, taken))
     same(state, Replica(two, []).state())
     assert two.a is two.b

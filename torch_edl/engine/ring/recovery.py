@@ -4,11 +4,11 @@ the others need not wait."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from torch_edl.engine import replica as replicas
-from torch_edl.engine.replica import Replica, State
+from torch_edl.engine.replica import Replica, State, as_bytes
 from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
 
 NO_MODEL = -1
@@ -58,7 +58,7 @@ def _send(group: ProcessGroup, replica: Replica, to: int) -> None:
     group.send(torch.tensor([len(head)]), to)
     group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
     tensors = [state.tensors[name].cpu() for name, _, _ in state.header["tensors"]]
-    for buffer, _ in replicas.chunks(tensors, _CHUNK_BYTES):
+    for buffer, _ in chunks(tensors, _CHUNK_BYTES):
         group.send(buffer, to)
 
 
@@ -75,7 +75,40 @@ def _receive(group: ProcessGroup, replica: Replica, source: int) -> None:
         name: torch.empty(shape, dtype=getattr(torch, dtype))
         for name, dtype, shape in header["tensors"]
     }
-    for buffer, part in replicas.chunks(list(received.values()), _CHUNK_BYTES):
+    for buffer, part in chunks(list(received.values()), _CHUNK_BYTES):
         group.receive(buffer, source)
-        replicas.spread(buffer, part)
+        spread(buffer, part)
     replica.load(State(header, received))
+
+
+def chunks(
+    tensors: Sequence[torch.Tensor], limit_bytes: int
+) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Groups of tensors with one buffer of bytes for each, so that small ones travel together.
+
+    The buffer holds the tensors of its group one after the other when it is given out. That of a
+    single one is its own memory, if it is contiguous: large ones are not copied.
+
+    Args:
+        limit_bytes: of a group of several.
+    """
+    group: list[torch.Tensor] = []
+    size = 0
+    for tensor in [*tensors, None]:
+        if group and (tensor is None or size + tensor.nbytes > limit_bytes):
+            parts = [as_bytes(t) for t in group]
+            yield parts[0] if len(parts) == 1 else torch.cat(parts), group
+            group, size = [], 0
+        if tensor is not None and tensor.numel():
+            group.append(tensor)
+            size += tensor.nbytes
+
+
+def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
+    """Copies a buffer of :func:`chunks` back into the (contiguous) tensors of its group."""
+    start = 0
+    for tensor in group:
+        own = as_bytes(tensor)
+        if own.data_ptr() != buffer.data_ptr() + start:
+            own.copy_(buffer[start : start + tensor.nbytes])
+        start += tensor.nbytes
