@@ -120,7 +120,6 @@ class Server:
         self._fence = pb.Fence(job="bench", incarnation=1)
         self._stub = Stub(services.PSERVER, address, TOKEN, retries=False)
         self._call(
-            "PushDenseParameters",
             pb.PushDenseParametersRequest(
                 fence=self._fence,
                 optimizer=pb.OptimizerConfig(
@@ -135,22 +134,21 @@ class Server:
             num_embeddings=ROWS,
         )
         self._call(
-            "PushEmbeddingTableInfos",
             pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=[info]),
         )
         for start in range(0, ROWS, 100_000):
             self.pull(np.arange(start, min(ROWS, start + 100_000), dtype=np.int64))
         self._pushes = 0
 
-    def _call(self, method: str, request: Any) -> Any:
-        return self._stub.call(method, request, timeout_s=60)
+    def _call(self, request: Any) -> Any:
+        return self._stub.call(request, timeout_s=60)
 
     def pull(self, ids: Ids) -> Floats:
         """Rows (n, dim) of ids (n,)."""
         request = pb.PullRequest(
             fence=self._fence, tables=[pb.TableIds(name="table", ids=ids.tobytes())]
         )
-        return codec.from_proto(self._call("Pull", request).vectors[0])
+        return codec.from_proto(self._call(request).vectors[0])
 
     def push(self, ids: Ids, gradients: Floats) -> None:
         """One update of the rows of ids (n,) with gradients (n, dim)."""
@@ -164,7 +162,7 @@ class Server:
         for size in gradients.shape:
             entry.values.tensor_shape.dim.add(size=size)
         entry.values.tensor_content = gradients.tobytes()
-        answer = self._call("PushGradients", request)
+        answer = self._call(request)
         assert answer.accepted
         assert not answer.duplicate
 

@@ -167,7 +167,7 @@ class PsClient:
         """
         # A short call first, so that servers that are gone are noticed soon.
         hello = [pb.PserverStatusRequest()] * self.servers
-        self._ask("Status", hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
+        self._ask(hello, wait=True, timeout_s=_HELLO_TIMEOUT_S)
         self._owners = dense_owners({each.name: elements(each) for each in dense}, self.servers)
         parts = [[p for p in dense if self._owners[p.name] == s] for s in range(self.servers)]
         self.layout = [segments(mine) for mine in parts]
@@ -179,8 +179,8 @@ class PsClient:
             for mine in parts
         ]
         # On these calls servers restore a checkpoint, which may be large.
-        answers = self._ask("PushDenseParameters", dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
-        self._ask("PushEmbeddingTableInfos", [infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S)
+        answers = self._ask(dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
+        self._ask([infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S)
         self.exact = {p.name: codec.from_proto(p.value) for a in answers for p in a.exact}
 
     def pull(
@@ -218,7 +218,7 @@ class PsClient:
                 ],
             )
 
-        return Pending(self._start("Pull", calls), combine)
+        return Pending(self._start(calls), combine)
 
     def push(
         self,
@@ -260,7 +260,7 @@ class PsClient:
             for entry, (table, gradients) in zip(call.tables, tables, strict=True):
                 codec.fill(entry.values, gradients[table.ids.part(server)])
             calls.append(call)
-        futures = self._start("PushGradients", calls)
+        futures = self._start(calls)
         return Pending(futures, lambda answers: all(a.accepted for a in answers))
 
     def rows(self, table: str, dim: int) -> tuple[Ids, Floats]:
@@ -274,7 +274,7 @@ class PsClient:
                 else None
                 for cursor in cursors
             ]
-            for server, answer in zip(asked, self._ask("ReadRows", calls), strict=True):
+            for server, answer in zip(asked, self._ask(calls), strict=True):
                 cursors[server] = answer.cursor
                 ids.append(codec.ids_from_bytes(answer.ids))
                 vectors.append(codec.from_proto(answer.vectors))
@@ -283,7 +283,7 @@ class PsClient:
     def watermarks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""
         call = pb.GetWatermarksRequest(fence=self._fence, task_ids=[task_id])
-        answers = self._ask("GetWatermarks", [call] * self.servers, wait=True)
+        answers = self._ask([call] * self.servers, wait=True)
         return min(int(a.offsets[0]) for a in answers)
 
     def close(self) -> None:
@@ -293,7 +293,6 @@ class PsClient:
 
     def _start(
         self,
-        method: str,
         calls: Sequence[Any],
         *,
         wait: bool = False,
@@ -305,14 +304,14 @@ class PsClient:
             wait: wait for a connection instead of failing at once without one.
         """
         return [
-            stub.start(method, call, timeout_s=timeout_s, wait=wait)
+            stub.start(call, timeout_s=timeout_s, wait=wait)
             for stub, call in zip(self._stubs, calls, strict=True)
             if call is not None
         ]
 
-    def _ask(self, method: str, calls: Sequence[Any], **how: Any) -> list[Any]:
+    def _ask(self, calls: Sequence[Any], **how: Any) -> list[Any]:
         """As :meth:`_start`, and waits for the answers; raises as :meth:`Pending.wait`."""
-        return Pending(self._start(method, calls, **how), list).wait()
+        return Pending(self._start(calls, **how), list).wait()
 
 
 def dense_owners(sizes: Mapping[str, int], shards: int) -> dict[str, int]:

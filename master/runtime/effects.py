@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from master.state.actions import (
     CheckpointFailed,
@@ -127,7 +128,7 @@ def save_servers(action: SaveServers, token: str) -> Saved:
     contents = action.contents
     fence = ps.Fence(job=contents.job, incarnation=action.incarnation)
     with _stubs(action.addresses, token) as stubs, _releasing(stubs, fence):
-        held = _all(stubs, "Hold", ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
+        held = _all(stubs, ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
         if not all(answer.initialized for answer in held):
             raise CheckpointError("the servers have no model yet")
         applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
@@ -140,7 +141,7 @@ def save_servers(action: SaveServers, token: str) -> Saved:
             request = ps.SnapshotRequest(
                 fence=fence, targets=progress.to_proto(), directory=str(directory)
             )
-            written = _all(stubs, "Snapshot", request, _WRITE_S)
+            written = _all(stubs, request, _WRITE_S)
             stalled = max(answer.stall_ms for answer in written)
             log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
             shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
@@ -199,7 +200,7 @@ def flush(action: Flush, token: str) -> None:
     """
     request = ps.FlushRequest(fence=ps.Fence(job=action.job, incarnation=action.incarnation))
     with _stubs(action.addresses, token) as stubs:
-        _all(stubs, "Flush", request, _CALL_S)
+        _all(stubs, request, _CALL_S)
 
 
 def steps_of(space: TaskSpace, progress: Watermarks) -> int:
@@ -219,14 +220,15 @@ def _stubs(addresses: Sequence[str], token: str) -> Iterator[list[Stub]]:
             stub.close()
 
 
-def _all(stubs: Sequence[Stub], method: str, request: Any, timeout_s: float) -> list[Any]:
+def _all(stubs: Sequence[Stub], request: Message, timeout_s: float) -> list[Any]:
     """Calls every server at once and waits for all answers."""
-    calls = [stub.start(method, request, timeout_s=timeout_s) for stub in stubs]
+    calls = [stub.start(request, timeout_s=timeout_s) for stub in stubs]
     answers, errors = [], []
     for shard, call in enumerate(calls):
         try:
             answers.append(call.result())
         except grpc.RpcError as error:
+            method = services.method_of(request).name
             errors.append(f"{method} on the server of shard {shard}: {error.details()}")
     if errors:
         raise CheckpointError("; ".join(errors))
@@ -240,7 +242,7 @@ def _releasing(stubs: Sequence[Stub], fence: ps.Fence) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(CheckpointError):
-            _all(stubs, "Release", ps.ReleaseRequest(fence=fence), _CALL_S)
+            _all(stubs, ps.ReleaseRequest(fence=fence), _CALL_S)
 
 
 def remove_temporary(root: Path) -> None:

@@ -221,12 +221,17 @@ class Calls:
     def join_ring(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
         return self._next_ring(request, now, self._job.ring.ring.ask, over=False)
 
-    def stand_by(self, request: pb.JoinRingRequest, now: float) -> pb.JoinRingResponse | None:
+    def stand_by(self, request: pb.StandByRequest, now: float) -> pb.JoinRingResponse | None:
         ring = self._job.ring.ring
         return self._next_ring(request, now, ring.stand_by, over=ring.finished)
 
     def _next_ring(
-        self, request: pb.JoinRingRequest, now: float, ask: Ask, *, over: bool
+        self,
+        request: pb.JoinRingRequest | pb.StandByRequest,
+        now: float,
+        ask: Ask,
+        *,
+        over: bool,
     ) -> pb.JoinRingResponse | None:
         """
         Args:

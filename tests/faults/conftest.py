@@ -67,9 +67,7 @@ class Job:
                 file = Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "master.json"
                 where = json.loads(file.read_text())
                 self._stub = Stub(services.MASTER, where["address"], where["token"])
-            status: pb.GetStatusResponse = self._stub.call(
-                "GetStatus", pb.GetStatusRequest(), timeout_s=5
-            )
+            status: pb.GetStatusResponse = self._stub.call(pb.GetStatusRequest(), timeout_s=5)
             return status
         except (OSError, grpc.RpcError):
             return pb.GetStatusResponse()

@@ -206,14 +206,14 @@ class Agent:
                 # First, since the worker with the model asks whether all others leave.
                 request = pb.StopRequest(reason=name)
                 with contextlib.suppress(grpc.RpcError):
-                    self._stub.call("Stop", request, timeout_s=_STOP_CALL_S)
+                    self._stub.call(request, timeout_s=_STOP_CALL_S)
                 self._is_stopped = True
             else:  # the others go on without this machine
                 self._reporter.tell(self._workers.running(), done=True)
         if self._signals.count > 1 and self._stops_all and not self._hurried:
             self._hurried = True
             request = pb.StopRequest(reason=name, at_once=True)
-            self._stub.start("Stop", request, timeout_s=_STOP_CALL_S)
+            self._stub.start(request, timeout_s=_STOP_CALL_S)
         self._stop(name, now, grace_s=0 if self._signals.count > 1 else None)
 
     @property

@@ -129,7 +129,7 @@ class Reporter:
                 request.MergeFrom(self._agent)
             timeout_s = _FINAL_TIMEOUT_S if closing else _CALL_TIMEOUT_S
             try:
-                response = self._stub.call("AgentReport", request, timeout_s=timeout_s)
+                response = self._stub.call(request, timeout_s=timeout_s)
             except grpc.RpcError as error:
                 if error.code() is FULL:
                     self._wait_for_room(error.details())
@@ -165,7 +165,7 @@ class Reporter:
         """Asks for the status of the job; a failure does no harm."""
         request = pb.GetStatusRequest(events_after=self._events_after)
         with contextlib.suppress(grpc.RpcError, ValueError):
-            status = self._stub.call("GetStatus", request, timeout_s=_FINAL_TIMEOUT_S)
+            status = self._stub.call(request, timeout_s=_FINAL_TIMEOUT_S)
             for event in status.events:
                 self._events_after = event.sequence
             with self._changed:

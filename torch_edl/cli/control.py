@@ -28,7 +28,7 @@ def scale(args: argparse.Namespace) -> int:
     least, most = args.workers
     ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
     request = pb.ScaleRequest(min_workers=least, max_workers=most)
-    answer = calls.ask(catalog.find(args.job), "Scale", request)
+    answer = calls.ask(catalog.find(args.job), request)
     stdout().print(answer.text, soft_wrap=True)
     return 0
 
@@ -43,7 +43,7 @@ def stop(args: argparse.Namespace) -> int:
     from torch_edl.wire import master_pb2 as pb
 
     job = catalog.find(args.job)
-    calls.ask(job, "Stop", pb.StopRequest(reason="torch-edl stop", at_once=args.now))
+    calls.ask(job, pb.StopRequest(reason="torch-edl stop", at_once=args.now))
     began, told = time.monotonic(), False
     while job.is_alive():
         waited_s = time.monotonic() - began

@@ -149,7 +149,7 @@ class _Client:
             self._stub = calls.stub_of(master)
         request = pb.GetStatusRequest(events_after=self._events_after)
         try:
-            status = self._stub.call("GetStatus", request, timeout_s=_CALL_TIMEOUT_S)
+            status = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             silent_s = time.monotonic() - self._heard
             if silent_s > _SILENT_S and not self._silence_told:
@@ -216,7 +216,7 @@ class _Client:
             return
         # Without waiting: the next status shows whether the master stops.
         request = pb.StopRequest(reason=self.signals.name, at_once=at_once)
-        self._stub.start("Stop", request, timeout_s=_CALL_TIMEOUT_S)
+        self._stub.start(request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: Outcome) -> None:
         """Writes how the job ended to its folder if the master did not."""

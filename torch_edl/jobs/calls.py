@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from torch_edl.errors import UsageError
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from torch_edl.jobs.folder import JobFolder, MasterAddress
     from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire.channel import Stub
@@ -22,7 +24,7 @@ def stub_of(master: MasterAddress) -> Stub:
     return Stub(services.CONTROL, master.address, master.token)
 
 
-def ask(job: JobFolder, method: str, request: Any) -> Any:
+def ask(job: JobFolder, request: Message) -> Any:
     """Makes one call to the job's master.
 
     Raises:
@@ -36,7 +38,7 @@ def ask(job: JobFolder, method: str, request: Any) -> Any:
         raise UsageError(f"{job.name}: not running any more, it is {state}")
     stub = stub_of(master)
     try:
-        return stub.call(method, request, timeout_s=_CALL_TIMEOUT_S)
+        return stub.call(request, timeout_s=_CALL_TIMEOUT_S)
     except grpc.RpcError as error:
         code = error.code()
         if code == grpc.StatusCode.INVALID_ARGUMENT:
@@ -55,7 +57,7 @@ def get_status(job: JobFolder) -> pb.GetStatusResponse | None:
     from torch_edl.wire import master_pb2
 
     try:
-        status: pb.GetStatusResponse = ask(job, "GetStatus", master_pb2.GetStatusRequest())
+        status: pb.GetStatusResponse = ask(job, master_pb2.GetStatusRequest())
     except UsageError:
         return None
     return status

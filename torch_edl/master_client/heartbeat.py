@@ -143,7 +143,7 @@ class Heartbeat:
         )
         sent = time.monotonic()
         try:
-            answer = self._master.call("Heartbeat", request, timeout_s=5)
+            answer = self._master.call(request, timeout_s=5)
         except grpc.RpcError as error:
             # Not fatal by itself: training goes on, on the leases that are held.
             log.debug("heartbeat: %s", error.code())

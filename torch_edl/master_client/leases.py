@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.errors import MasterLostError
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 # Above the master's long poll of 2 s.
@@ -98,7 +100,6 @@ class LeaseClient:
         with self._lock:
             held = sorted(self._held)
         answer: pb.LeaseResponse = self._call(
-            "Lease",
             pb.LeaseRequest(
                 worker_id=self.worker_id,
                 want=want,
@@ -128,13 +129,13 @@ class LeaseClient:
             request.values.values.update(result.values)
         elif result.snapshot is not None:
             request.snapshot.CopyFrom(result.snapshot.to_proto())
-        return bool(self._end("CompleteTask", request).known)
+        return bool(self._end(request).known)
 
     def release(self, leases: Sequence[Lease]) -> None:
         """Returns tasks to the queue; their failures are not counted."""
         for lease in leases:
             request = pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id)
-            self._end("ReleaseTask", request)
+            self._end(request)
 
     def fail(
         self,
@@ -159,10 +160,10 @@ class LeaseClient:
             traceback=traceback,
             fatal=fatal,
         )
-        return bool(self._end("FailTask", request).over)
+        return bool(self._end(request).over)
 
-    def _end(self, method: str, request: Any) -> Any:
-        answer = self._call(method, request)
+    def _end(self, request: Any) -> Any:
+        answer = self._call(request)
         with self._lock:
             self._held.discard(request.lease_id)
         return answer
@@ -171,16 +172,17 @@ class LeaseClient:
         """The snapshots that this worker is to write before it leaves, because no other worker
         has the model."""
         request = pb.LeaseSnapshotRequest(worker_id=self.worker_id)
-        while not (answer := self._call("LeaseSnapshot", request)).leave:
+        while not (answer := self._call(request)).leave:
             if answer.HasField("lease"):
                 with self._lock:
                     self._held.add(answer.lease.lease_id)
                 yield Lease.from_proto(answer.lease)
 
-    def _call(self, method: str, request: object) -> Any:
+    def _call(self, request: Message) -> Any:
         try:
-            return self._master.insist(method, request, timeout_s=_CALL_TIMEOUT_S)
+            return self._master.insist(request, timeout_s=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
+            method = services.method_of(request).name
             raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None
 
 

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
@@ -79,7 +80,7 @@ class MasterSession:
             local_rank=int(env.get("LOCAL_RANK", "0")),
         )
         try:
-            registered = master.insist("Register", request, timeout_s=_REGISTER_S)
+            registered = master.insist(request, timeout_s=_REGISTER_S)
         except grpc.RpcError as error:
             raise JobFailedError(
                 f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
@@ -99,7 +100,7 @@ class MasterSession:
             DismissedError: the job ended meanwhile.
             UsageError: another process reported other data.
         """
-        self._ask("ReportData", pb.ReportDataRequest(data=data))
+        self._ask(pb.ReportDataRequest(data=data))
         return self.wait_until_ready()
 
     def wait_until_ready(self) -> pb.Start:
@@ -111,9 +112,9 @@ class MasterSession:
         while True:
             # Each time, since a master that was started again knows nothing of it.
             if self._model is not None:
-                self._ask("ReportModel", self._model)
+                self._ask(self._model)
             request = pb.WaitUntilReadyRequest(worker_id=self.worker_id)
-            answer = self._ask("WaitUntilReady", request)
+            answer = self._ask(request)
             if answer.HasField("start"):
                 self.cluster = answer.start.cluster
                 return answer.start  # type: ignore[no-any-return]
@@ -127,14 +128,14 @@ class MasterSession:
             running: the error came in training, from the user's code or from the data.
         """
         request = pb.ReportFailureRequest(error=error, traceback=traceback, running=running)
-        self.master.call("ReportFailure", request, timeout_s=_FAREWELL_S)
+        self.master.call(request, timeout_s=_FAREWELL_S)
 
     def close(self) -> None:
         """Ends the heartbeat."""
         self.heartbeat.stop()
         self.master.close()
 
-    def _ask(self, method: str, request: Any) -> Any:
+    def _ask(self, request: Message) -> Any:
         """Calls, also while the master is away for a while.
 
         Raises:
@@ -142,7 +143,7 @@ class MasterSession:
             MasterLostError: the master stays away.
         """
         try:
-            return self.master.insist(method, request, timeout_s=_CALL_S, away_s=_MASTER_AWAY_S)
+            return self.master.insist(request, timeout_s=_CALL_S, away_s=_MASTER_AWAY_S)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 raise UsageError(error.details()) from None

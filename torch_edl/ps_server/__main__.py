@@ -133,7 +133,7 @@ def _announce(args: argparse.Namespace, address: str, token: str) -> None:
         shard=args.shard, incarnation=args.incarnation, address=address, pid=os.getpid()
     )
     try:
-        stub.call("RegisterServer", request, timeout_s=_REGISTER_TIMEOUT_S, wait=True)
+        stub.call(request, timeout_s=_REGISTER_TIMEOUT_S, wait=True)
     except grpc.RpcError as error:
         raise EdlError(f"master {master}: registration rejected: {error.details()}") from None
     finally:

@@ -148,7 +148,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """Closes the job: no agent may join any more."""
         self._closed = True
-        self._tell("CloseRounds", pb.CloseRoundsRequest(error=_failure()))
+        self._tell(pb.CloseRoundsRequest(error=_failure()))
 
     def shutdown(self) -> bool:
         """Closes the job and leaves it, as torch's other backends do when an agent ends."""
@@ -207,7 +207,7 @@ class MasterRendezvousHandler(RendezvousHandler):
                     )
             try:
                 timeout_s = min(left_s, _CALL_TIMEOUT_S)
-                answer = self._stub.call("JoinRound", request, timeout_s=timeout_s)
+                answer = self._stub.call(request, timeout_s=timeout_s)
             except grpc.RpcError as error:
                 problem = error.details() or error.code().name.lower()
                 if error.code() in _REFUSED:
@@ -231,7 +231,7 @@ class MasterRendezvousHandler(RendezvousHandler):
             if answer.HasField("place"):
                 return answer.place  # type: ignore[no-any-return]
             time.sleep(_RETRY_S)
-        self._tell("LeaveRound", pb.LeaveRoundRequest(node=self._node))
+        self._tell(pb.LeaveRoundRequest(node=self._node))
         raise RendezvousTimeoutError(
             f"{self._run_id}: no round of {self._parameters.min_nodes} nodes within "
             f"{self._join_timeout_s:.0f} s: {problem}"
@@ -262,7 +262,7 @@ class MasterRendezvousHandler(RendezvousHandler):
                 continue
             request = pb.GetRoundRequest(node=self._node, round=round)
             with contextlib.suppress(grpc.RpcError, ValueError):  # a master that is away: no news
-                seen = self._stub.call("GetRound", request, timeout_s=_CALL_TIMEOUT_S)
+                seen = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
                 if round == self._round:
                     self._seen = seen
 
@@ -271,15 +271,15 @@ class MasterRendezvousHandler(RendezvousHandler):
             return
         self._ended.set()
         self._heartbeat.join(_FAREWELL_S)
-        self._tell("LeaveRound", pb.LeaveRoundRequest(node=self._node))
+        self._tell(pb.LeaveRoundRequest(node=self._node))
         if self._master.hosted is not None:  # it leaves with the last agent; the port is free then
             self._master.hosted.wait(_FAREWELL_S)
         self._master.leave()
         self._stub.close()
 
-    def _tell(self, method: str, request: Message) -> None:
+    def _tell(self, request: Message) -> None:
         try:
-            self._stub.call(method, request, timeout_s=_FAREWELL_S)
+            self._stub.call(request, timeout_s=_FAREWELL_S)
         except (grpc.RpcError, ValueError) as error:
             log.info("the master was not told that this agent leaves: %s", error)
 

@@ -14,10 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
-from torch_edl.wire.services import PSERVER, Services, methods
+from torch_edl.wire.services import PSERVER, Services, method_of, methods
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def request_limit(services: Services) -> tuple[int, str]:
 
 
 class Stub:
-    """Callables for the methods of some services at one address.
+    """Calls the methods of some services at one address. The type of a request names the method.
 
     Args:
         services: one or more, see :mod:`torch_edl.wire.services`.
@@ -78,7 +79,7 @@ class Stub:
 
     Example:
         >>> master = Stub(services.CONTROL, "127.0.0.1:4000", "token")
-        >>> status = master.call("GetStatus", master_pb2.GetStatusRequest(), timeout_s=5)
+        >>> status = master.call(master_pb2.GetStatusRequest(), timeout_s=5)
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Stub:
                 response_deserializer=answer,
             )
 
-    def call(self, method: str, request: Any, *, timeout_s: float, wait: bool = False) -> Any:
+    def call(self, request: Message, *, timeout_s: float, wait: bool = False) -> Any:
         """Calls and waits for the answer.
 
         Args:
@@ -123,17 +124,16 @@ class Stub:
         encoded = request.SerializeToString()
         if len(encoded) > self._limit:
             raise UsageError(
-                f"{method}: the request has {len(encoded)} bytes, at most {self._limit} are taken; "
-                f"it may be {self._cause}"
+                f"{method_of(request).name}: the request has {len(encoded)} bytes, at most "
+                f"{self._limit} are taken; it may be {self._cause}"
             )
-        return self._methods[method](
+        return self._methods[method_of(request).name](
             encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
         )
 
     def insist(
         self,
-        method: str,
-        request: Any,
+        request: Message,
         *,
         timeout_s: float,
         away_s: float = 0.0,
@@ -157,9 +157,10 @@ class Stub:
         while True:
             before_call()
             try:
-                answer = self.call(method, request, timeout_s=timeout_s, wait=True)
+                answer = self.call(request, timeout_s=timeout_s, wait=True)
             except grpc.RpcError as error:
                 if error.code() in AWAY and time.monotonic() < deadline:
+                    method = method_of(request).name
                     log.warning("%s does not answer %s; calling again", self.address, method)
                     continue
                 if error.code() is not FULL:
@@ -174,9 +175,7 @@ class Stub:
                     return answer
             deadline = time.monotonic() + away_s
 
-    def start(
-        self, method: str, request: Any, *, timeout_s: float, wait: bool = False
-    ) -> Future[Any]:
+    def start(self, request: Message, *, timeout_s: float, wait: bool = False) -> Future[Any]:
         """Starts the call; the returned future's ``result()`` gives the answer or raises. Calls
         that are started run one after the other, in order.
 
@@ -184,7 +183,7 @@ class Stub:
         channel was idle, which costs a worker more than the call itself (three starts and 1.5 ms
         a step, measured).
         """
-        return self._calls.submit(self.call, method, request, timeout_s=timeout_s, wait=wait)
+        return self._calls.submit(self.call, request, timeout_s=timeout_s, wait=wait)
 
     def close(self) -> None:
         """Closes the connection; calls in flight end with ``CANCELLED``, others are dropped."""

@@ -31,6 +31,7 @@ from torch_edl.wire.metrics_pb2 import MetricValues as MetricValues
 from torch_edl.wire.rings_pb2 import Ring as Ring
 from torch_edl.wire.rings_pb2 import JoinRingRequest as JoinRingRequest
 from torch_edl.wire.rings_pb2 import JoinRingResponse as JoinRingResponse
+from torch_edl.wire.rings_pb2 import StandByRequest as StandByRequest
 from torch_edl.wire.rings_pb2 import LeaveRingRequest as LeaveRingRequest
 from torch_edl.wire.rings_pb2 import LeaveRingResponse as LeaveRingResponse
 from torch_edl.wire.rings_pb2 import ReportCheckpointRequest as ReportCheckpointRequest

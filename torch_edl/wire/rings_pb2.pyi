@@ -48,6 +48,18 @@ class JoinRingResponse(_message.Message):
     ring: Ring
     def __init__(self, leave: _Optional[bool] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ...) -> None: ...
 
+class StandByRequest(_message.Message):
+    __slots__ = ("worker_id", "ring", "store", "step")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    ring: int
+    store: str
+    step: int
+    def __init__(self, worker_id: _Optional[int] = ..., ring: _Optional[int] = ..., store: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
 class LeaveRingRequest(_message.Message):
     __slots__ = ("worker_id", "finished")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from google.protobuf.descriptor import FileDescriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.wire import (
     agents_pb2,
@@ -37,3 +39,14 @@ MASTER = SERVERS + WORKERS + TASKS + RINGS + AGENTS + ROUNDS + CONTROL
 def methods(services: Services) -> dict[str, MethodDescriptor]:
     """All methods by name; no two services have a method of the same name."""
     return {method.name: method for service in services for method in service.methods}
+
+
+_METHODS: dict[type[Message], MethodDescriptor] = {
+    GetMessageClass(method.input_type): method for method in methods(MASTER + PSERVER).values()
+}
+assert len(_METHODS) == len(methods(MASTER + PSERVER)), "two methods take the same request"
+
+
+def method_of(request: Message) -> MethodDescriptor:
+    """The method that takes the request: each method has a request type of its own."""
+    return _METHODS[type(request)]

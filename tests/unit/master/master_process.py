@@ -93,7 +93,7 @@ class Master:
         return self._stub
 
     def look(self) -> pb.GetStatusResponse:
-        self.status = self.stub().call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        self.status = self.stub().call(pb.GetStatusRequest(), timeout_s=5)
         return self.status
 
     def until(self, condition: Callable[[pb.GetStatusResponse], object], what: str) -> None:

@@ -82,7 +82,7 @@ class World:
         return answer if answer is not None else pb.JoinRingResponse()
 
     def stand_by(self, worker: int, *, ring: int, step: int) -> pb.JoinRingResponse:
-        request = pb.JoinRingRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
+        request = pb.StandByRequest(worker_id=worker, ring=ring, step=step, store=f"s{worker}")
         answer = self.calls.stand_by(request, self.now)
         return answer if answer is not None else pb.JoinRingResponse()
 

@@ -142,7 +142,7 @@ class World:
                 ring=ring,
             ),
             "JoinRing": pb.JoinRingRequest(worker_id=worker, ring=ring, store="s:1"),
-            "StandBy": pb.JoinRingRequest(worker_id=worker, ring=ring, store="s:1", step=2),
+            "StandBy": pb.StandByRequest(worker_id=worker, ring=ring, store="s:1", step=2),
             "LeaveRing": pb.LeaveRingRequest(worker_id=worker),
             "LeaseSnapshot": pb.LeaseSnapshotRequest(worker_id=worker),
             "ReportCheckpoint": pb.ReportCheckpointRequest(worker_id=worker, directory="/ck/1"),

@@ -130,7 +130,7 @@ def test_stopping_ends_everything_in_seconds(start, how):
     master.until(lambda s: s.tasks_done >= 2, "some tasks")
     begin = time.monotonic()
     if how == "Stop":
-        master.stub().call("Stop", pb.StopRequest(reason="enough"), timeout_s=5)
+        master.stub().call(pb.StopRequest(reason="enough"), timeout_s=5)
     else:
         os.kill(master.pid, signal.SIGTERM)
     assert master.end("stopped") == "exit code 143"
@@ -173,7 +173,7 @@ def test_scale_up_and_down_live(start):
 
     def scale(number: int) -> None:
         request = pb.ScaleRequest(min_workers=1, max_workers=number)
-        assert str(number) in master.stub().call("Scale", request, timeout_s=5).text
+        assert str(number) in master.stub().call(request, timeout_s=5).text
 
     scale(3)
     master.until(lambda s: s.tasks_done == 3, "a task of each")
@@ -183,7 +183,7 @@ def test_scale_up_and_down_live(start):
     assert [p.id for p in master.running("worker")] == [0]
     assert {p.exit for p in master.children() if p.exit} == {"exit code 0"}
     with pytest.raises(grpc.RpcError, match="at least one worker"):
-        master.stub().call("Scale", pb.ScaleRequest(), timeout_s=5)
+        master.stub().call(pb.ScaleRequest(), timeout_s=5)
     (master.home / "go").touch()
     assert master.end("finished") == "exit code 0"
     assert master.records() == every_record()
@@ -255,7 +255,7 @@ def test_a_wrong_token_is_refused(start):
     address = master.stub().address
     stranger = Stub(services.MASTER, address, "guess")
     with pytest.raises(grpc.RpcError) as caught:
-        stranger.call("Stop", pb.StopRequest(), timeout_s=5)
+        stranger.call(pb.StopRequest(), timeout_s=5)
     stranger.close()
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert master.look().state in ("starting", "running")

@@ -83,7 +83,6 @@ class Worker:
     def __init__(self, stub: Stub, local_rank: int, pid: int) -> None:
         self.stub = stub
         registered = stub.call(
-            "Register",
             pb.RegisterRequest(worker_id=-1, pid=pid, host="h", node="n", local_rank=local_rank),
             timeout_s=5,
         )
@@ -98,7 +97,7 @@ class Worker:
         while not self._stop.wait(0.1):
             request = pb.HeartbeatRequest(worker_id=self.id, ring=self.ring)
             try:
-                self.heard = self.stub.call("Heartbeat", request, timeout_s=1)
+                self.heard = self.stub.call(request, timeout_s=1)
             except grpc.RpcError:
                 continue  # the master is away: the ring does not depend on it
 
@@ -109,7 +108,7 @@ class Worker:
         )
         while time.monotonic() < end:
             try:
-                answer = self.stub.call("JoinRing", request, timeout_s=5)
+                answer = self.stub.call(request, timeout_s=5)
             except grpc.RpcError:
                 time.sleep(0.05)  # the master is away
                 continue
@@ -126,7 +125,7 @@ class Worker:
 
     def leave(self) -> None:
         request = pb.LeaveRingRequest(worker_id=self.id, finished=True)
-        self.stub.call("LeaveRing", request, timeout_s=5)
+        self.stub.call(request, timeout_s=5)
 
     def close(self) -> None:
         self._stop.set()
@@ -151,7 +150,7 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
             rings = list(pool.map(lambda w: w.join(-1), workers))
             assert [list(r.ring.workers) for r in rings] == [[0, 1], [0, 1]]
             written = pb.ReportCheckpointRequest(worker_id=0, directory="/c/1")
-            stub.call("ReportCheckpoint", written, timeout_s=5)
+            stub.call(written, timeout_s=5)
 
             where = master.found()["address"]
             master.kill()
@@ -180,7 +179,7 @@ def test_the_ring_outlives_the_master(master: Master) -> None:
             assert {(r.source, r.heal, r.fresh) for r in rings} == {(0, True, False)}
             assert len({r.number for r in rings}) == 1
 
-        status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        status = stub.call(pb.GetStatusRequest(), timeout_s=5)
         assert (status.state, status.checkpoint) == ("running", "/c/1")
         for worker in workers:
             worker.leave()
@@ -220,7 +219,7 @@ def test_another_run_of_the_name_begins_anew(master: Master) -> None:
     master.kill()
     master.start(token="another")
     stub = master.stub("another")
-    status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    status = stub.call(pb.GetStatusRequest(), timeout_s=5)
     stub.close()
     assert [p.role for p in status.processes] == ["master"]
 
@@ -255,9 +254,9 @@ def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
             pb.JoinRingRequest(worker_id=w.id, ring=0, store=f"s{w.id}", step=-1) for w in workers
         ]
         with pytest.raises(grpc.RpcError, match=r"state\.sqlite: database or disk is full"):
-            [a.result() for a in [pool.submit(stub.call, "JoinRing", a, timeout_s=5) for a in asks]]
-        waiting = [pool.submit(stub.insist, "JoinRing", ask, timeout_s=5) for ask in asks]
-        status = stub.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+            [a.result() for a in [pool.submit(stub.call, a, timeout_s=5) for a in asks]]
+        waiting = [pool.submit(stub.insist, ask, timeout_s=5) for ask in asks]
+        status = stub.call(pb.GetStatusRequest(), timeout_s=5)
         said = [event.text for event in status.events if event.level == "warning"]
         assert len(said) == 1
         assert "disk is full; no worker joins or leaves until there is room" in said[0]

@@ -43,8 +43,8 @@ class Server:
     def __post_init__(self) -> None:
         self.stub = Stub(services.PSERVER, self.address, TOKEN)
 
-    def call(self, method: str, request: Any) -> Any:
-        return self.stub.call(method, request, timeout_s=20)
+    def call(self, request: Any) -> Any:
+        return self.stub.call(request, timeout_s=20)
 
     def initialize(
         self,
@@ -59,7 +59,6 @@ class Server:
         """This shard's part of `dense` (name -> value) and `tables` (name -> dim), rows zero."""
         owners = dense_owners({n: v.size for n, v in dense.items()}, self.shards)
         answer = self.call(
-            "PushDenseParameters",
             pb.PushDenseParametersRequest(
                 fence=self.fence,
                 optimizer=pb.OptimizerConfig(
@@ -77,7 +76,6 @@ class Server:
         )
         zeros = pb.Initializer(kind="zeros")
         self.call(
-            "PushEmbeddingTableInfos",
             pb.PushEmbeddingTableInfosRequest(
                 fence=self.fence,
                 infos=[
@@ -94,11 +92,11 @@ class Server:
             tables=[pb.TableIds(name=table, ids=ids.astype("<i8").tobytes())],
             read_only=read_only,
         )
-        return codec.from_proto(self.call("Pull", request).vectors[0])
+        return codec.from_proto(self.call(request).vectors[0])
 
     def dense(self) -> np.ndarray:
         request = pb.PullRequest(fence=self.fence, dense=True, dense_version=-1)
-        return codec.from_proto(self.call("Pull", request).dense)
+        return codec.from_proto(self.call(request).dense)
 
     def push(
         self,
@@ -123,21 +121,21 @@ class Server:
         )
         if dense is not None:
             request.dense.CopyFrom(codec.to_proto(dense))
-        answer: pb.PushGradientsResponse = self.call("PushGradients", request)
+        answer: pb.PushGradientsResponse = self.call(request)
         return answer
 
     def hold(self, timeout_ms: int = 10_000) -> Watermarks:
         request = pb.HoldRequest(fence=self.fence, timeout_ms=timeout_ms)
-        return Watermarks.from_proto(self.call("Hold", request).watermarks)
+        return Watermarks.from_proto(self.call(request).watermarks)
 
     def status(self) -> pb.PserverStatusResponse:
-        answer: pb.PserverStatusResponse = self.call("Status", pb.PserverStatusRequest())
+        answer: pb.PserverStatusResponse = self.call(pb.PserverStatusRequest())
         return answer
 
-    def refusal(self, method: str, request: Any) -> tuple[grpc.StatusCode, str]:
+    def refusal(self, request: Any) -> tuple[grpc.StatusCode, str]:
         """How the server refuses the request; it must."""
         with pytest.raises(grpc.RpcError) as caught:
-            self.call(method, request)
+            self.call(request)
         return caught.value.code(), caught.value.details()
 
     def stop(self) -> int:
@@ -198,7 +196,6 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         targets = Watermarks.union(s.hold() for s in servers)
         answers = [
             s.call(
-                "Snapshot",
                 pb.SnapshotRequest(
                     fence=s.fence, targets=targets.to_proto(), directory=str(directory)
                 ),

@@ -114,7 +114,7 @@ def test_a_snapshot_of_a_million_rows_keeps_pushes_waiting_for_milliseconds(
                 fence=server.fence, targets=targets.to_proto(), directory=str(directory)
             )
             began = time.monotonic()
-            answer = server.call("Snapshot", request)
+            answer = server.call(request)
             ended = time.monotonic()
             stalls.append(answer.stall_ms)
             assert sum(1 for a, b in waits if began < a and b < ended) > 3  # pushes went on
@@ -138,18 +138,18 @@ def test_a_snapshot_without_a_hold_or_in_time_is_refused(
 ) -> None:
     (server,) = start(1)
     request = pb.HoldRequest(fence=server.fence, timeout_ms=1000)
-    assert not server.call("Hold", request).initialized
+    assert not server.call(request).initialized
     server.initialize({}, {"t": 4})
     snapshot = pb.SnapshotRequest(fence=server.fence, directory=str(tmp_path))
-    assert server.refusal("Snapshot", snapshot)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert server.refusal(snapshot)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
     server.hold(timeout_ms=50)
     snapshot.targets.CopyFrom(Watermarks(0, {5: 64}).to_proto())  # nobody pushes it
-    assert "timed out" in server.refusal("Snapshot", snapshot)[1]
+    assert "timed out" in server.refusal(snapshot)[1]
     assert not list(tmp_path.iterdir())
     server.push(5, 0, 64)  # the hold is over
     server.hold()
     snapshot.directory = str(tmp_path / "missing")
-    assert server.refusal("Snapshot", snapshot)[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert server.refusal(snapshot)[0] == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_disk_that_refuses_is_reported_and_the_server_goes_on(
@@ -166,10 +166,10 @@ def test_a_disk_that_refuses_is_reported_and_the_server_goes_on(
     snapshot = pb.SnapshotRequest(
         fence=server.fence, targets=targets.to_proto(), directory=str(tmp_path)
     )
-    code, text = server.refusal("Snapshot", snapshot)
+    code, text = server.refusal(snapshot)
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "Is a directory" in text
     server.push(0, 1, 2, rows=rows)
     (tmp_path / "shard-0-of-1.table-1.part-0.safetensors").rmdir()
     snapshot.targets.CopyFrom(server.hold().to_proto())
-    assert len(server.call("Snapshot", snapshot).snapshot.files) == 3
+    assert len(server.call(snapshot).snapshot.files) == 3

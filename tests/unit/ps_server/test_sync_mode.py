@@ -50,9 +50,9 @@ def test_flush_applies_a_partial_quorum(start: Callable[..., Any]) -> None:
     server.initialize({"w": np.zeros(1, np.float32)}, {})
     for task, gradient in enumerate((-1, -2, -6)):
         server.push(task, 0, 64, dense=np.array([gradient], np.float32))
-    assert server.call("Flush", pb.FlushRequest(fence=server.fence)).version == 1
+    assert server.call(pb.FlushRequest(fence=server.fence)).version == 1
     assert server.dense() == 3
-    assert server.call("Flush", pb.FlushRequest(fence=server.fence)).version == 1
+    assert server.call(pb.FlushRequest(fence=server.fence)).version == 1
 
 
 def test_servers_with_different_quorums_snapshot_the_same_records(
@@ -76,7 +76,6 @@ def test_servers_with_different_quorums_snapshot_the_same_records(
         thread.start()
     for server in (first, second):
         server.call(
-            "Snapshot",
             pb.SnapshotRequest(
                 fence=server.fence, targets=targets.to_proto(), directory=str(tmp_path)
             ),
@@ -88,5 +87,5 @@ def test_servers_with_different_quorums_snapshot_the_same_records(
         saved = files.read(tmp_path / f"shard-{shard}-of-2.table-0.part-0.safetensors")
         assert saved["vectors"].tolist() == [[1.0] * 4]
     assert (first.pull("t", ids) == 1).all()  # task 2 waits for its quorum
-    first.call("Flush", pb.FlushRequest(fence=first.fence))
+    first.call(pb.FlushRequest(fence=first.fence))
     assert (first.pull("t", ids) == 2).all()

@@ -41,7 +41,7 @@ def stub() -> Iterator[Callable[[Answers], Stub]]:
 
 
 def insist(stub: Stub, **options: Any) -> str:
-    answer = stub.insist("GetStatus", pb.GetStatusRequest(), timeout_s=30.0, **options)
+    answer = stub.insist(pb.GetStatusRequest(), timeout_s=30.0, **options)
     return str(answer.job)
 
 

@@ -92,14 +92,14 @@ def test_calls_of_headers_only_hold_no_thread(server: Server, friend: Stub) -> N
         send = channel.stream_unary(METHOD)
         calls = [send.future(nothing(), timeout=20) for _ in range(40 * THREADS)]
         codes = {call.code() for call in calls}
-        answer = friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+        answer = friend.call(pb.GetStatusRequest(), timeout_s=5)
         ended.set()
     assert answer.job == "j"
     assert codes == {grpc.StatusCode.UNAUTHENTICATED}
 
 
 def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: Stub) -> None:
-    friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5)
+    friend.call(pb.GetStatusRequest(), timeout_s=5)
     before = server.peak_mib
     with stranger(server.address) as channel:
         call = channel.unary_unary(METHOD)
@@ -108,7 +108,7 @@ def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: St
                 call(bytes(200 << 20), timeout=20)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert server.peak_mib - before < 40
-    assert friend.call("GetStatus", pb.GetStatusRequest(), timeout_s=5).job == "j"
+    assert friend.call(pb.GetStatusRequest(), timeout_s=5).job == "j"
 
 
 def test_calls_in_flight_are_bounded(server: Server) -> None:
@@ -134,7 +134,7 @@ def test_calls_in_flight_are_bounded(server: Server) -> None:
 def test_a_request_that_is_too_large_for_the_master_is_named(server: Server, friend: Stub) -> None:
     large = pb.StopRequest(reason="x" * request_limit(services.CONTROL)[0])
     with pytest.raises(UsageError, match=r"^Stop: the request has 67108.* --records-per-task"):
-        friend.call("Stop", large, timeout_s=20)
+        friend.call(large, timeout_s=20)
     token = (("authorization", "Bearer t"),)
     with stranger(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(METHOD)(large.SerializeToString(), timeout=20, metadata=token)

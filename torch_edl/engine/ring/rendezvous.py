@@ -180,8 +180,7 @@ class MasterRendezvous(RingRendezvous):
         self, ring: int, progress: int, *, handing_over: bool = False, ended: bool = False
     ) -> Assignment | None:
         self._status.ring = 0
-        method = "StandBy" if ended else "JoinRing"
-        request = pb.JoinRingRequest(
+        request = (pb.StandByRequest if ended else pb.JoinRingRequest)(
             worker_id=self._worker_id, ring=ring, store=self._store.address, step=progress
         )
         started, told = time.monotonic(), False
@@ -198,7 +197,6 @@ class MasterRendezvous(RingRendezvous):
 
         try:
             answer = self._master.insist(
-                method,
                 request,
                 timeout_s=_CALL_S,
                 away_s=_MASTER_AWAY_S,
@@ -273,7 +271,7 @@ class MasterRendezvous(RingRendezvous):
         """Whether the master takes it; a master that does not answer knows an older one."""
         request = pb.ReportCheckpointRequest(worker_id=self._worker_id, directory=directory)
         try:
-            answer = self._master.insist("ReportCheckpoint", request, timeout_s=_CALL_S)
+            answer = self._master.insist(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.warning(
                 "the master was not told of checkpoint %s and does not answer: %s",
@@ -287,7 +285,7 @@ class MasterRendezvous(RingRendezvous):
         self._status.ring = 0
         request = pb.LeaveRingRequest(worker_id=self._worker_id, finished=finished)
         try:
-            self._master.call("LeaveRing", request, timeout_s=5)
+            self._master.call(request, timeout_s=5)
         except grpc.RpcError as error:
             log.debug("leaving: %s", error.code())
 

@@ -17,7 +17,6 @@ master = Stub(
     os.environ["TORCH_EDL_TOKEN"],
 )
 master.call(
-    "RegisterServer",
     pb.RegisterServerRequest(
         shard=int(args["--shard"]),
         incarnation=int(args["--incarnation"]),

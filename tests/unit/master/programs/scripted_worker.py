@@ -47,7 +47,7 @@ def call(method, **fields):
 
 def send(method, **fields):
     request = getattr(pb, f"{method}Request")(**fields)
-    return master.call(method, request, timeout_s=10, wait=True)
+    return master.call(request, timeout_s=10, wait=True)
 
 
 def beat():
