@@ -1,6 +1,5 @@
 """The agent: starts the workers of a script on one machine, watches them, and tells the master.
 
-Processes, logs and error files are torch.distributed.elastic's; unlike there, a lost worker is
-replaced alone. No ring, no data, no options: those are the master's, the worker's and
-the command line's.
+Environment, logs and error files are those of torchrun; unlike there, a lost worker is replaced
+alone. No ring, no data, no options: those are the master's, the worker's and the command line's.
 """

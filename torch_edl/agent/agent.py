@@ -6,22 +6,22 @@ import contextlib
 import dataclasses
 import logging
 import os
-import select
+import queue
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
-from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from torch_edl.agent.outputs import Outputs, Watch
 from torch_edl.agent.placement import Placement
 from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.restart_policy import RestartDecision, RestartPolicy
-from torch_edl.agent.workers import Ended, Workers, failure_text
+from torch_edl.agent.workers import Worker, Workers, failure_text
 from torch_edl.errors import JobFailedError
 from torch_edl.experiment import Experiment
 from torch_edl.jobs.master_host import JobMaster
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.5
 # How often the output of workers is looked for.
 _LOOK_S = 0.1
-# Without pidfds, how often the ends of workers are looked for.
+# How often the time to start a replacement is looked for.
 _POLL_FAST_S = 0.05
 _MASTER_LEAVES_S = 10.0
 # How long a silent master is waited for after all workers of this machine ended well.
@@ -49,6 +49,20 @@ _STOP_CALL_S = 2.0
 _FAREWELL_S = 3.0
 # The same where the master may write a last checkpoint of its servers before.
 _FAREWELL_STOPPING_S = 90.0
+
+
+class Watch(Protocol):
+    """Whoever shows a job to the user; called by the thread of the agent."""
+
+    def status(self, status: pb.GetStatusResponse) -> None:
+        """How the job is now, with the events since the last call."""
+
+    def output(self, rank: int, stream: str, line: bytes) -> None:
+        """A line that a worker printed, as it printed it.
+
+        Args:
+            stream: ``stdout`` or ``stderr``.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +95,10 @@ class Agent:
         self._spec = spec
         self._config = spec.config
         self._master = spec.master
-        self._node = f"{socket.gethostname()}-{os.getpid()}"
-        self._workers = Workers(spec.config, spec.command, spec.master.environment(self._node))
-        self._outputs = Outputs(spec.watch)
+        node = f"{socket.gethostname()}-{os.getpid()}"
+        self._workers = Workers(spec.config, spec.command, spec.master.environment(node))
+        self._shown: list[Worker] = []
+        """The workers whose output is shown: those that run, and those that ended last."""
         self._restart_policy = RestartPolicy(max_restarts=spec.config.max_restarts)
         self._wanted = spec.config.nproc_per_node
         self._done: set[int] = set()
@@ -101,17 +116,17 @@ class Agent:
         """Why the job failed, empty if it ended well; None: the job is not over."""
         self._stop_at: float | None = None
         self._ended_at: float | None = None
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Unlike an event, it may be written to by the handler of a signal.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._signals = StopSignals(
             parse_signals(spec.config.signals_to_handle, "--signals-to-handle"), wake=self._wake
         )
-        calls, master = services.AGENTS + services.CONTROL, spec.master
-        self._stub = Stub(services.CONTROL, master.address, master.token)
-        address = spec.config.local_addr
+        master, address = spec.master, spec.config.local_addr
+        self._stub = Stub(services.AGENTS + services.CONTROL, master.address, master.token)
         self._reporter = Reporter(
-            Stub(calls, master.address, master.token),
+            self._stub,
             pb.AgentReportRequest(
-                node=self._node,
+                node=node,
                 pid=os.getpid(),
                 host=address or socket.gethostname(),
                 experiment=pb.Experiment(**dataclasses.asdict(spec.experiment)),
@@ -119,6 +134,7 @@ class Agent:
                 port=free_port(),
             ),
             wake=self._wake,
+            show=spec.watch.status,
             wants_events=master.hosted is not None,
         )
 
@@ -130,8 +146,8 @@ class Agent:
             JobFailedError: the job ended elsewhere, or its master cannot be reached.
         """
         self._signals.install()
-        # Contexts of torch install handlers for these as well.
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = self._config.signals_to_handle
+        before = signal.signal(signal.SIGCHLD, lambda *_: self._wake())
+        self._wake()
         try:
             while not self._is_finished():
                 self._wait()
@@ -145,55 +161,39 @@ class Agent:
             self._master.leave()
             self._show(final=True)
             self._stub.close()
+            signal.signal(signal.SIGCHLD, before)
             self._signals.restore()
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
-
-    @property
-    def status(self) -> pb.GetStatusResponse | None:
-        """The newest status of the job; None before the first one."""
-        return self._reporter.status
 
     def _show(self, *, final: bool = False) -> None:
-        for status in self._reporter.statuses():
-            self._spec.watch.status(status)
-        self._outputs.look(final=final)
+        for worker in self._shown:
+            for stream, line in worker.output(final=final):
+                self._spec.watch.output(worker.rank, stream, line)
 
     # ---- one turn ----
 
     def _turn(self, now: float) -> None:
         self._heed_signals(now)
-        self._take_ends(self._workers.reap(), now)
+        self._take_ends(self._workers.reap(now), now)
         if self._master.hosted is not None:
             self._heed_master(self._master.hosted, now)
-        for response in self._reporter.answers():
+        response = self._reporter.turn(now)
+        if response is not None:
             self._obey(response, now)
         self._show()
         self._heed_silence(now)
         self._heed_absence(now)
-        self._workers.kill_overdue(now)
         if self._stop_at is not None and now >= self._stop_at:
             self._workers.stop(self._workers.local_ranks, grace_s=self._grace_s, now=now)
         if not self._stopping and self._placement is not None:
             self._balance(self._placement, now)
 
     def _wait(self) -> None:
-        pidfds = self._workers.pidfds()
-        timeout_s = _POLL_S if len(pidfds) == len(self._workers.local_ranks) else _POLL_FAST_S
-        if self._outputs:
-            timeout_s = min(timeout_s, _LOOK_S)
-        if self._start_at:
-            timeout_s = min(timeout_s, _POLL_FAST_S)
-        poll = select.poll()
-        for fd in (*pidfds, self._wake_reader):
-            poll.register(fd, select.POLLIN)
-        poll.poll(1000 * timeout_s)
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_reader, 4096)
+        timeout_s = _POLL_FAST_S if self._start_at else _LOOK_S if self._shown else _POLL_S
+        with contextlib.suppress(queue.Empty):
+            self._wakes.get(timeout=timeout_s)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # the loop is awake already, or over
-            os.write(self._wake_writer, b"\0")
+        self._wakes.put(None)
 
     def _heed_signals(self, now: float) -> None:
         if not self._signals.count:
@@ -209,7 +209,7 @@ class Agent:
                     self._stub.call(request, timeout_s=_STOP_CALL_S)
                 self._is_stopped = True
             else:  # the others go on without this machine
-                self._reporter.tell(self._workers.running(), done=True)
+                self._reporter.tell(self._workers.running, done=True)
         if self._signals.count > 1 and self._stops_all and not self._hurried:
             self._hurried = True
             request = pb.StopRequest(reason=name, at_once=True)
@@ -221,16 +221,15 @@ class Agent:
         """Whether the job ends with this agent."""
         return self._config.max_nodes == 1 or self._master.hosted is not None
 
-    def _take_ends(self, ends: Sequence[Ended], now: float) -> None:
+    def _take_ends(self, ends: Sequence[Worker], now: float) -> None:
         if not ends:
             return
-        steps = self.status.steps if self.status else 0
-        for ended in ends:
-            worker = ended.worker
+        for worker in ends:
+            assert worker.code is not None
             decision = self._restart_policy.decide(
-                ended.code,
-                stopping=ended.stopping,
-                steps=steps,
+                worker.code,
+                stopping=worker.child.stopping,
+                steps=self._reporter.steps,
                 started_at=worker.started_at,
                 now=now,
             )
@@ -238,23 +237,23 @@ class Agent:
                 self._done.add(worker.local_rank)
             elif decision is RestartDecision.REPLACE and not self._stopping:
                 log.warning("rank %d (pid %d) ended (%s): starting a replacement", worker.rank,
-                            worker.pid, describe_exit(ended.code))  # fmt: skip
+                            worker.child.pid, describe_exit(worker.code))  # fmt: skip
                 self._start_at[worker.local_rank] = now + self._restart_policy.pause_s
             elif decision is RestartDecision.FAIL or (
                 self._failures and decision is RestartDecision.STOPPED
             ):
-                self._failures[worker.rank] = ended.failure()
+                self._failures[worker.rank] = worker.failure()
         error = trace = ""
         if self._failures and not self._stopping:
             error, trace = failure_text(self._spec.name, self._failures)
         # At once: other workers may be waiting for one that has ended.
-        self._reporter.tell(self._workers.running(), ends, error=error, traceback=trace)
+        self._reporter.tell(self._workers.running, ends, error=error, traceback=trace)
         if error:
             self._stop("failure", now)
         elif self._done.issuperset(range(self._wanted)) and not self._workers.local_ranks:
             self._reporter.tell([], done=True)
-        for ended in ends:
-            ended.close()
+        for worker in ends:
+            worker.close()
 
     def _heed_master(self, hosted: MasterProcess, now: float) -> None:
         ended = hosted.revive()
@@ -283,7 +282,7 @@ class Agent:
         if response.over:
             self._leave(response.error, now)
         elif response.stopping and not self._stopping:
-            log.warning("%s: stopping %d workers", response.stopping, len(self._workers.running()))
+            log.warning("%s: stopping %d workers", response.stopping, len(self._workers.running))
             self._is_stopped = True
             self._stop(response.stopping, now)
 
@@ -311,9 +310,9 @@ class Agent:
             error = f"--nnodes {least}:{most}: no place became free {within}"
         # Without the master the job is over; otherwise the other machines go on without this one.
         if self._master.hosted is not None:
-            self._reporter.tell(self._workers.running(), error=error)
+            self._reporter.tell(self._workers.running, error=error)
         else:
-            self._reporter.tell(self._workers.running(), done=True)
+            self._reporter.tell(self._workers.running, done=True)
         self._leave(error, now)
 
     def _balance(self, placement: Placement, now: float) -> None:
@@ -333,15 +332,10 @@ class Agent:
             return
         for rank in due:
             self._start_at.pop(rank, None)
-        try:
-            self._workers.start(due, placement)
-            if self._spec.captured:
-                self._outputs.follow(self._workers.running())
-        except SignalException as caught:
-            self._signals.note(caught.sigval)
-        finally:
-            self._signals.install()
-        self._reporter.tell(self._workers.running())
+        started = self._workers.start(due, placement)
+        if self._spec.captured:
+            self._shown = [worker for worker in self._shown if worker.code is None] + started
+        self._reporter.tell(self._workers.running)
 
     # ---- the end ----
 

@@ -20,7 +20,6 @@ class Placement:
 
     node_rank: int
     nodes: int
-    local_world_size: int
     master_addr: str
     master_port: int
 
@@ -37,15 +36,9 @@ class Placement:
             node_rank=response.node_rank if before is None else before.node_rank,
             # With a fixed number of machines all count, also while one of them is replaced.
             nodes=min(max(config.min_nodes, response.nodes), config.max_nodes),
-            local_world_size=config.nproc_per_node,
             master_addr=response.master_addr,
             master_port=response.master_port,
         )
-
-    @property
-    def world_size(self) -> int:
-        """Workers of the whole job, if each node starts as many."""
-        return self.nodes * self.local_world_size
 
 
 def worker_environment(
@@ -56,15 +49,15 @@ def worker_environment(
     Raises:
         ValueError: --virtual-local-rank, and CUDA_VISIBLE_DEVICES names fewer devices.
     """
-    rank = placement.node_rank * placement.local_world_size + local_rank
-    world_size = max(placement.world_size, rank + 1)
+    rank = placement.node_rank * config.nproc_per_node + local_rank
+    world_size = max(placement.nodes * config.nproc_per_node, rank + 1)
     env = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "GROUP_RANK": str(placement.node_rank),
         "ROLE_RANK": str(rank),
         "ROLE_NAME": config.role,
-        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "LOCAL_WORLD_SIZE": str(config.nproc_per_node),
         "WORLD_SIZE": str(world_size),
         "GROUP_WORLD_SIZE": str(placement.nodes),
         "ROLE_WORLD_SIZE": str(world_size),

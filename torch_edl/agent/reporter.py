@@ -1,16 +1,16 @@
-"""Reports the workers to the master in a thread of its own: an absent master stops no worker."""
+"""Reports the workers to the master, in calls that the agent does not wait for."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import grpc
 
-from torch_edl.agent.workers import Ended, Worker
+from torch_edl.agent.workers import Worker
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import FULL, Stub
 
@@ -30,15 +30,19 @@ _FATAL = (
     grpc.StatusCode.INVALID_ARGUMENT,
 )
 
+_Answer = tuple[pb.AgentReportResponse, pb.GetStatusResponse | None]
+
 
 class Reporter:
-    """Reports twice a second, and at once when there is news.
+    """Reports twice a second, and at once when there is news. One thread owns it and calls
+    :meth:`turn` after each ``wake``; the calls themselves run in another one.
 
     Args:
-        stub: of the master; closed with the reporter.
+        stub: of the master.
         agent: the fields of a report that never change: who reports, from where, and what for.
-        wake: called in the reporter's thread after an answer, or the lack of one.
-        wants_events: the statuses of :meth:`statuses` are to have the events of the job.
+        wake: called in the thread of the calls after an answer, or the lack of one.
+        show: receives each status of the job.
+        wants_events: a status is to have the events since the status before.
     """
 
     def __init__(
@@ -47,133 +51,117 @@ class Reporter:
         agent: pb.AgentReportRequest,
         *,
         wake: Callable[[], None],
+        show: Callable[[pb.GetStatusResponse], None],
         wants_events: bool,
     ) -> None:
         self._stub = stub
-        self._agent = agent
+        self._report = agent
         self._wake = wake
-        self._changed = threading.Condition()
+        self._show = show
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="agent-report")
+        self._call: Future[_Answer] | None = None
+        self._count = 0
         self._running: list[pb.AgentWorker] = []
         self._ended: list[pb.AgentWorker] = []
-        self._done = False
-        self._error = ("", "")
-        self._news = True
-        self._closed = False
+        self._ends_in_call = 0
+        self._news = False
+        self._due_at = 0.0
         self._is_full = False
-        self._answers: list[pb.AgentReportResponse] = []
-        self._statuses: list[pb.GetStatusResponse] = []
         self._events_after = 0 if wants_events else _NO_EVENTS
-        self.status: pb.GetStatusResponse | None = None
-        """The newest status of the job; None before the first one."""
+        self.steps = 0
+        """Of the job, by its newest status."""
         self.heard = time.monotonic()
-        """When the master answered last, or the reporter was started."""
+        """When the master answered last, or the reporter was made."""
         self.refusal = ""
         """Why the master will never answer; empty: it may."""
-        self._thread = threading.Thread(target=self._report, name="agent-report", daemon=True)
-        self._thread.start()
 
     def tell(
         self,
         running: Sequence[Worker],
-        ended: Sequence[Ended] = (),
+        ended: Sequence[Worker] = (),
         *,
         done: bool = False,
         error: str = "",
         traceback: str = "",
     ) -> None:
         """Reports the state of the workers; an end is repeated until the master has answered."""
-        with self._changed:
-            self._running = [_told(worker) for worker in running]
-            self._ended += [_told(end.worker, exited=True, code=end.code) for end in ended]
-            self._done = self._done or done
-            if error and not self._error[0]:
-                self._error = (error, traceback)
-            self._news = True
-            self._changed.notify()
+        self._running = list(map(_told, running))
+        self._ended += map(_told, ended)
+        self._report.done = self._report.done or done
+        if not self._report.error:
+            self._report.error, self._report.traceback = error, traceback
+        self._news, self._due_at = True, 0.0
+        if self._call is None:
+            self._send(_CALL_TIMEOUT_S)
 
-    def answers(self) -> list[pb.AgentReportResponse]:
-        """The answers of the master since the last call."""
-        with self._changed:
-            answers, self._answers = self._answers, []
-        return answers
-
-    def statuses(self) -> list[pb.GetStatusResponse]:
-        """The statuses of the job since the last call, each with its new events."""
-        with self._changed:
-            statuses, self._statuses = self._statuses, []
-        return statuses
+    def turn(self, now: float) -> pb.AgentReportResponse | None:
+        """The answer to the last report, if one has come; reports again where that is due."""
+        answer = self._take(self._call) if self._call is not None and self._call.done() else None
+        if self._call is None and now >= self._due_at:
+            self._send(_CALL_TIMEOUT_S)
+        return answer
 
     def close(self) -> None:
-        """Ends the thread, after one more try to report what the master does not know yet."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(_CALL_TIMEOUT_S + _FINAL_TIMEOUT_S)
-        self._stub.close()
+        """Ends the calls, after one more try to report what the master does not know yet."""
+        if self._call is not None:
+            self._take(self._call)
+        if self._news:
+            self._send(_FINAL_TIMEOUT_S)
+        if self._call is not None:
+            self._take(self._call)
+        self._calls.shutdown()
 
-    def _report(self) -> None:
-        for count in range(1 << 62):
-            with self._changed:
-                if not self._news and not self._closed:
-                    self._changed.wait(PERIOD_S)
-                if self._closed and not self._news:
-                    return
-                closing, self._news = self._closed, False
-                told = len(self._ended)
-                request = pb.AgentReportRequest(
-                    workers=[*self._running, *self._ended],
-                    done=self._done,
-                    error=self._error[0],
-                    traceback=self._error[1],
-                )
-                request.MergeFrom(self._agent)
-            timeout_s = _FINAL_TIMEOUT_S if closing else _CALL_TIMEOUT_S
-            try:
-                response = self._stub.call(request, timeout_s=timeout_s)
-            except grpc.RpcError as error:
-                if error.code() is FULL:
-                    self._wait_for_room(error.details())
-                with self._changed:
-                    if error.code() in _FATAL:
-                        self.refusal = error.details() or error.code().name.lower()
-                    if closing or self.refusal:
-                        self._wake()
-                        return
-                    self._changed.wait(PERIOD_S)
-                    self._news = True  # nobody has heard it
-                self._wake()
-                continue
-            except ValueError:  # the stub was closed under us
-                return
-            self._is_full = False
-            if response.over or count % _STATUS_EVERY == 0:
-                self._look()
-            with self._changed:
+    def _send(self, timeout_s: float) -> None:
+        if self.refusal:
+            return
+        request = pb.AgentReportRequest(workers=[*self._running, *self._ended])
+        request.MergeFrom(self._report)
+        self._ends_in_call = len(self._ended)
+        self._news, self._due_at = False, time.monotonic() + PERIOD_S
+        self._call = self._calls.submit(self._exchange, request, timeout_s)
+        self._call.add_done_callback(lambda _: self._wake())
+
+    def _exchange(self, request: pb.AgentReportRequest, timeout_s: float) -> _Answer:
+        answer = self._stub.call(request, timeout_s=timeout_s)
+        status = None
+        if answer.over or self._count % _STATUS_EVERY == 0:
+            ask = pb.GetStatusRequest(events_after=self._events_after)
+            with contextlib.suppress(grpc.RpcError):  # the next one will do
+                status = self._stub.call(ask, timeout_s=_FINAL_TIMEOUT_S)
+        self._count += 1
+        return answer, status
+
+    def _take(self, call: Future[_Answer]) -> pb.AgentReportResponse | None:
+        """What came of a call, which is waited for."""
+        self._call = None
+        try:
+            answer, status = call.result()
+        except grpc.RpcError as error:
+            self._news = True  # nobody has heard it
+            if error.code() in _FATAL:
+                self.refusal = error.details() or error.code().name.lower()
+            elif error.code() is FULL:
+                if not self._is_full:
+                    log.warning("%s: the job waits until there is room", error.details())
+                self._is_full = True
                 self.heard = time.monotonic()
-                del self._ended[:told]
-                self._answers.append(response)
-            self._wake()
-
-    def _wait_for_room(self, details: str) -> None:
-        """Notes that the master answers, but its disk is full."""
-        if not self._is_full:
-            self._is_full = True
-            log.warning("%s: the job waits until there is room", details)
+            return None
+        self._is_full = False
         self.heard = time.monotonic()
-
-    def _look(self) -> None:
-        """Asks for the status of the job; a failure does no harm."""
-        request = pb.GetStatusRequest(events_after=self._events_after)
-        with contextlib.suppress(grpc.RpcError, ValueError):
-            status = self._stub.call(request, timeout_s=_FINAL_TIMEOUT_S)
+        del self._ended[: self._ends_in_call]
+        if status is not None:
             for event in status.events:
                 self._events_after = event.sequence
-            with self._changed:
-                self.status = status
-                self._statuses.append(status)
+            self.steps = status.steps
+            self._show(status)
+        return answer
 
 
-def _told(worker: Worker, *, exited: bool = False, code: int = 0) -> pb.AgentWorker:
+def _told(worker: Worker) -> pb.AgentWorker:
     return pb.AgentWorker(
-        local_rank=worker.local_rank, pid=worker.pid, log=worker.log, exited=exited, code=code
+        local_rank=worker.local_rank,
+        pid=worker.child.pid,
+        log=worker.log,
+        exited=worker.code is not None,
+        code=worker.code or 0,
     )

@@ -1,7 +1,6 @@
-"""The worker processes of one agent, each by a process context of torch.distributed.elastic.
+"""The workers of one agent: processes with the environment, logs and error files of torchrun.
 
-torch starts, logs and stops a gang as one; here each worker has a context of its own, so that one
-can end while its siblings go on. Folders of logs, environment and error files are torchrun's.
+torch starts, watches and stops a gang as one; here one worker can end while its siblings go on.
 """
 
 from __future__ import annotations
@@ -10,72 +9,75 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import (
-    LogsDest,
-    LogsSpecs,
-    SubprocessContext,
-    start_processes,
-)
+from torch.distributed.elastic.multiprocessing import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.api import macros
 from torch.distributed.launcher.api import LaunchConfig
 
 from torch_edl.agent.placement import Placement, worker_environment
+from torch_edl.jobs.log_tail import WholeLines
 from torch_edl.processes import exec_child
 from torch_edl.processes.child_group import ChildGroup
 from torch_edl.processes.signals import describe_exit
 
-_HAS_PIDFD = hasattr(os, "pidfd_open")
+STDOUT, STDERR = "stdout", "stderr"
 _REAP_POLL_S = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Worker:
     """A worker that was started."""
 
     local_rank: int
     rank: int
-    pid: int
-    stdout: str
-    """File of its stdout; empty: it is the agent's."""
-    stderr: str
+    child: ChildGroup
+    files: Mapping[str, str]
+    """The files of its streams, ``stdout`` and ``stderr``; those that are not redirected lack."""
     error_file: str
     """Where the script may leave its traceback, in torch's format."""
     started_at: float
     """By the monotonic clock."""
+    close: Callable[[], None] = lambda: None
+    """To be called after the end, when time allows: drains what is left of the output for the
+    terminal, up to 0.1 s."""
+    code: int | None = None
+    """Exit code; -N: signal N ended the worker; None: its end was not seen."""
+    _lines: dict[str, WholeLines] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = {stream: WholeLines(path) for stream, path in self.files.items()}
 
     @property
     def log(self) -> str:
         """The file that tells most; empty if there is none."""
-        return self.stderr or self.stdout
+        return self.files.get(STDERR) or self.files.get(STDOUT, "")
 
+    def output(self, *, final: bool = False) -> Iterator[tuple[str, bytes]]:
+        """Stream and text of each line in the files since the last call.
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A worker that ended."""
-
-    worker: Worker
-    code: int
-    """Exit code; -N: signal N ended it."""
-    stopping: bool
-    """The agent had told the worker to end."""
-    close: Callable[[], None]
-    """To be called when time allows: drains what is left of the output, up to 0.1 s."""
+        Args:
+            final: an unfinished line too, as always after the end of the worker.
+        """
+        for stream, lines in self._lines.items():
+            for line in lines.read(final=final or self.code is not None):
+                yield stream, line
 
     def failure(self) -> ProcessFailure:
-        """torch's record of the failure; reads the error file."""
+        """torch's record of the end; reads the error file."""
+        assert self.code is not None, f"the worker of pid {self.child.pid} runs"
         return ProcessFailure(
-            local_rank=self.worker.local_rank,
-            pid=self.worker.pid,
+            local_rank=self.local_rank,
+            pid=self.child.pid,
             exitcode=self.code,
-            error_file=self.worker.error_file,
+            error_file=self.error_file,
         )
 
 
@@ -95,40 +97,6 @@ def failure_text(name: str, failures: Mapping[int, ProcessFailure]) -> tuple[str
     return f"{error}: {message.get('message', '')}", trace
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Running:
-    worker: Worker
-    child: ChildGroup
-    close: Callable[[], None]
-    pidfd: int
-
-
-class _LogsOfOne(LogsSpecs):
-    """The files of one worker's output, in the folders that were made for all workers."""
-
-    def __init__(self, dest: LogsDest, local_rank: int) -> None:
-        super().__init__()
-        self._dest = dest
-        self._local_rank = local_rank
-
-    @property
-    def root_log_dir(self) -> str:
-        return ""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        def only(files: dict[int, str]) -> dict[int, str]:
-            return {0: files[self._local_rank]} if self._local_rank in files else {}
-
-        dest = self._dest
-        return LogsDest(
-            stdouts=only(dest.stdouts),
-            stderrs=only(dest.stderrs),
-            tee_stdouts=only(dest.tee_stdouts),
-            tee_stderrs=only(dest.tee_stderrs),
-            error_files=only(dest.error_files),
-        )
-
-
 class Workers:
     """Starts, watches and stops workers. One thread, the main one, owns it.
 
@@ -144,14 +112,23 @@ class Workers:
         # Any other program, such as a shell script, may not pass a signal on.
         self._is_python = self._command[0] == os.getenv("PYTHON_EXEC", sys.executable)
         self._env = env
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Worker] = {}
         self._attempt = 0
 
-    def start(self, local_ranks: Iterable[int], placement: Placement) -> None:
+    @property
+    def running(self) -> list[Worker]:
+        """The workers that have not been seen to end."""
+        return list(self._running.values())
+
+    @property
+    def local_ranks(self) -> set[int]:
+        """Local ranks of the workers that have not been seen to end."""
+        return set(self._running)
+
+    def start(self, local_ranks: Iterable[int], placement: Placement) -> list[Worker]:
         """Starts workers; each call is an attempt with a log folder of its own.
 
         Raises:
-            SignalException: a signal came meanwhile; the worker that was being started is gone.
             OSError: a worker could not be started.
         """
         wanted = sorted(local_ranks)
@@ -161,7 +138,7 @@ class Workers:
                 **worker_environment(self._config, placement, local_rank, attempt=self._attempt),
                 **self._env,
             }
-            for local_rank in range(max(placement.local_world_size, wanted[-1] + 1))
+            for local_rank in range(max(self._config.nproc_per_node, wanted[-1] + 1))
         }
         assert self._config.logs_specs is not None
         dest = self._config.logs_specs.reify(envs)
@@ -172,145 +149,95 @@ class Workers:
         self._attempt += 1
         for local_rank in wanted:
             self._running[local_rank] = self._start(local_rank, envs[local_rank], dest)
+        return [self._running[local_rank] for local_rank in wanted]
 
-    def running(self) -> list[Worker]:
-        """The workers that have not been seen to end."""
-        return [running.worker for running in self._running.values()]
-
-    @property
-    def local_ranks(self) -> set[int]:
-        """Local ranks of the workers that have not been seen to end."""
-        return set(self._running)
-
-    def pidfds(self) -> list[int]:
-        """Readable when a worker has ended; empty where the system has no such thing."""
-        return [running.pidfd for running in self._running.values() if running.pidfd >= 0]
-
-    def reap(self) -> list[Ended]:
-        """The workers that ended since the last call, each once."""
+    def reap(self, now: float) -> list[Worker]:
+        """The workers that ended since the last call, each once; kills those whose grace has
+        expired."""
         ended = []
-        for local_rank, running in list(self._running.items()):
-            code = running.child.reap(spare_forked=True)
-            if code is None:
-                continue
-            del self._running[local_rank]
-            if running.pidfd >= 0:
-                os.close(running.pidfd)
-            ended.append(
-                Ended(
-                    worker=running.worker,
-                    code=code,
-                    stopping=running.child.stopping,
-                    close=running.close,
-                )
-            )
+        for worker in self.running:
+            worker.child.kill_overdue(now)
+            worker.code = worker.child.reap(spare_forked=True)
+            if worker.code is not None:
+                ended.append(self._running.pop(worker.local_rank))
         return ended
 
     def stop(self, local_ranks: Iterable[int], *, grace_s: float, now: float) -> None:
-        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`kill_overdue`). Another call may
-        shorten the grace.
+        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`reap`). Another call may shorten
+        the grace.
 
         A Python worker gets SIGTERM alone: if the readers of its DataLoader ended first, its step
         would fail. What is left of its process group after its end gets SIGKILL.
         """
-        for local_rank in local_ranks:
-            if local_rank in self._running:
-                child = self._running[local_rank].child
-                child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
+        for local_rank in self._running.keys() & set(local_ranks):
+            child = self._running[local_rank].child
+            child.stop(grace_s=grace_s, now=now, whole_group=not self._is_python)
 
     def kill(self, pid: int) -> None:
         """Kills the worker of that pid, if it is one of this agent's; it counts as lost."""
-        for running in self._running.values():
-            if running.worker.pid == pid:
-                running.child.kill()
-
-    def kill_overdue(self, now: float) -> None:
-        """Kills the workers whose grace has expired."""
-        for running in self._running.values():
-            running.child.kill_overdue(now)
+        for worker in self.running:
+            if worker.child.pid == pid:
+                worker.child.kill()
 
     def close(self) -> None:
         """Kills the workers that are left, and waits for them."""
-        for running in self._running.values():
-            running.child.kill()
+        for worker in self.running:
+            worker.child.kill()
         while self._running:
-            for ended in self.reap():
-                ended.close()
+            for worker in self.reap(time.monotonic()):
+                worker.close()
             time.sleep(_REAP_POLL_S)
 
-    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> _Running:
-        config = self._config
+    def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> Worker:
         command = macros.substitute(self._command, str(local_rank))
-        if config.numa_options is not None:
-            # torch's context would bind by the index in it, which is always 0 here.
-            command = _bind_to_numa(command, local_rank, config)
-        words = [exec_child.__file__, str(os.getpid()), *command]
-        context = start_processes(
-            name=config.role,
+        stdout, stderr = dest.stdouts[local_rank], dest.stderrs[local_rank]
+        handler = SubprocessHandler(
             entrypoint=sys.executable,
-            args={0: ("-I", "-S", *words)},
-            envs={0: env},
-            logs_specs=_LogsOfOne(dest, local_rank),
-            log_line_prefixes={0: _prefix(config, env, local_rank)},
+            args=("-I", "-S", exec_child.__file__, str(os.getpid()), *command),
+            env=env,
+            stdout=stdout,
+            stderr=stderr,
+            local_rank_id=local_rank,
+            numa_options=self._config.numa_options,
         )
-        assert isinstance(context, SubprocessContext)
-        process = context.subprocess_handlers[0].proc
-        close = contextlib.ExitStack()
-        close.callback(context.close)
-        _filter(close, config, env, dest, local_rank)
-        worker = Worker(
+        return Worker(
             local_rank=local_rank,
             rank=int(env["RANK"]),
-            pid=process.pid,
-            stdout=dest.stdouts[local_rank],
-            stderr=dest.stderrs[local_rank],
+            child=ChildGroup(handler.proc),
+            files={stream: path for stream, path in ((STDOUT, stdout), (STDERR, stderr)) if path},
             error_file=dest.error_files[local_rank],
             started_at=time.monotonic(),
+            close=_start_tails(self._config, env["RANK"], local_rank, dest).close,
         )
-        pidfd = os.pidfd_open(process.pid) if _HAS_PIDFD else -1
-        return _Running(worker=worker, child=ChildGroup(process), close=close.close, pidfd=pidfd)
 
 
-def _prefix(config: LaunchConfig, env: dict[str, str], local_rank: int) -> str:
-    if not config.log_line_prefix_template:
-        return f"[{config.role}{local_rank}]:"
-    return Template(config.log_line_prefix_template).safe_substitute(
-        role_name=config.role, rank=env["RANK"], local_rank=local_rank
-    )
-
-
-def _filter(
-    close: contextlib.ExitStack,
-    config: LaunchConfig,
-    env: dict[str, str],
-    dest: LogsDest,
-    local_rank: int,
-) -> None:
-    """Starts the tails of --duplicate-*-filters. torch's context would truncate the file of all
-    workers each time a worker is started."""
-    prefix = {0: _prefix(config, env, local_rank)}
-    for filters, tees, target in (
-        (config.duplicate_stdout_filters, dest.tee_stdouts, dest.filtered_stdout),
-        (config.duplicate_stderr_filters, dest.tee_stderrs, dest.filtered_stderr),
+def _start_tails(
+    config: LaunchConfig, rank: str, local_rank: int, dest: LogsDest
+) -> contextlib.ExitStack:
+    """Starts torch's tails of --tee and --duplicate-*-filters; to be closed."""
+    prefixes = None
+    if config.log_line_prefix_template:
+        template = Template(config.log_line_prefix_template)
+        prefix = template.safe_substitute(role_name=config.role, rank=rank, local_rank=local_rank)
+        prefixes = {local_rank: prefix}
+    tails = contextlib.ExitStack()
+    for teed, terminal, copy, needles in (
+        (dest.tee_stdouts, sys.stdout, dest.filtered_stdout, config.duplicate_stdout_filters),
+        (dest.tee_stderrs, sys.stderr, dest.filtered_stderr, config.duplicate_stderr_filters),
     ):
-        if not filters or local_rank not in tees:
+        if local_rank not in teed:
             continue
+        files = {local_rank: teed[local_rank]}
+        tails.callback(TailLog(config.role, files, terminal, prefixes).start().stop)
+        if needles:
 
-        def is_shown(line: str, needles: tuple[str, ...] = tuple(filters)) -> bool:
-            return any(needle in line for needle in needles)
+            def is_copied(line: str, needles: tuple[str, ...] = tuple(needles)) -> bool:
+                return any(needle in line for needle in needles)
 
-        file = close.enter_context(
-            Path(target).open("a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
-        )
-        tail = TailLog(config.role, {0: tees[local_rank]}, file, prefix, log_line_filter=is_shown)
-        close.callback(tail.start().stop)
-
-
-def _bind_to_numa(command: list[str], local_rank: int, config: LaunchConfig) -> list[str]:
-    from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
-
-    return list(
-        _maybe_wrap_command_args_with_numa_binding(
-            tuple(command), gpu_index=local_rank, numa_options=config.numa_options
-        )
-    )
+            # Appended: all workers of the attempt share the file.
+            target = tails.enter_context(
+                Path(copy).open("a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
+            )
+            tail = TailLog(config.role, files, target, prefixes, log_line_filter=is_copied)
+            tails.callback(tail.start().stop)
+    return tails

@@ -49,7 +49,7 @@ class StopSignals:
         return 128 + self.first if self.first else 0
 
     def install(self) -> None:
-        """Handles the signals from now on; again where other code installed its handlers."""
+        """Handles the signals from now on."""
         for number in self._before:
             signal.signal(number, self._handle)
 
@@ -58,13 +58,9 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def note(self, number: int) -> None:
-        """Counts a signal that other code caught."""
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or number
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.note(number)
         if self._wake is not None:
             self._wake()
 

@@ -31,17 +31,22 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
     service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
     address = service.listen(TOKEN, "127.0.0.1:0")
     answered = threading.Event()
+    stub = Stub(services.MASTER, address, TOKEN)
+    shown: list[pb.GetStatusResponse] = []
     reporter = Reporter(
-        Stub(services.MASTER, address, TOKEN),
+        stub,
         pb.AgentReportRequest(node="n", host="h", pid=1, address="127.0.0.1", port=1),
         wake=answered.set,
+        show=shown.append,
         wants_events=False,
     )
     try:
+        assert reporter.turn(time.monotonic()) is None
         assert answered.wait(60)
-        assert reporter.status is not None
-        assert reporter.status.job == "j"
-        assert not reporter.status.events
+        assert reporter.turn(time.monotonic()) is not None
+        assert [status.job for status in shown] == ["j"]
+        assert not shown[0].events
     finally:
         reporter.close()
+        stub.close()
         service.close()

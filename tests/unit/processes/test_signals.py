@@ -29,15 +29,6 @@ def test_signals_are_counted_and_the_first_one_is_named() -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
-def test_a_handler_that_other_code_installed_is_replaced_and_its_signal_counted() -> None:
-    with StopSignals([signal.SIGUSR1]) as signals:
-        signal.signal(signal.SIGUSR1, lambda number, _: signals.note(number))
-        os.kill(os.getpid(), signal.SIGUSR1)
-        signals.install()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert signals.count == 2
-
-
 def test_an_ignored_signal_stays_ignored_unless_it_must_be_heard(ignored: signal.Signals) -> None:
     with StopSignals([ignored]) as signals:
         os.kill(os.getpid(), ignored)
