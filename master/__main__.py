@@ -103,7 +103,9 @@ def main(
     if left is not None:
         from_state(job, left, time.monotonic())
     job.start(time.monotonic())
-    service = Service(job, clock=time.monotonic, log_path=launcher.log_path, cores=_cores())
+    service = Service(
+        job, clock=time.monotonic, log_path=launcher.log_path, cores=len(os.sched_getaffinity(0))
+    )
     kept = persistence.Persistence(
         service, store, owner, fence, secret=token, status_file=folder.status_file
     )
@@ -199,12 +201,6 @@ def _server_args(config: JobConfig, listen: str) -> list[str]:
         # Workers of other machines reach servers where they reach the master.
         args += ["--host", host]
     return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 if __name__ == "__main__":

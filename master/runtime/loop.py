@@ -8,7 +8,7 @@ from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.service import Service
 from master.state.actions import Action, NotStarted, Start, Started, Stop
-from torch_edl.processes.base import Launcher
+from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
 
 # How soon an exit of a process is noticed.
@@ -16,7 +16,7 @@ _POLL_S = 0.1
 
 
 def run(
-    service: Service, launcher: Launcher, effects: Effects, stop: StopSignals, journal: Journal
+    service: Service, launcher: LocalLauncher, effects: Effects, stop: StopSignals, journal: Journal
 ) -> None:
     """Runs the job until every process has ended."""
     job = service.job
@@ -43,7 +43,7 @@ def run(
             service.changed.wait(_POLL_S)
 
 
-def _act(action: Action, service: Service, launcher: Launcher, effects: Effects) -> None:
+def _act(action: Action, service: Service, launcher: LocalLauncher, effects: Effects) -> None:
     match action:
         case Start(spec):
             try:

@@ -133,8 +133,8 @@ def _share_cores(workers: int) -> None:
     """Divides the cores among the workers of this machine, unless the user has set the number of
     threads. torchrun gives each of several workers a single thread, and warns."""
     if workers > 1:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // workers)))
+        cores = len(os.sched_getaffinity(0))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
 
 
 def endpoint(args: argparse.Namespace, config: LaunchConfig) -> str:

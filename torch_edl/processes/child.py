@@ -9,15 +9,12 @@ import logging
 import os
 import signal as signals
 import sys
-import threading
-import time
 from typing import Any
 
 ENV_PARENT_PID = "TORCH_EDL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 # A full disk, and a terminal that was closed.
 _LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_POLL_S = 0.2
 
 
 def follow_parent(signal: int = signals.SIGKILL) -> None:
@@ -34,26 +31,15 @@ def follow_parent(signal: int = signals.SIGKILL) -> None:
     if not named:
         return
     parent = int(named)
-    if sys.platform == "linux":
-        # The kernel sends it, so it works in the middle of a torch kernel too. It fires when the
-        # *thread* that forked ends: launchers are driven from the main thread.
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, int(signal), 0, 0, 0) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
-    else:
-        threading.Thread(
-            target=_watch, args=(parent, signal), name="follow-parent", daemon=True
-        ).start()
+    # The kernel sends it, so it works in the middle of a torch kernel too. It fires when the
+    # *thread* that forked ends: launchers are driven from the main thread.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     # The parent may have died before the kernel was told.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal)
-
-
-def _watch(parent: int, signal: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_POLL_S)
-    os.kill(os.getpid(), signal)
 
 
 def setup_logging(role: str, id: int) -> None:

@@ -19,10 +19,9 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Sets the signal, then replaces this process by the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it died before the kernel was told
-            os.kill(os.getpid(), signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
     try:
         os.execvp(command[0], command)
     except OSError as error:

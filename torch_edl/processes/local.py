@@ -20,13 +20,13 @@ _STOP_ALL_POLL_S = 0.02
 
 
 class LocalLauncher:
-    """Implements :class:`torch_edl.processes.base.Launcher` with one subprocess per spec.
+    """Starts one subprocess for each spec, and reports its end.
 
     Each process leads a session of its own: Ctrl-C in a terminal reaches only the client, and
     what a process forked (readers of a DataLoader) can be ended with it. Output is appended to
     ``<log_dir>/<role>-<id>.log``.
 
-    Must be used from the main thread: children follow the *thread* that forked them, see
+    One thread owns it, the main one: children follow the *thread* that forked them, see
     :func:`torch_edl.processes.child.follow_parent`.
     """
 
@@ -46,11 +46,10 @@ class LocalLauncher:
         key = (spec.role, spec.id)
         assert key not in self._running, f"{spec.name} was started before"
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        # -P: a folder `master` where the user happens to stand must not be imported for ours.
-        safe_path = ["-P"] if sys.version_info >= (3, 11) else []
         with open(self.log_path(spec.role, spec.id), "ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *safe_path, "-m", spec.module, *spec.args],
+                # -P: a folder `master` where the user happens to stand is not imported for ours.
+                [sys.executable, "-P", "-m", spec.module, *spec.args],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -78,7 +77,8 @@ class LocalLauncher:
         return ended
 
     def stop(self, role: str, id: int, *, grace_s: float) -> None:
-        """SIGTERM now, SIGKILL to its whole session ``grace_s`` later; 0 is SIGKILL at once."""
+        """Sends SIGTERM to a process, and SIGKILL to its session ``grace_s`` later; 0 is SIGKILL at
+        once. Returns at once: :meth:`poll` sends the SIGKILL and reports the end."""
         child = self._running.get((role, id))
         if child is not None:
             child.stop(grace_s=grace_s, now=time.monotonic())
@@ -92,7 +92,7 @@ class LocalLauncher:
             time.sleep(_STOP_ALL_POLL_S)
 
     def log_path(self, role: str, id: int) -> str:
-        """``<log_dir>/<role>-<id>.log``."""
+        """The file with the output of a process."""
         return str(self._log_dir / f"{role}-{id}.log")
 
 
