@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 
 from torch_edl.cli.terminal import stderr, stdout
@@ -79,7 +80,7 @@ def clean(args: argparse.Namespace) -> int:
         jobs = catalog.outdated(days=days, keep=args.keep)
     for job in jobs:
         if not args.dry_run:
-            catalog.remove(job)
+            shutil.rmtree(job.dir)
         verb = "would be removed" if args.dry_run else "removed"
         stdout().print(f"{verb}: {job.dir}", soft_wrap=True)
     if not jobs:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
 
 from torch_edl.errors import UsageError
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-    from torch_edl.jobs.folder import JobFolder, MasterAddress
-    from torch_edl.wire import master_pb2 as pb
-    from torch_edl.wire.channel import Stub
+from torch_edl.jobs.folder import JobFolder, MasterAddress
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
+from torch_edl.wire.channel import Stub
 
 _CALL_TIMEOUT_S = 3.0
 
 
 def stub_of(master: MasterAddress) -> Stub:
     """A stub of a master, connected when first used."""
-    from torch_edl.wire import services
-    from torch_edl.wire.channel import Stub
-
     return Stub(services.CONTROL, master.address, master.token)
 
 
@@ -30,8 +27,6 @@ def ask(job: JobFolder, request: Message) -> Any:
     Raises:
         UsageError: the job is over, or the master rejected the call.
     """
-    import grpc
-
     master = job.master()
     if master is None or not job.is_alive():
         state = job.last_status().get("state", "dead")
@@ -54,10 +49,8 @@ def ask(job: JobFolder, request: Message) -> Any:
 
 def get_status(job: JobFolder) -> pb.GetStatusResponse | None:
     """The status from the job's master; None if no master answers."""
-    from torch_edl.wire import master_pb2
-
     try:
-        status: pb.GetStatusResponse = ask(job, master_pb2.GetStatusRequest())
+        status: pb.GetStatusResponse = ask(job, pb.GetStatusRequest())
     except UsageError:
         return None
     return status

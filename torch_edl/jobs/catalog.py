@@ -63,10 +63,10 @@ def create(config: JobConfig) -> JobFolder:
             )
         if not job.config_file.exists() and any(job.dir.iterdir()):
             raise UsageError(f"{job.dir}: not the folder of a job; choose another --job-name")
-        remove(job)
+        shutil.rmtree(job.dir)
     for old in outdated(days=KEEP_DAYS, keep=KEEP_JOBS):
         with contextlib.suppress(OSError):  # another process removes it too, or it is not ours
-            remove(old)
+            shutil.rmtree(old.dir)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
     job.dir.mkdir(mode=0o700)
     try:
@@ -95,12 +95,3 @@ def outdated(*, days: float | None, keep: int | None) -> list[JobFolder]:
         for place, job in enumerate(all_jobs())
         if ((keep is not None and place >= keep) or now - job.touched() >= since) and job.is_over()
     ]
-
-
-def remove(job: JobFolder) -> None:
-    """Removes the folder of a job.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
-    shutil.rmtree(job.dir)

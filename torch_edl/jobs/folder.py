@@ -45,46 +45,23 @@ class MasterAddress:
     """The interface and port that it listens on, for a master that takes its place."""
 
 
-@dataclass(frozen=True)
 class JobFolder:
     """The folder of a job by the job's name; nothing is read before it is asked for."""
 
-    name: str
-
-    @property
-    def dir(self) -> Path:
-        """The folder itself."""
-        return jobs_home() / self.name
-
-    @property
-    def config_file(self) -> Path:
-        """The job's configuration."""
-        return self.dir / CONFIG
-
-    @property
-    def master_file(self) -> Path:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dir = jobs_home() / name
+        self.config_file = self.dir / CONFIG
+        self.master_file = self.dir / "master.json"
         """The address, pid and token of the newest master."""
-        return self.dir / "master.json"
-
-    @property
-    def status_file(self) -> Path:
+        self.status_file = self.dir / "status.json"
         """The last status of the job."""
-        return self.dir / "status.json"
-
-    @property
-    def events_file(self) -> Path:
+        self.events_file = self.dir / "events.jsonl"
         """The events of the job, one JSON object a line."""
-        return self.dir / "events.jsonl"
-
-    @property
-    def logs(self) -> Path:
+        self.logs = self.dir / "logs"
         """The folder of the processes' outputs."""
-        return self.dir / "logs"
-
-    @property
-    def predictions(self) -> Path:
+        self.predictions = self.dir / "predictions"
         """The folder of predictions, a file for each task."""
-        return self.dir / "predictions"
 
     def config(self) -> JobConfig:
         """The configuration of the job.
@@ -103,14 +80,8 @@ class JobFolder:
     def master(self) -> MasterAddress | None:
         """Where the newest master listens or listened; None before it did."""
         try:
-            raw = json.loads(self.master_file.read_text(encoding="utf-8"))
-            return MasterAddress(
-                address=str(raw["address"]),
-                pid=int(raw["pid"]),
-                token=str(raw["token"]),
-                listen=str(raw.get("listen", "")),
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            return MasterAddress(**json.loads(self.master_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
 
     def note_master(self, master: MasterAddress) -> None:

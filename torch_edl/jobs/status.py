@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_edl.jobs import calls
 from torch_edl.jobs.folder import ENDED, JobFolder
-
-if TYPE_CHECKING:
-    from torch_edl.wire import master_pb2 as pb
-
+from torch_edl.wire import master_pb2 as pb
 
 _EMPTY: dict[str, Any] = {
     "strategy": "",
@@ -61,16 +58,8 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
             "done": status.tasks_done,
         },
         "processes": [
-            {
-                "role": p.role,
-                "id": p.id,
-                "pid": p.pid,
-                "state": p.state,
-                "address": p.address,
-                "exit": p.exit,
-                "log": p.log,
-            }
-            for p in status.processes
+            {name: getattr(process, name) for name in process.DESCRIPTOR.fields_by_name}
+            for process in status.processes
         ],
         "rates": {name: finite(rate) for name, rate in sorted(status.rates.items())},
         "steps": status.steps,

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import grpc
@@ -24,7 +24,8 @@ _MOST_VALUES = 100
 
 @dataclass
 class WorkerStatus:
-    """What each heartbeat reports; written by the training loop."""
+    """What each heartbeat reports, in fields that ``HeartbeatRequest`` has too; written by the
+    training loop."""
 
     steps: int = 0
     records: int = 0
@@ -70,6 +71,13 @@ class WorkerStatus:
         with self._lock:
             values, self._values = self._values, {}
         return {name: sum(map(float, of)) / len(of) for name, of in values.items()}
+
+    def request(self, worker_id: int) -> pb.HeartbeatRequest:
+        """The heartbeat of a worker, with the means since the one before."""
+        values = self.take_values()
+        told = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
+        loss = values.get("loss", math.nan)
+        return pb.HeartbeatRequest(worker_id=worker_id, loss=loss, logged=values, **told)
 
 
 class Heartbeat:
@@ -120,27 +128,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Sends one heartbeat now."""
-        now = self._progress
-        values = now.take_values()
-        request = pb.HeartbeatRequest(
-            worker_id=self._worker_id,
-            steps=now.steps,
-            records=now.records,
-            loss=values.get("loss", math.nan),
-            version=now.version,
-            phase=now.phase,
-            ring=now.ring,
-            position=now.position,
-            pass_records=now.pass_records,
-            pass_index=now.pass_index,
-            epoch=now.epoch,
-            epochs=now.epochs,
-            records_before=now.records_before,
-            records_to_come=now.records_to_come,
-            logged=values,
-            left_out=now.left_out,
-            damaged=now.damaged,
-        )
+        request = self._progress.request(self._worker_id)
         sent = time.monotonic()
         try:
             answer = self._master.call(request, timeout_s=5)

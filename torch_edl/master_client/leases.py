@@ -73,6 +73,15 @@ class TaskResult:
     """Summary: the values of the metric objects."""
     snapshot: Snapshot | None = None
 
+    def counts(self) -> pb.TaskCounts:
+        """The numbers, as they are reported."""
+        return pb.TaskCounts(
+            records=self.records,
+            steps=self.steps,
+            nan_steps=self.nan_steps,
+            damaged=self.damaged,
+        )
+
 
 class LeaseClient:
     """One worker's leases. Thread-safe: the loader leases while the trainer reports.
@@ -121,7 +130,7 @@ class LeaseClient:
     def complete(self, lease: Lease, result: TaskResult) -> bool:
         """Reports that a task is done; False if the master had taken the task away before."""
         request = pb.CompleteTaskRequest(
-            worker_id=self.worker_id, lease_id=lease.lease_id, counts=_counts(result)
+            worker_id=self.worker_id, lease_id=lease.lease_id, counts=result.counts()
         )
         if result.metrics:
             request.metrics.states.extend(result.metrics)
@@ -155,7 +164,7 @@ class LeaseClient:
         request = pb.FailTaskRequest(
             worker_id=self.worker_id,
             lease_id=lease.lease_id,
-            counts=_counts(done or TaskResult()),
+            counts=(done or TaskResult()).counts(),
             error=error,
             traceback=traceback,
             fatal=fatal,
@@ -184,12 +193,3 @@ class LeaseClient:
         except grpc.RpcError as error:
             method = services.method_of(request).name
             raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None
-
-
-def _counts(result: TaskResult) -> pb.TaskCounts:
-    return pb.TaskCounts(
-        records=result.records,
-        steps=result.steps,
-        nan_steps=result.nan_steps,
-        damaged=result.damaged,
-    )
