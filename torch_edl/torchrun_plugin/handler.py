@@ -41,7 +41,7 @@ from torch_edl.wire.endpoint import LOOPBACK, own_address, split
 log = logging.getLogger(__name__)
 
 _LAST_CALL_S = 5.0
-_STORE_TIMEOUT_S = 60
+_STORE_TIMEOUT = datetime.timedelta(seconds=60)
 _CALL_TIMEOUT_S = 10.0
 _FAREWELL_S = 2.0
 _RETRY_S = 0.2
@@ -64,7 +64,6 @@ class MasterRendezvousHandler(RendezvousHandler):
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._parameters = parameters
-        self._run_id = parameters.run_id
         configs = options.unquoted(parameters.config)
         self._join_timeout_s = options.seconds(configs, "join_timeout", options.JOIN_TIMEOUT_S)
         self._last_call_s = options.seconds(configs, "last_call_timeout", _LAST_CALL_S)
@@ -98,7 +97,7 @@ class MasterRendezvousHandler(RendezvousHandler):
 
     def get_run_id(self) -> str:
         """torchrun's ``--rdzv-id``."""
-        return self._run_id
+        return self._parameters.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Joins the next round, and waits until it is complete.
@@ -119,7 +118,7 @@ class MasterRendezvousHandler(RendezvousHandler):
                 listener.getsockname()[1],
                 is_master=True,
                 wait_for_workers=False,
-                timeout=_store_timeout(),
+                timeout=_STORE_TIMEOUT,
                 master_listen_fd=listener.detach(),
             )
             address = f"{self._local_addr}:{server.port}"
@@ -168,7 +167,7 @@ class MasterRendezvousHandler(RendezvousHandler):
         try:
             master = find_or_start(
                 lambda name: _job(self._parameters, name),
-                names=options.job_names(self._run_id, port),
+                names=options.job_names(self._parameters.run_id, port),
                 endpoint=self._endpoint,
                 follows=False,
             )
@@ -197,14 +196,9 @@ class MasterRendezvousHandler(RendezvousHandler):
         problem = "too few nodes"
         patience = time.monotonic() + _SUCCESSOR_S
         while (left_s := deadline - time.monotonic()) > 0:
-            if self._master.hosted is not None:
-                self._master.hosted.revive()
-                if self._master.hosted.exit is not None:
-                    self._closed = True
-                    raise RendezvousClosedError(
-                        f"{self._run_id}: the job is over, its master ended "
-                        f"({self._master.hosted.exit})"
-                    )
+            hosted = self._master.hosted
+            if hosted is not None and (hosted.revive() or hosted.exit) is not None:
+                raise self._over(f", its master ended ({hosted.exit})")
             try:
                 timeout_s = min(left_s, _CALL_TIMEOUT_S)
                 answer = self._stub.call(request, timeout_s=timeout_s)
@@ -215,15 +209,13 @@ class MasterRendezvousHandler(RendezvousHandler):
                         f"the master at {self._stub.address}: {problem}"
                     ) from error
                 time.sleep(min(left_s, _RETRY_S))
-                if not self._took_part and self._master.hosted is None:
+                if not self._took_part and hosted is None:
                     self._reconnect()
                 continue
             if answer.closed:
                 # An agent that waited for a place, or started the job, does not start it again.
-                belongs = self._belongs or self._master.hosted is not None
-                if belongs or time.monotonic() > patience:
-                    self._closed = True
-                    raise RendezvousClosedError(f"{self._run_id}: the job is over")
+                if self._belongs or hosted is not None or time.monotonic() > patience:
+                    raise self._over()
                 time.sleep(_RETRY_S)
                 self._reconnect()
                 continue
@@ -233,16 +225,20 @@ class MasterRendezvousHandler(RendezvousHandler):
             time.sleep(_RETRY_S)
         self._tell(pb.LeaveRoundRequest(node=self._node))
         raise RendezvousTimeoutError(
-            f"{self._run_id}: no round of {self._parameters.min_nodes} nodes within "
+            f"{self._parameters.run_id}: no round of {self._parameters.min_nodes} nodes within "
             f"{self._join_timeout_s:.0f} s: {problem}"
         )
+
+    def _over(self, how: str = "") -> RendezvousClosedError:
+        self._closed = True
+        return RendezvousClosedError(f"{self._parameters.run_id}: the job is over{how}")
 
     def _enter(self, place: pb.Place, server: TCPStore) -> RendezvousInfo:
         host, port = parse_rendezvous_endpoint(place.store, default_port=0)
         store = server
         if place.rank:
             store = TCPStore(
-                host, port, is_master=False, wait_for_workers=False, timeout=_store_timeout()
+                host, port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
             )
         self._store = server if place.rank == 0 else None
         self._seen = pb.GetRoundResponse()
@@ -319,7 +315,3 @@ def _command_line() -> tuple[str, int]:
         )
     except (SystemExit, ValueError):  # called by a program, not as torchrun
         return "", 1
-
-
-def _store_timeout() -> datetime.timedelta:
-    return datetime.timedelta(seconds=_STORE_TIMEOUT_S)
