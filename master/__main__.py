@@ -36,8 +36,8 @@ from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs.folder import JobFolder, MasterAddress
-from torch_edl.processes.child import follow_parent, setup_logging
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,6 @@ def main(
     parent = os.getppid()
     stop = StopSignals((signal.SIGTERM, signal.SIGINT), even_ignored=True)
     stop.install()
-    follow_parent(signal.SIGTERM)
     setup_logging("master", 0)
     folder = JobFolder(name)
     try:

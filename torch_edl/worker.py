@@ -24,7 +24,7 @@ from torch_edl.errors import (
     UserCodeError,
 )
 from torch_edl.master_client.session import MasterSession
-from torch_edl.processes.child import follow_parent, setup_logging
+from torch_edl.processes.output import setup_logging
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="torch_edl.worker")
     parser.add_argument("--id", type=int, required=True)
     worker_id = parser.parse_args(argv).id
-    follow_parent()
     setup_logging("worker", worker_id)
     _core.tune_malloc()
     try:

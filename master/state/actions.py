@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.processes.base import ProcessSpec
+from torch_edl.processes.spec import ProcessSpec
 from torch_edl.tables.watermarks import Watermarks
 
 

@@ -21,7 +21,7 @@ from master.state.processes import (
     Gone,
     Process,
 )
-from torch_edl.processes.base import ProcessExit, ProcessSpec
+from torch_edl.processes.spec import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
 _STOP_GRACE_S = 2.0

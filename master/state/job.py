@@ -44,7 +44,7 @@ from master.state.workforce import (
 from master.state.workload import ScriptProgress, Workload
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.processes.base import ProcessExit
+from torch_edl.processes.spec import ProcessExit
 
 _RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 

@@ -191,9 +191,10 @@ class Workers:
     def _start(self, local_rank: int, env: dict[str, str], dest: LogsDest) -> Worker:
         command = macros.substitute(self._command, str(local_rank))
         stdout, stderr = dest.stdouts[local_rank], dest.stderrs[local_rank]
+        entrypoint, *args = exec_child.words(command)
         handler = SubprocessHandler(
-            entrypoint=sys.executable,
-            args=("-I", "-S", exec_child.__file__, str(os.getpid()), *command),
+            entrypoint=entrypoint,
+            args=tuple(args),
             env=env,
             stdout=stdout,
             stderr=stderr,

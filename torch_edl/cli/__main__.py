@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch_edl.cli.parser import parse
 from torch_edl.cli.terminal import complain
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.processes.child import outlive_terminal
+from torch_edl.processes.output import outlive_terminal
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import time
 from collections.abc import Mapping
 
@@ -11,8 +12,8 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.log_tail import last_error, last_lines
-from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class MasterProcess:
                 module="master",
                 args=args,
                 env={**self._env, ENV_TOKEN: self.token},
-                follows=self._follows,
+                end_with_parent=signal.SIGTERM if self._follows else 0,
             )
         )
 

@@ -10,9 +10,9 @@ import threading
 import time
 from pathlib import Path
 
-from torch_edl.processes.base import ProcessExit, ProcessSpec
-from torch_edl.processes.child import ENV_PARENT_PID
+from torch_edl.processes import exec_child
 from torch_edl.processes.child_group import ChildGroup
+from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class LocalLauncher:
     ``<log_dir>/<role>-<id>.log``.
 
     One thread owns it, the main one: children follow the *thread* that forked them, see
-    :func:`torch_edl.processes.child.follow_parent`.
+    :mod:`torch_edl.processes.exec_child`.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -46,10 +46,13 @@ class LocalLauncher:
         key = (spec.role, spec.id)
         assert key not in self._running, f"{spec.name} was started before"
         self._log_dir.mkdir(parents=True, exist_ok=True)
+        # -P: a folder `master` where the user happens to stand is not imported for ours.
+        command = [sys.executable, "-P", "-m", spec.module, *spec.args]
+        if spec.end_with_parent:
+            command = exec_child.words(command, spec.end_with_parent)
         with open(self.log_path(spec.role, spec.id), "ab") as output:
             process = subprocess.Popen(
-                # -P: a folder `master` where the user happens to stand is not imported for ours.
-                [sys.executable, "-P", "-m", spec.module, *spec.args],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -97,15 +100,8 @@ class LocalLauncher:
 
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:
-    env = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",  # prints of a process that is killed are not lost
-        **spec.env,
-    }
-    if spec.follows:
-        env[ENV_PARENT_PID] = str(os.getpid())
-    else:
-        env.pop(ENV_PARENT_PID, None)
+    # Unbuffered: prints of a process that is killed are not lost.
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env}
     # From a bare checkout the children import the code that this process runs. Installed, it is
     # found anyway, and site-packages must not come before the standard library.
     root = Path(__file__).resolve().parents[2]

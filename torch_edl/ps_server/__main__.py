@@ -17,7 +17,7 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import SYNC_MODES, TrainConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.processes.child import follow_parent, setup_logging
+from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import master_pb2, services
@@ -59,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code."""
-    follow_parent()
     _core.tune_malloc()
     args = _parser().parse_args()
     setup_logging("ps", args.shard)

@@ -13,7 +13,7 @@ from torch_edl.config import CheckpointConfig
 from torch_edl.environment import ENV_MASTER
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.processes.child import outlive_terminal
+from torch_edl.processes.output import outlive_terminal
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import settings
 

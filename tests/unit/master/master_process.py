@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from torch_edl.config import (
     JobConfig,
     TrainConfig,
 )
-from torch_edl.processes.base import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.spec import ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -74,6 +75,7 @@ class Master:
                 id=id,
                 module=module,
                 args=["--job", "j"] if module == "run_master" else [str(self.folder / "logs")],
+                end_with_parent=signal.SIGTERM,
                 env={
                     "PYTHONPATH": str(PROGRAMS),
                     "TORCH_EDL_HOME": str(self.home),

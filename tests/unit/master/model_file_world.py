@@ -31,7 +31,7 @@ from torch_edl.config import (
     TrainConfig,
 )
 from torch_edl.data.task_space import Shard
-from torch_edl.processes.base import ProcessExit
+from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 SHARDS = [Shard("a", 20), Shard("b", 12)]

@@ -24,7 +24,7 @@ from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.processes.base import ProcessExit
+from torch_edl.processes.spec import ProcessExit
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps

@@ -14,7 +14,7 @@ from master.state.restart import from_state
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
-from torch_edl.processes.base import ProcessExit
+from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 LEASED, FINISHED = pb.LeaseResponse.LEASED, pb.LeaseResponse.FINISHED

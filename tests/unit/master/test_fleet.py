@@ -8,7 +8,7 @@ from master.state.actions import Failure, Start, Stop
 from master.state.fleet import Fleet
 from master.state.processes import Gone, check_scale
 from torch_edl.errors import UsageError
-from torch_edl.processes.base import ProcessExit
+from torch_edl.processes.spec import ProcessExit
 
 
 def fleet(workers: int = 2, servers: int = 2) -> Fleet:

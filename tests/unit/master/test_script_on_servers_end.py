@@ -14,7 +14,7 @@ from tests.unit.master.script_on_servers_world import (
     World,
     begun,
 )
-from torch_edl.processes.base import ProcessExit
+from torch_edl.processes.spec import ProcessExit
 
 # ---- the end ----
 

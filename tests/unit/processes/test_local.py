@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from torch_edl.processes.base import ProcessExit, ProcessSpec
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
 DEADLINE_S = 20.0
 
@@ -200,7 +200,7 @@ def alive(pid: int) -> bool:
 
 PARENT = """
 import signal, sys, time
-from torch_edl.processes.base import ProcessSpec
+from torch_edl.processes.spec import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
 launcher = LocalLauncher(sys.argv[1])
 for id in (0, 1):
@@ -211,12 +211,10 @@ time.sleep(60)
 
 FOLLOWER = """
 import os, signal, sys, time
-from torch_edl.processes.child import follow_parent, setup_logging
+from torch_edl.processes.output import setup_logging
 import logging
 setup_logging("worker", 3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-follow_parent()
-assert "TORCH_EDL_PARENT_PID" not in os.environ
 logging.getLogger("here").info("following")
 time.sleep(60)
 """

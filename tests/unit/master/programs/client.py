@@ -1,12 +1,20 @@
 """What the command line is to a master: its parent, which may be killed."""
 
+import signal
 import sys
 import time
 
-from torch_edl.processes.base import ProcessSpec
 from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.spec import ProcessSpec
 
 launcher = LocalLauncher(sys.argv[1])
-launcher.start(ProcessSpec(role="master", id=0, module="run_master", args=["--job", "j"]))
+spec = ProcessSpec(
+    role="master",
+    id=0,
+    module="run_master",
+    args=["--job", "j"],
+    end_with_parent=signal.SIGTERM,
+)
+launcher.start(spec)
 print("started", flush=True)
 time.sleep(600)

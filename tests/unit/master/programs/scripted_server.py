@@ -4,12 +4,10 @@ import os
 import signal
 import sys
 
-from torch_edl.processes.child import follow_parent
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
-follow_parent()
 args = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
 master = Stub(
     services.MASTER,

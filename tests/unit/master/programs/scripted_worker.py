@@ -18,13 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_edl.processes.child import follow_parent
 from torch_edl.wire import codec, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import Stub
 
-follow_parent()
 me = int(sys.argv[2])
 folder = Path(os.environ["SCRIPT"])
 plans = json.loads((folder / "plan.json").read_text())

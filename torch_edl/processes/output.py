@@ -1,45 +1,15 @@
-"""What a started process does first: arrange to end with its parent, and set up its log."""
+"""What a process does with its output: one format of logs, and no failure for lack of room."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import io
 import logging
-import os
-import signal as signals
 import sys
 from typing import Any
 
-ENV_PARENT_PID = "TORCH_EDL_PARENT_PID"
-_PR_SET_PDEATHSIG = 1
 # A full disk, and a terminal that was closed.
 _LOST = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
-
-def follow_parent(signal: int = signals.SIGKILL) -> None:
-    """Arranges that this process gets ``signal`` when the process that started it is gone.
-
-    Does nothing unless the launcher named itself in ``TORCH_EDL_PARENT_PID``. The variable is
-    removed, so that what this process starts in turn follows it only if it says so.
-
-    Args:
-        signal: SIGKILL ends the process whatever it is doing; the master asks for SIGTERM, so
-            that it can stop the others first.
-    """
-    named = os.environ.pop(ENV_PARENT_PID, "")
-    if not named:
-        return
-    parent = int(named)
-    # The kernel sends it, so it works in the middle of a torch kernel too. It fires when the
-    # *thread* that forked ends: launchers are driven from the main thread.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
-    # The parent may have died before the kernel was told.
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal)
 
 
 def setup_logging(role: str, id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +19,8 @@ class ProcessSpec:
     """Python module to run with ``-m``."""
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    follows: bool = True
-    """The process ends when the one that started it is gone."""
+    end_with_parent: int = signal.SIGKILL
+    """The signal that the process gets when the one that started it is gone; 0: none."""
 
     @property
     def name(self) -> str:
