@@ -10,9 +10,8 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -51,20 +50,6 @@ _FAREWELL_S = 3.0
 _FAREWELL_STOPPING_S = 90.0
 
 
-class Watch(Protocol):
-    """Whoever shows a job to the user; called by the thread of the agent."""
-
-    def status(self, status: pb.GetStatusResponse) -> None:
-        """How the job is now, with the events since the last call."""
-
-    def output(self, rank: int, stream: str, line: bytes) -> None:
-        """A line that a worker printed, as it printed it.
-
-        Args:
-            stream: ``stdout`` or ``stderr``.
-        """
-
-
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
     """What an agent is to do."""
@@ -75,10 +60,11 @@ class AgentSpec:
     """The command of a worker."""
     name: str
     """Name of the script, for the report of a failure."""
-    watch: Watch
-    """Shows the job: the status, the events if the master is started here, and captured output."""
-    captured: bool
-    """The output of workers goes to files only; ``watch`` shows it."""
+    show_status: Callable[[pb.GetStatusResponse], None]
+    """Shows how the job is; the status has its new events if the master is started here."""
+    show_output: Callable[[int, str, bytes], None] | None
+    """Shows a line that a worker printed: rank, ``stdout`` or ``stderr``, and the line. None: the
+    output does not go to files only."""
     experiment: Experiment
     """The command of this agent, which the master compares with that of the other agents."""
     master: JobMaster
@@ -134,7 +120,7 @@ class Agent:
                 port=free_port(),
             ),
             wake=self._wake,
-            show=spec.watch.status,
+            show=spec.show_status,
             wants_events=master.hosted is not None,
         )
 
@@ -165,9 +151,11 @@ class Agent:
             self._signals.restore()
 
     def _show(self, *, final: bool = False) -> None:
+        if self._spec.show_output is None:
+            return
         for worker in self._shown:
             for stream, line in worker.output(final=final):
-                self._spec.watch.output(worker.rank, stream, line)
+                self._spec.show_output(worker.rank, stream, line)
 
     # ---- one turn ----
 
@@ -188,7 +176,8 @@ class Agent:
             self._balance(self._placement, now)
 
     def _wait(self) -> None:
-        timeout_s = _POLL_FAST_S if self._start_at else _LOOK_S if self._shown else _POLL_S
+        look_s = _POLL_S if self._spec.show_output is None else _LOOK_S
+        timeout_s = _POLL_FAST_S if self._start_at else look_s
         with contextlib.suppress(queue.Empty):
             self._wakes.get(timeout=timeout_s)
 
@@ -333,8 +322,7 @@ class Agent:
         for rank in due:
             self._start_at.pop(rank, None)
         started = self._workers.start(due, placement)
-        if self._spec.captured:
-            self._shown = [worker for worker in self._shown if worker.code is None] + started
+        self._shown = [worker for worker in self._shown if worker.code is None] + started
         self._reporter.tell(self._workers.running)
 
     # ---- the end ----
