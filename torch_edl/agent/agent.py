@@ -17,10 +17,9 @@ import grpc
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from torch_edl.agent.placement import Placement
 from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.restart_policy import RestartDecision, RestartPolicy
-from torch_edl.agent.workers import Worker, Workers, failure_text
+from torch_edl.agent.workers import Placement, Worker, Workers, failure_text
 from torch_edl.errors import JobFailedError
 from torch_edl.experiment import Experiment
 from torch_edl.jobs.master_host import JobMaster
