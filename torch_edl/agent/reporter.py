@@ -12,7 +12,7 @@ import grpc
 
 from torch_edl.agent.workers import Worker
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import FULL, Stub
+from torch_edl.wire.channel import FULL, REFUSED, Stub
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +23,6 @@ _FINAL_TIMEOUT_S = 3.0
 _STATUS_EVERY = 2
 # The largest number that the master takes; no event has it.
 _NO_EVENTS = 1 << 53
-# Answers that no repetition mends.
-_FATAL = (
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-)
 
 _Answer = tuple[pb.AgentReportResponse, pb.GetStatusResponse | None]
 
@@ -138,7 +132,7 @@ class Reporter:
             answer, status = call.result()
         except grpc.RpcError as error:
             self._news = True  # nobody has heard it
-            if error.code() in _FATAL:
+            if error.code() in REFUSED:
                 self.refusal = error.details() or error.code().name.lower()
             elif error.code() is FULL:
                 if not self._is_full:

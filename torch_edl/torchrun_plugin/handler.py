@@ -35,7 +35,7 @@ from torch_edl.jobs.master_host import JobMaster, find_or_start
 from torch_edl.torchrun_plugin import options
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import REFUSED, Stub
 from torch_edl.wire.endpoint import LOOPBACK, own_address, split
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ _RETRY_S = 0.2
 _SUCCESSOR_S = 60.0
 # Well below what the master takes for silence.
 _HEARTBEAT_S = 0.5
-_REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
 
 
 class MasterRendezvousHandler(RendezvousHandler):
@@ -204,7 +203,7 @@ class MasterRendezvousHandler(RendezvousHandler):
                 answer = self._stub.call(request, timeout_s=timeout_s)
             except grpc.RpcError as error:
                 problem = error.details() or error.code().name.lower()
-                if error.code() in _REFUSED:
+                if error.code() in REFUSED:
                     raise RendezvousConnectionError(
                         f"the master at {self._stub.address}: {problem}"
                     ) from error

@@ -27,6 +27,12 @@ FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 FULL_RETRY_S = 0.5
 # What a call ends with while there is no master, or one that has just come back.
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+# What no repetition of a call mends.
+REFUSED = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
 
 # A message may be this large; a shard's dense parameters travel in one.
 MAX_MESSAGE_BYTES = 1 << 30
