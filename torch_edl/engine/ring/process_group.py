@@ -79,7 +79,7 @@ class StoreServer:
 
 
 class ProcessGroup:
-    """The collectives of one ring.
+    """The collectives of one ring. Each raises RingBrokenError where it fails.
 
     Args:
         store: ``host:port`` where the members meet.
@@ -130,30 +130,19 @@ class ProcessGroup:
         _open_groups.add(self)
 
     def allreduce(self, tensor: torch.Tensor) -> Any:
-        """Begins to sum ``tensor`` over all members, in place; ``wait`` on what it returns.
-
-        Raises:
-            RingBrokenError: the collective could not begin.
-        """
+        """Begins to sum ``tensor`` over all members, in place; ``wait`` on what it returns."""
         with _broken_ring():
             return self._of(tensor).allreduce([tensor])
 
     def wait(self, works: Sequence[Any]) -> None:
-        """Waits for collectives that were begun.
-
-        Raises:
-            RingBrokenError: a collective failed; the contents of all tensors are undefined.
-        """
+        """Waits for collectives that were begun. If one failed, the contents of all tensors are
+        undefined."""
         with _broken_ring():
             for work in works:
                 work.wait()
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Copies ``tensor`` of the rank ``source`` to all members, in place.
-
-        Raises:
-            RingBrokenError: the operation failed.
-        """
+        """Copies ``tensor`` of the rank ``source`` to all members, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
@@ -161,29 +150,17 @@ class ProcessGroup:
             self._of(tensor).broadcast([tensor], options).wait()
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Sends a tensor of the CPU to one member, which calls :meth:`receive`.
-
-        Raises:
-            RingBrokenError: the operation failed.
-        """
+        """Sends a tensor of the CPU to one member, which calls :meth:`receive`."""
         with _broken_ring():
             self._of(tensor).send([tensor], to, 0).wait()
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Receives in place what one member sends.
-
-        Raises:
-            RingBrokenError: the operation failed.
-        """
+        """Receives in place what one member sends."""
         with _broken_ring():
             self._of(tensor).recv([tensor], source, 0).wait()
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """Returns the payloads of all members, in the order of ranks.
-
-        Raises:
-            RingBrokenError: the operation failed.
-        """
+        """Returns the payloads of all members, in the order of ranks."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(payload)
         self.wait([self.allreduce(sizes)])
