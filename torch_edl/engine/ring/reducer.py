@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from torch_edl.engine.gradient_hooks import weak_hook
-from torch_edl.engine.ring.buckets import Bucket, make_buckets
+from torch_edl.engine.ring.buckets import Bucket, RunningStatistics, make_buckets
 from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
-from torch_edl.engine.ring.running_statistics import RunningStatistics
 from torch_edl.errors import UsageError
 
 # A sum of shares that rounding left of 1.
