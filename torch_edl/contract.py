@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from torch_edl.argument_order import LabelsFirst, labels_first, refuse_class
+from torch_edl.data.sources import Source
 from torch_edl.errors import (
     ContractError,
     DataError,
@@ -93,6 +95,28 @@ class Contract:
             if not (callable(metric) or hasattr(metric, "update")):
                 raise self._wrong(f"eval_metrics_fn()[{name!r}]", metric, "a function or a metric")
         return dict(made)
+
+    def make_sources(self, paths: Sequence[str]) -> dict[str, Source]:
+        """Calls ``data_source``, if there is one: the sources by name."""
+        if self.data_source is None:
+            return {}
+        made = self._call("data_source()", partial(self.data_source, paths))
+        sources = list(made) if isinstance(made, list | tuple) else [made]
+        by_name: dict[str, Source] = {}
+        for source in sources:
+            if not isinstance(source, Source):
+                raise self._wrong(
+                    "data_source", source,
+                    "an object (or a list) with name, count, damaged, metadata and "
+                    "read(start, end)",
+                )  # fmt: skip
+            if source.name in by_name:
+                raise ContractError(
+                    f"{self.path}: data_source returned two sources named {source.name!r}; give "
+                    "each a name of its own"
+                )
+            by_name[source.name] = source
+        return by_name
 
     def make_callbacks(self) -> list[Any]:
         """Calls ``callbacks``, if there is one."""

@@ -15,8 +15,11 @@ from torch_edl.nn.embedding import Embedding, EmbeddingBag, Initializer, Table
 _SAMPLE = 65_536
 
 
-def swap_large(model: nn.Module, threshold: int) -> dict[str, Table]:
-    """Replaces every ``nn.Embedding`` and ``nn.EmbeddingBag`` of more than ``threshold`` elements.
+def swap_large(
+    model: nn.Module, threshold: int, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Table]:
+    """Replaces every ``nn.Embedding`` and ``nn.EmbeddingBag`` of more than ``threshold`` elements,
+    and their weights in the parameter groups of the optimizer.
 
     Modules with features that tables lack stay as they are: ``max_norm``, ``scale_grad_by_freq``,
     the mode ``max``, frozen weights, and weights that another module shares.
@@ -25,6 +28,7 @@ def swap_large(model: nn.Module, threshold: int) -> dict[str, Table]:
         The new modules by their paths.
     """
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    groups = [] if optimizer is None else optimizer.param_groups
     swapped: dict[str, Table] = {}
     for path, module in list(model.named_modules()):
         if not path or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -33,6 +37,11 @@ def swap_large(model: nn.Module, threshold: int) -> dict[str, Table]:
             parent, _, name = path.rpartition(".")
             swapped[path] = _table(module)
             setattr(model.get_submodule(parent), name, swapped[path])
+            for group in groups:
+                group["params"] = [
+                    swapped[path].weight if parameter is module.weight else parameter
+                    for parameter in group["params"]
+                ]
     return swapped
 
 

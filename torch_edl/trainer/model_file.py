@@ -11,7 +11,6 @@ import torch
 from torch_edl.config import JobConfig
 from torch_edl.contract import Contract
 from torch_edl.data.feeder import Feeder
-from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.nn.model_tables import swap_large
@@ -34,11 +33,12 @@ class ModelFile:
         torch.manual_seed(config.train.seed)
         self.model = contract.make_model()
         self.optimizer = contract.make_optimizer(self.model)
-        self.scheduler: Any | None = None
-        """Made by :meth:`apply`, since the optimizer may be another one then."""
+        self.scheduler = contract.make_scheduler(self.optimizer)
         self._callbacks = contract.make_callbacks()
         contract.make_metrics()
-        self._sources = self._user_sources()
+        data = config.data
+        paths = {"train": data.train, "evaluate": data.eval, "predict": data.predict}
+        self._sources = contract.make_sources(paths[config.kind])
         self.feeder = Feeder(config, contract.feed, self._sources)
 
     def shards(self) -> list[pb.SourceShard]:
@@ -53,19 +53,12 @@ class ModelFile:
             # Rows that decay towards zero become denormal numbers, which are many times slower.
             # Elsewhere a model gives the same bits as under `python`.
             torch.set_flush_denormal(True)
-            self._swap_tables()
-        self.scheduler = self.contract.make_scheduler(self.optimizer)
+            threshold = self.config.train.large_embedding
+            for path, table in swap_large(self.model, threshold, self.optimizer).items():
+                log.info(
+                    "%s lives on the servers: %s, rows start as %s", path, table, table.initializer
+                )
         log.info("strategy %s: %s", ready.strategy, ready.reason)
-
-    def _swap_tables(self) -> None:
-        swapped = swap_large(self.model, self.config.train.large_embedding)
-        for path, table in swapped.items():
-            log.info(
-                "%s lives on the servers: %s, rows start as %s", path, table, table.initializer
-            )
-        if swapped:
-            # Its parameter groups must know the tables instead of the weights that are gone.
-            self.optimizer = self.contract.make_optimizer(self.model)
 
     def call_back(self, event: str, *args: Any) -> None:
         """Calls a method of each of the user's callbacks that has it.
@@ -84,32 +77,3 @@ class ModelFile:
                     f"{self.contract.path}: callback {type(callback).__name__}.{event} raised "
                     f"{describe_error(error)}"
                 ) from error
-
-    def _user_sources(self) -> dict[str, Source]:
-        if self.contract.data_source is None:
-            return {}
-        data = self.config.data
-        paths = {"train": data.train, "evaluate": data.eval, "predict": data.predict}
-        try:
-            made = self.contract.data_source(paths[self.config.kind])
-        except (Exception, SystemExit) as error:
-            raise ContractError(
-                f"{self.contract.path}: data_source() raised {describe_error(error)}"
-            ) from error
-        sources = list(made) if isinstance(made, list | tuple) else [made]
-        for source in sources:
-            if not isinstance(source, Source):
-                raise ContractError(
-                    f"{self.contract.path}: data_source returned {type(source).__name__}; "
-                    "expected an object (or a list) with name, count, damaged, metadata and "
-                    "read(start, end)"
-                )
-        made_by_name = {source.name: source for source in sources}
-        if len(made_by_name) < len(sources):
-            names = [source.name for source in sources]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ContractError(
-                f"{self.contract.path}: data_source returned two sources named {twice!r}; give "
-                "each a name of its own"
-            )
-        return made_by_name
