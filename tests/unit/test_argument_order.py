@@ -16,7 +16,7 @@ from torchmetrics.functional import mean_squared_error
 from torch_edl.argument_order import labels_first
 from torch_edl.data.batch import Batch
 from torch_edl.metrics import AUC
-from torch_edl.trainer.task_metrics import TaskMetrics
+from torch_edl.trainer.task_results import TaskMetrics
 
 LABELS = torch.tensor([0.0, 1.0, 1.0])
 LOGITS = torch.tensor([2.0, -1.0, 0.5])

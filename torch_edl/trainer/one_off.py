@@ -19,7 +19,7 @@ import torch
 from torch_edl.checkpoint import layout
 from torch_edl.contract import user_traceback
 from torch_edl.data.feeder import MODES, FeedError
-from torch_edl.data.tasks import ModelTask, RecordTask
+from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
 from torch_edl.engine.base import Engine
 from torch_edl.errors import (
     ContractError,
@@ -36,8 +36,7 @@ from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.step import Step
-from torch_edl.trainer.task_metrics import TaskMetrics, summarize
-from torch_edl.trainer.task_predictions import TaskPredictions
+from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, summarize
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -65,12 +64,19 @@ class OneOffTasks:
         self._status = status
         self._writing: threading.Thread | None = None
 
-    def do(self, task: RecordTask | ModelTask) -> None:
-        """Does a task and reports it, as failed if the user's code raises.
+    def do(self, task: RecordTask | ModelTask | TaskFailed) -> None:
+        """Does a task and reports it, as failed if it could not be prepared or the user's code
+        raises.
 
         Raises:
             ServersLostError: the task was given back.
+            MasterLostError: there is no task, since the master does not answer.
         """
+        if isinstance(task, TaskFailed):
+            if task.lease is None:
+                raise task.error
+            self.fail(task.lease, task.error)
+            return
         lease = task.lease
         self._status.phase = pb.TaskKind.Name(lease.kind).removeprefix("TASK_").lower()
         if lease.kind == pb.TASK_SNAPSHOT:
