@@ -22,7 +22,7 @@ from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
-from torch_edl.trainer.step import ContractBody, Step
+from torch_edl.trainer.step import Step, contract_body
 from torch_edl.wire import master_pb2 as pb
 
 __all__ = ["start_servers"]
@@ -69,7 +69,7 @@ class Driven:
         if self.leased is not None:
             servers = start(2) if kind.startswith("servers") else []
             self.leased.connect(pb.Cluster(incarnation=1, servers=servers))
-        self.body = ContractBody(step, self.engine, optimizer, None)
+        self.body = contract_body(step, self.engine, optimizer, None)
 
     def compute(self, update: Update) -> bool:
         for minibatch in update.minibatches:
@@ -79,7 +79,8 @@ class Driven:
     def count(self) -> float:
         if self.leased is not None:
             self.leased.acknowledged(wait=True)
-        return float(self.engine.state_dict()["w"])
+        with self.engine.evaluating():
+            return self.model.w.item()
 
 
 def update(number: int, value: float = 1.0) -> Update:

@@ -222,6 +222,8 @@ def open_batches(
     Raises:
         UsageError: it can neither be indexed nor iterated, or has no records.
     """
+    # What is 0, False or None is the default of a DataLoader; a stream takes few options.
+    options = {name: value for name, value in options.items() if value}
     if isinstance(dataset, str | os.PathLike) or _is_paths(dataset):
         return _open_files(dataset, data, number, options)
     if isinstance(dataset, IterableDataset):

@@ -2,8 +2,8 @@
 
 The loop (:mod:`torch_edl.trainer.loop`) goes through updates, and gives the minibatches of each to
 its body: the script of the user, or the functions of a model file. The engine never runs the body.
-It is told what begins and what is over, and takes the gradients when the body steps the optimizer,
-through a hook that it registered there. So the same body runs on all engines:
+The engine is told what begins and what is over, and takes the gradients when the body steps the
+optimizer, through a hook that the engine registered there. So the same body runs on all engines:
 
 ====================  ==========================  ==========================  =====================
 call                  :class:`LocalEngine`        :class:`ServersEngine`      :class:`RingEngine`
@@ -23,7 +23,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from torch_edl.checkpoint.manifest import Snapshot
@@ -36,12 +35,6 @@ class Engine(Protocol):
     """Turns updates into changes of the model. Not thread-safe: the training loop owns it."""
 
     model: nn.Module
-
-    @property
-    def live(self) -> bool:
-        """Whether the gradients of the update are complete: what moves the model (optimizer,
-        scheduler, scaler) may act now. The body of a model file asks before it steps."""
-        ...
 
     @property
     def broken(self) -> bool:
@@ -59,12 +52,15 @@ class Engine(Protocol):
         """
         ...
 
-    def forwarded(self, *, gradient: bool) -> None:
+    def backward(self, compute: Callable[[], None] | None) -> bool:
         """The body of a model file has the loss of the minibatch. What waits for other processes
-        may go on while backward runs.
+        goes on while backward runs.
 
         Args:
-            gradient: a backward follows; otherwise the minibatch gives no gradient.
+            compute: runs backward; None: the minibatch gives no gradient.
+
+        Returns:
+            Whether what moves the model (optimizer, scheduler) is to act now.
         """
         ...
 
@@ -90,14 +86,6 @@ class Engine(Protocol):
 
         Raises:
             ServersLostError: the parameters cannot be had, or could not in the meantime.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model as it is now, on the CPU, wherever its values are.
-
-        Raises:
-            ServersLostError: the values cannot be had.
         """
         ...
 

@@ -17,7 +17,6 @@ from torch import nn
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine.replica import Replica
-from torch_edl.engine.state_dict import copied
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.optim import optimizer_config
@@ -46,7 +45,6 @@ class LocalEngine:
             optimizer_config(optimizer)  # refused now rather than at the first step
         self._watermarks = Watermarks()
         self._done: list[Update] = []
-        self.live = False
 
     def connect(self, cluster: pb.Cluster) -> None:
         """Loads the checkpoint (or the exported model) that the cluster names, the first time."""
@@ -67,16 +65,14 @@ class LocalEngine:
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
         """Each minibatch is committed by itself: what comes after it may fail and be retried."""
         self._watermarks.advance(_task(update), minibatch.first)
-        self.live = True
         return minibatch.batch
 
-    def forwarded(self, *, gradient: bool) -> None:
-        """Without a gradient the optimizer is not to step."""
-        self.live = gradient
+    def backward(self, compute: Callable[[], None] | None) -> bool:
+        if compute is not None:
+            compute()
+        return compute is not None
 
     def commit(self, update: Update) -> bool:
-        """The model has the update already."""
-        self.live = False
         self._replica.position.step += update.count
         self._status.version = self._replica.position.step
         self._watermarks.advance(_task(update), update.last)
@@ -85,30 +81,21 @@ class LocalEngine:
         return True
 
     def acknowledged(self, *, wait: bool = False) -> list[Update]:
-        """All that was committed."""
         done, self._done = self._done, []
         return done
 
     def settle(self) -> bool:
         """What was stepped is in the model; the rest of the update is not."""
-        self.live = False
         return False
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Any], Any]]:
-        """The model as it is."""
         yield lambda features: features
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The model as it is, copied."""
-        return copied(self.model)
-
     def close(self) -> None:
-        """There is nothing to let go of."""
         self._done.clear()
 
     def snapshot(self) -> Callable[[Path], Snapshot]:
-        """The model and its optimizer, copied."""
         return self._replica.snapshot(self._watermarks.copy())
 
 

@@ -15,7 +15,7 @@ from torch_edl.data.batches import open_batches
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.step import describe
-from torch_edl.trainer.task_metrics import TaskMetrics, summarize
+from torch_edl.trainer.task_results import TaskMetrics, summarize
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 
@@ -94,7 +94,7 @@ def trained_states(job: Job) -> list[pb.MetricState]:
     """What this process logged since it was last asked, to be merged with the others'."""
     return [
         pb.MetricState(name=_TRAINED + name, sum=total, records=records)
-        for name, (total, records) in job.totals().items()
+        for name, (total, records) in job.meter.totals().items()
     ]
 
 

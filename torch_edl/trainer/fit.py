@@ -14,27 +14,25 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from torch_edl.config import CheckpointConfig
 from torch_edl.data.batch import Batch
 from torch_edl.errors import UsageError
 from torch_edl.trainer import evaluate, weights
 from torch_edl.trainer.inputs import (
+    OwnLoss,
     features_of,
     labelled,
-    loader_options,
     moved,
     required_inputs,
+    whole,
 )
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.loader import Loader
-from torch_edl.trainer.opening import is_plain, open_job
-from torch_edl.trainer.own_loss import OwnLoss, whole
+from torch_edl.trainer.opening import init, is_plain
 from torch_edl.trainer.progress import Epochs
-from torch_edl.trainer.saver import settings
-from torch_edl.trainer.schedule import Schedule
 from torch_edl.trainer.step import caller, describe
 from torch_edl.trainer.user_parts import (
-    check_loss,
+    Schedule,
+    check_function,
     check_metrics,
     check_parts,
     fresh_metrics,
@@ -72,8 +70,9 @@ class ElasticTrainer:
         callbacks: objects with any of ``on_train_begin(model)``, ``on_epoch_begin(epoch)``,
             ``on_batch_end(step, loss)``, ``on_epoch_end(epoch, figures)``,
             ``on_train_end(model)``. Epochs count from 1.
-        job: the job of this process, if ``torch_edl.init`` made it; what follows is for a job
-            that is made here, see :func:`torch_edl.init`.
+        job: the job of this process, if ``torch_edl.init`` made it.
+        options: of the job that is made here otherwise: ``seed``, ``checkpoint_dir`` and all else
+            that :func:`torch_edl.init` takes.
 
     Raises:
         UsageError: something that cannot work; the message says what to write instead.
@@ -93,14 +92,9 @@ class ElasticTrainer:
         device: torch.device | str | None = None,
         callbacks: Sequence[Any] = (),
         job: Job | None = None,
-        seed: int = 0,
-        checkpoint_dir: str | os.PathLike[str] = "",
-        checkpoint_every: int = 0,
-        keep_checkpoints: int = 3,
-        resume: bool = False,
-        on_resize: Callable[[Job], None] | None = None,
+        **options: Any,
     ) -> None:
-        check_parts(model, optimizer)
+        check_parts(model, [optimizer])
         self._schedule = Schedule(scheduler, scheduler_interval)
         if clip_grad_norm < 0:
             raise UsageError(f"clip_grad_norm={clip_grad_norm}: must be 0 or more; 0: no limit")
@@ -120,7 +114,7 @@ class ElasticTrainer:
             self._call, self._predict, self._loss = own.call, own.predict, own.loss
         else:
             loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
-            self._predict, self._loss = self._call, check_loss(loss)
+            self._predict, self._loss = self._call, check_function("loss", loss)
         checked = check_metrics(metrics or {})
         self._metrics = lambda: fresh_metrics(checked, self.device)
         if precision not in _DTYPES:
@@ -129,14 +123,10 @@ class ElasticTrainer:
             raise UsageError("precision='fp16' needs a GPU; use 'bf16' on a CPU")
         self._dtype = _DTYPES[precision]
         self._scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
-        checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
-        if job is not None:
-            if checkpoint != CheckpointConfig() or on_resize is not None or seed:
-                raise UsageError("job=: give seed, checkpoints and on_resize to torch_edl.init()")
-            self.job = job
-        else:
-            # A notebook may have several trainers.
-            self.job = open_job(checkpoint, seed=seed, on_resize=on_resize, several=True)
+        if job is not None and options:
+            raise UsageError(f"job=: give {', '.join(options)} to torch_edl.init()")
+        # A notebook may have several trainers.
+        self.job = job or init(several=True, **options)
         self.job.prepare(model, optimizer, scheduler, self._scaler)
         if self.job.on_servers:
             self._schedule.check_servers()
@@ -161,8 +151,6 @@ class ElasticTrainer:
         global_batch_size: int = 0,
         accumulate: int = 1,
         drop_last: bool = False,
-        num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
         verbose: bool = True,
         **options: Any,
     ) -> list[Figures]:
@@ -176,7 +164,7 @@ class ElasticTrainer:
             eval_batch_size: 0: as ``batch_size``.
             shuffle: None: where the dataset can be.
             global_batch_size, accumulate, drop_last: see :meth:`Job.loader`.
-            num_workers, collate_fn, options: of the ``DataLoader``.
+            options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ...
             verbose: print a line for each epoch (rank 0), with a bar on a terminal.
 
         Returns:
@@ -189,7 +177,6 @@ class ElasticTrainer:
         if epochs < 1:
             raise UsageError(f"epochs={epochs}: must be 1 or more")
         streamed = isinstance(dataset, IterableDataset)
-        options = loader_options(num_workers, collate_fn, options)
         loader = self.job.loader(
             dataset,
             batch_size=batch_size,
@@ -199,7 +186,7 @@ class ElasticTrainer:
             drop_last=drop_last,
             **options,
         )
-        loader.repeat(epochs)
+        loader.passes = epochs
         shown = Epochs(epochs, bar=verbose and is_plain())
         history: list[Figures] = []
         self._stopped = False
@@ -280,8 +267,6 @@ class ElasticTrainer:
         dataset: Any,
         *,
         batch_size: int = 1,
-        num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> Figures:
         """``loss`` and all metrics over a dataset, each process taking a part of it.
@@ -292,9 +277,7 @@ class ElasticTrainer:
         Raises:
             UsageError: the dataset is empty, or its batches have no labels.
         """
-        found = self._evaluate(
-            dataset, batch_size, loader_options(num_workers, collate_fn, options), []
-        )
+        found = self._evaluate(dataset, batch_size, options, [])
         if not found:
             raise UsageError("the dataset is empty")
         return found
@@ -304,8 +287,6 @@ class ElasticTrainer:
         dataset: Any,
         *,
         batch_size: int = 1,
-        num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> Any:
         """What the model says of all records, in the order of the dataset, on the CPU.
@@ -320,7 +301,6 @@ class ElasticTrainer:
         Raises:
             UsageError: the dataset is empty, or the model gives something else.
         """
-        options = loader_options(num_workers, collate_fn, options)
         inputs = required_inputs(self.model)
 
         def batches(rank: int, world: int) -> Iterator[Any]:

@@ -9,37 +9,43 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from torch_edl.data.batch import Update
 from torch_edl.data.batches import ENDLESS, open_batches
-from torch_edl.data.order import Pass
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.errors import UsageError
+from torch_edl.engine.state_dict import copied
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.ending import Ending
-from torch_edl.trainer.interrupts import Interrupts
+from torch_edl.trainer.ending import Ending, Interrupts
 from torch_edl.trainer.loader import Loader
-from torch_edl.trainer.lockstep import PassUpdates
-from torch_edl.trainer.loop import Loop
+from torch_edl.trainer.lockstep import PositionUpdates
+from torch_edl.trainer.loop import loop
 from torch_edl.trainer.metrics import Meter
-from torch_edl.trainer.part import Make, Merge
 from torch_edl.trainer.saver import Saver, write_output
 
 log = logging.getLogger(__name__)
 
+Make = Callable[[int, int], bytes]
+"""From (rank, world size) to a process's part of something that all compute together."""
+Merge = Callable[[list[bytes]], tuple[list[bytes] | None, Any]]
+"""From all parts, in the order of ranks, to the parts that are kept, and the result."""
+
 
 class ScriptInRing:
-    """This process's part in a job whose processes train in step; see
-    :class:`~torch_edl.trainer.part.Part`.
+    """This process's part in a job whose processes train in step.
+
+    :class:`~torch_edl.trainer.job.Job` documents what has the same name there. All calls raise
+    DismissedError where the job goes on without this process.
 
     Args:
         rendezvous: where rings are formed; None: this process trains alone.
     """
+
+    on_servers = False
 
     def __init__(
         self,
@@ -49,82 +55,70 @@ class ScriptInRing:
         saver: Saver,
         meter: Meter,
         ending: Ending,
-        interrupts: Interrupts | None,
     ) -> None:
         self.engine = engine
+        self.session = session
+        self.saver = saver
         self._rendezvous = rendezvous
-        self._session = session
-        self._saver = saver
-        self._meter = meter
+        self.meter = meter
         self._ending = ending
-        self._interrupts = interrupts
+        self.interrupts = Interrupts(
+            lambda: saver.save_last(engine, last=True), active=rendezvous is None and saver.keeps
+        )
         self._passes = 0  # that this process went into: of loaders, and evaluations
-        self.epochs_begun = 0
-        self._records_before = self._records_here = 0  # of the loops before, and of the newest
+        self._epochs = 0  # of all loops over loaders
+        self.records_before = self.records_here = 0  # of the loops before, and of the newest
         self._skipped = False  # a loader, whose records were in the model before
         self._first_step = 0
-        self.restored = False
         if session is not None:
-            session.heartbeat.on_broken_ring = engine.interrupt
+            session.heartbeat.on_broken_ring = engine.membership.interrupt
         restored = saver.newest()
-        if restored is not None:
-            self.restored = True
-            if rendezvous is None:
-                engine.restore(restored, values_only=False)
-                self._first_step = self.step
-                log.info("going on from %s, step %d", restored, self.step)
+        self.restored = restored is not None
+        if restored is not None and rendezvous is None:
+            engine.replica.restore(restored, strategy="allreduce", values_only=False)
+            self._first_step = self.step
+            log.info("going on from %s, step %d", restored, self.step)
 
     # ---- what a job says ----
 
     @property
-    def rank(self) -> int:
-        """See :attr:`Job.rank`."""
-        # Before the first ring: what the launcher said.
-        return self.engine.rank if self._formed else int(os.environ.get("RANK", "0"))
-
-    @property
-    def world_size(self) -> int:
-        """See :attr:`Job.world_size`."""
-        return self.engine.world if self._formed else int(os.environ.get("WORLD_SIZE", "1"))
-
-    @property
-    def _formed(self) -> bool:
-        return self._rendezvous is None or self.engine.rings > 0
+    def place(self) -> tuple[int, int] | None:
+        """Rank and world size; None before the first ring."""
+        membership = self.engine.membership
+        formed = self._rendezvous is None or membership.ring
+        return (membership.rank, membership.world) if formed else None
 
     @property
     def step(self) -> int:
-        """See :attr:`Job.step`."""
         return self.engine.steps
 
     @property
     def sync_gradients(self) -> bool:
-        """See :attr:`Job.sync_gradients`."""
         return self.engine.sync_gradients
 
     @property
     def late(self) -> bool:
-        """Whether others trained before this process came, which has not joined them yet."""
-        return self._session is not None and self._session.ring > 0 and not self.engine.joined
+        joined = self.engine.membership.joined
+        return self.session is not None and self.session.ring > 0 and not joined
 
     @property
     def catching_up(self) -> bool:
-        """See :attr:`Job.catching_up`."""
         return self.late or self.engine.catching_up
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """See :meth:`Job.state_dict`."""
-        return self.engine.state_dict()
+        return copied(self.engine.model)
 
     # ---- passes ----
 
     def batches(self, loader: Loader) -> Iterator[Any]:
-        """See :class:`~torch_edl.trainer.part.Part`."""
-        first, epochs = self.epochs_begun, loader.data["epochs"]
-        self.epochs_begun += epochs
-        self._records_before, self._records_here = self._records_before + self._records_here, 0
-        until = loader.epochs_to_come
-        if until < self.epochs_begun:  # the loop is the script's own
-            until = self.epochs_begun if epochs > 1 else 0
+        """One pass over a loader."""
+        first, epochs = self._epochs, loader.data["epochs"]
+        self._epochs += epochs
+        self.records_before, self.records_here = self.records_before + self.records_here, 0
+        loader.until = loader.until or first + loader.passes * epochs
+        until = loader.until
+        if until < self._epochs:  # the loop is the script's own
+            until = self._epochs if epochs > 1 else 0
         if self.late:
             try:
                 yield from self._warm_up(loader)
@@ -133,67 +127,29 @@ class ScriptInRing:
                 self._enter_pass()
                 raise
         number = self._enter_pass(epochs=epochs)
-        engine = self.engine
-        if engine.replica.position.pass_index != number:
-            self._records_here = loader.whole.total if loader.whole.records < ENDLESS else 0
+        if self.engine.replica.position.pass_index != number:
+            self.records_here = loader.whole.total if loader.whole.records < ENDLESS else 0
             return
-        batches = open_batches(loader.given, loader.data, number, loader.options)
-        engine.replica.position.go_through(batches.data.identity, epochs)
-
-        def counted(known: Pass) -> None:
-            self._saver.after_step(engine)
-            if self._session is not None:
-                self._tell(self._session, known, epochs, first, until)
-
-        source = PassUpdates(
-            engine, batches, number,
-            check=lambda: self._check_pass(number), after_update=counted, between=self._heed,
-        )  # fmt: skip
-        loop = iter(Loop(engine, source, self._meter))
-        with self._put_off(), contextlib.closing(batches), contextlib.closing(loop):
-            yield from loop
-
-    def _put_off(self) -> contextlib.AbstractContextManager[None]:
-        """Within it a signal that ends the process waits for the end of the update."""
-        return contextlib.nullcontext() if self._interrupts is None else self._interrupts.put_off()
-
-    def _heed(self) -> None:
-        if self._interrupts is not None:
-            self._interrupts.heed()
-
-    def _tell(
-        self, session: MasterSession, data: Pass, epochs: int, first: int, until: int
-    ) -> None:
-        """How far this pass is; the end of a stream is known when it is there."""
-        position = self.engine.replica.position
-        self._records_here = position.records
-        records = 0 if data.records >= ENDLESS else data.records
-        start = data.next_start(position.records, self.engine.world)
-        over = epochs if start >= data.total else start // data.records
-        status = session.progress
-        status.phase = "training"
-        status.steps = status.version = position.step
-        status.position = status.records = position.records
-        status.pass_index = position.pass_index
-        status.pass_records = data.total if records else 0
-        status.records_before = self._records_before
-        status.records_to_come = records * max(0, until - first - epochs)
-        status.epoch, status.epochs = first + over, until
-        status.note(self._meter.newest)
+        updates = _PassUpdates(self, loader, number, first, until)
+        batches = loop(self.engine, updates, self.meter)
+        with (
+            self.interrupts.put_off(),
+            contextlib.closing(updates),
+            contextlib.closing(batches),
+        ):
+            yield from batches
 
     def _warm_up(self, loader: Loader) -> Iterator[Any]:
         """One batch that counts for nothing: what is slow the first time is over when this
         process asks in, and the others wait for it."""
         batches = open_batches(loader.given, loader.data, 0, loader.options)
         whole = batches.known_end(0, 1)
-        self.engine.warm_up()
-        self._meter.open(0)
-        try:
-            yield batches.sample((0, min(whole.batch_size, whole.records)))
-        finally:
-            self._meter.settle(counted=False)
-            self.engine.abandon()
-            batches.close()
+        self.meter.open(0)
+        with self.engine.warming_up(), contextlib.closing(batches):
+            try:
+                yield batches.sample((0, min(whole.batch_size, whole.records)))
+            finally:
+                self.meter.settle(counted=False)
 
     def _enter_pass(self, *, epochs: int = 0) -> int:
         """The number of a pass that begins; the engine is in its ring then.
@@ -203,7 +159,7 @@ class ScriptInRing:
         """
         engine = self.engine
         number, self._passes = self._passes, self._passes + 1
-        if not engine.joined:
+        if not engine.membership.joined:
             engine.join()
             self._first_step = self.step
         position = engine.replica.position
@@ -217,16 +173,9 @@ class ScriptInRing:
         self._skipped |= engine.catching_up and epochs > 0
         return number
 
-    def _check_pass(self, number: int) -> None:
-        """Raises UsageError if another pass began while that one was under way."""
-        if self._passes != number + 1:
-            raise UsageError(
-                "another loop over a loader, or an evaluation, began inside this loop; put it "
-                "after the loop (an epoch each: epochs=1)"
-            )
-
     def together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
-        """See :class:`~torch_edl.trainer.part.Part`."""
+        """What ``merge`` makes of the parts of all processes; (None, the result) in a process that
+        came after it was made."""
         number, engine = self._enter_pass(), self.engine
         parts = None
         made = engine.agree(make, lambda: engine.replica.position.pass_index == number)
@@ -242,32 +191,90 @@ class ScriptInRing:
     # ---- the end ----
 
     def close(self) -> None:
-        """See :class:`~torch_edl.trainer.part.Part`."""
-        ending, session, engine = self._ending, self._session, self.engine
+        """Ends this process's part."""
+        ending, session, engine = self._ending, self.session, self.engine
         if ending.finished and self.restored and self._skipped:
             self._note_if_over()
         if ending.finished or ending.last:
             if ending.last and session is not None:
                 session.heartbeat.beat()  # does the user stop the whole job?
             asked = self._rendezvous is not None and self._rendezvous.stopping
-            self._saver.save_last(engine, last=ending.last, asked=asked)
+            self.saver.save_last(engine, last=ending.last, asked=asked)
         if ending.finished and session is not None:
             write_output(engine, session.config.checkpoint.output, job=session.config.name)
         with ending.dismissal():
-            engine.leave(finished=ending.finished)
-
-    def save_interrupted(self) -> None:
-        """See :class:`~torch_edl.trainer.part.Part`."""
-        self._saver.save_last(self.engine, last=True)
-
-    def release(self) -> None:
-        """A cell of a notebook is run again: another part takes the place of this one."""
-        self.engine.release()
+            engine.close(finished=ending.finished)
 
     def _note_if_over(self) -> None:
         """Says so where there was nothing left to train."""
-        newest = self._saver.newest()
-        if self.rank == 0 and newest is not None and self.step == self._first_step:
+        newest, rank = self.saver.newest(), self.engine.membership.rank
+        if rank == 0 and newest is not None and self.step == self._first_step:
             log.warning(
                 "%s holds all that this script trains; raise epochs to train on from there", newest
             )
+
+
+class _PassUpdates(PositionUpdates):
+    """The updates of one pass over a loader.
+
+    Args:
+        first: epochs of the loops before.
+        until: epochs of the job as far as known; 0: not known.
+    """
+
+    def __init__(
+        self, script: ScriptInRing, loader: Loader, number: int, first: int, until: int
+    ) -> None:
+        batches = open_batches(loader.given, loader.data, number, loader.options)
+        super().__init__(script.engine, batches)
+        self._script = script
+        self._number = number
+        self._first, self._until = first, until
+        self._epochs = loader.data["epochs"]
+        self._data = batches.data
+        self._engine.replica.position.go_through(self._data.identity, self._epochs)
+
+    def updates(self) -> Iterator[Update]:
+        engine, ring = self._engine, self._engine.membership
+        while (position := engine.replica.position).pass_index == self._number:
+            self._data = self._batches.known_end(position.records, ring.world)
+            start = self._data.next_start(position.records, ring.world)
+            if start >= self._data.total:
+                position.end()
+                return
+            yield self._update_at(start, self._data)
+        # A ring broke, and the state that came then is of a member that is in a later pass.
+        engine.catching_up = True
+
+    def after(self, update: Update, *, counted: bool) -> None:
+        if counted:
+            self._script.saver.after_step(self._engine)
+            if self._script.session is not None:
+                self._tell(self._script.session)
+        self._engine.reform_if_asked()
+        self._script.interrupts.heed()
+
+    def leave(self) -> bool:
+        """The next pass begins where it begins; until then the rest of this one is what a
+        checkpoint goes on with."""
+        if self._engine.replica.position.pass_index != self._number:
+            return False
+        return self._engine.settle()
+
+    def _tell(self, session: MasterSession) -> None:
+        """How far this pass is; the end of a stream is known when it is there."""
+        position, data, script = self._engine.replica.position, self._data, self._script
+        script.records_here = position.records
+        records = 0 if data.records >= ENDLESS else data.records
+        start = data.next_start(position.records, self._engine.membership.world)
+        over = self._epochs if start >= data.total else start // data.records
+        status = session.progress
+        status.phase = "training"
+        status.steps = status.version = position.step
+        status.position = status.records = position.records
+        status.pass_index = position.pass_index
+        status.pass_records = data.total if records else 0
+        status.records_before = script.records_before
+        status.records_to_come = records * max(0, self._until - self._first - self._epochs)
+        status.epoch, status.epochs = self._first + over, self._until
+        status.note(script.meter.newest)

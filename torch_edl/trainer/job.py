@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Generator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,15 +19,14 @@ from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
 from torch_edl.trainer.ending import Ending
-from torch_edl.trainer.in_ring import ScriptInRing
-from torch_edl.trainer.interrupts import Interrupts
-from torch_edl.trainer.loader import Loader, Reading
+from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
+from torch_edl.trainer.loader import Loader, close_loops
 from torch_edl.trainer.metrics import Meter
-from torch_edl.trainer.part import Make, Merge, Part
-from torch_edl.trainer.prepared import check_parameters, check_tables, gate, gate_scaler
 from torch_edl.trainer.saver import Saver, under_torchrun
+from torch_edl.trainer.user_parts import check_parts, check_tables, gate, gate_scaler
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from torch_edl.trainer.on_servers import ScriptOnServers
 
 
 class Job:
@@ -43,24 +42,16 @@ class Job:
         on_resize: Callable[[Job], None] | None,
     ) -> None:
         self.closed = False
-        self.reading = Reading()
         self._session = session
         self._seed = seed or (0 if session is None else session.config.train.seed)
         self._check_every = check_every
-        self._on_resize = on_resize
-        self._part: Part | None = None
-        self._on_servers = False
-        self._meter = Meter()
+        self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
+        self._part: ScriptInRing | ScriptOnServers | None = None
+        self.meter = Meter()
         rendezvous: RingRendezvous | None = None
         if session is not None:
             checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
-            rendezvous = MasterRendezvous(
-                session.master,
-                session.worker_id,
-                session.heartbeat,
-                session.progress,
-                heartbeat_timeout_s=session.config.cluster.heartbeat_timeout_s,
-            )
+            rendezvous = MasterRendezvous(session)
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             rendezvous = TorchrunRendezvous()
             checkpoint = under_torchrun(checkpoint)
@@ -70,9 +61,6 @@ class Job:
         self.ending = Ending(
             self.close, lambda: self._session is not None and self._session.terminated.is_set()
         )
-        self._interrupts: Interrupts | None = None
-        if rendezvous is None and checkpoint.dir:
-            self._interrupts = Interrupts(self._save_interrupted)
         if rendezvous is not None or checkpoint.dir:
             # Else there is nothing to end, and a notebook may let go of the model.
             self.ending.watch()
@@ -82,12 +70,19 @@ class Job:
     @property
     def rank(self) -> int:
         """This process's number among those that train now; it may change."""
-        return _launched("RANK", 0) if self._part is None else self._part.rank
+        return self._place[0]
 
     @property
     def world_size(self) -> int:
         """How many processes train now; it may change."""
-        return _launched("WORLD_SIZE", 1) if self._part is None else self._part.world_size
+        return self._place[1]
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        formed = None if self._part is None else self._part.place
+        # Before the first ring, and on servers: what the launcher said.
+        env = os.environ
+        return formed or (int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")))
 
     @property
     def is_main(self) -> bool:
@@ -100,7 +95,7 @@ class Job:
     @property
     def on_servers(self) -> bool:
         """Whether the model is on parameter servers."""
-        return self._on_servers
+        return self._part is not None and self._part.on_servers
 
     @property
     def restored(self) -> bool:
@@ -118,18 +113,9 @@ class Job:
         """Whether the batch at hand is the last one of its update: ``optimizer.step()`` acts."""
         return self._part is None or self._part.sync_gradients
 
-    @property
-    def epochs_begun(self) -> int:
-        """Epochs of all loops over loaders that this process went into, or ran through."""
-        return 0 if self._part is None else self._part.epochs_begun
-
     def metrics(self) -> dict[str, float]:
         """Means of what was logged since the last call, over this process, weighted by records."""
-        return self._meter.take()
-
-    def totals(self) -> dict[str, tuple[float, int]]:
-        """As :meth:`metrics`, but the sums (value times records) and the records."""
-        return self._meter.totals()
+        return self.meter.take()
 
     @property
     def catching_up(self) -> bool:
@@ -148,7 +134,7 @@ class Job:
 
         They count once the batch is in the model, and never twice.
         """
-        self._meter.note(values)
+        self.meter.note(values)
 
     # ---- what a script does ----
 
@@ -173,17 +159,10 @@ class Job:
         if self._part is not None:
             if self._rendezvous is not None or self._saver.keeps:
                 raise UsageError("prepare(): called twice; give all parts in one call")
-            self.reading.close()
-            self._part.release()
+            close_loops(self)
+            self._part.close()
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"prepare(): expected a torch.nn.Module, not {type(model).__name__}")
-        for each in optimizers:
-            if not isinstance(each, torch.optim.Optimizer):
-                raise UsageError(
-                    f"prepare(): expected a torch.optim.Optimizer, not {type(each).__name__}"
-                )
-        check_parameters(model, optimizers, alone=self._rendezvous is None)
+        check_parts(model, optimizers, alone=self._rendezvous is None)
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._session is not None and self._session.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0])
@@ -191,7 +170,6 @@ class Job:
                 ready = self._session.start(report)
             if ready.strategy == "ps":
                 self._part = self._serve(self._session, model, optimizers, scheduler)
-                self._on_servers = True
                 return given
         if self._saver.keeps:
             check_tables(model)
@@ -200,7 +178,7 @@ class Job:
             Replica(model, optimizers, stateful),
             self._rendezvous,
             check_every=self._check_every,
-            on_resize=self._resized,
+            on_resize=self._on_resize,
             checkpoint=self._saver.newest,
         )
         if scheduler is not None:
@@ -208,9 +186,8 @@ class Job:
         if scaler is not None:
             gate_scaler(scaler, engine)
         self._part = ScriptInRing(
-            engine, self._rendezvous, self._session, self._saver, self._meter, self.ending,
-            self._interrupts,
-        )  # fmt: skip
+            engine, self._rendezvous, self._session, self._saver, self.meter, self.ending
+        )
         return given
 
     def _serve(
@@ -219,7 +196,7 @@ class Job:
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
         scheduler: Any,
-    ) -> Part:
+    ) -> ScriptOnServers:
         if len(optimizers) != 1:
             raise UsageError(
                 f"prepare(): {len(optimizers)} optimizers; parameter servers run one, "
@@ -229,11 +206,10 @@ class Job:
         # Imported where it is needed: rings are not to wait for it.
         from torch_edl.trainer.on_servers import ScriptOnServers
 
-        def leave() -> None:
-            if self._rendezvous is not None:
-                self._rendezvous.leave(0, finished=self.ending.finished)
-
-        return ScriptOnServers(session, model, optimizers[0], scheduler, self._meter, leave)
+        assert self._rendezvous is not None
+        return ScriptOnServers(
+            session, model, optimizers[0], scheduler, self._rendezvous, self.meter, self.ending
+        )
 
     def loader(
         self,
@@ -275,9 +251,7 @@ class Job:
         }
         return Loader(self, dataset, data, options)
 
-    def collect(
-        self, make: Callable[[int, int], bytes], merge: Callable[[list[bytes]], Any]
-    ) -> Any:
+    def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
         """Computes something over all processes once, as an evaluation does.
 
         Args:
@@ -291,7 +265,7 @@ class Job:
         """
         return self._together(make, lambda parts: (None, merge(parts)))[1]
 
-    def gather(self, make: Callable[[int, int], bytes]) -> list[bytes] | None:
+    def gather(self, make: Make) -> list[bytes] | None:
         """What all processes make, in the order of ranks; nothing of it is kept.
 
         Args:
@@ -311,7 +285,7 @@ class Job:
         with self.ending.dismissal():
             yield from self._prepared().batches(loader)
 
-    def _prepared(self) -> Part:
+    def _prepared(self) -> ScriptInRing | ScriptOnServers:
         if self._part is None:
             raise UsageError("call job.prepare(model, optimizer) before the first batch")
         return self._part
@@ -328,7 +302,7 @@ class Job:
         """
         if self._part is None:
             raise UsageError("state_dict(): call job.prepare(model, optimizer) before")
-        if self.closed and self._on_servers:
+        if self.closed and self.on_servers:
             raise UsageError("state_dict(): the job is closed; call it before job.close()")
         with self.ending.dismissal():
             return self._part.state_dict()
@@ -356,7 +330,7 @@ class Job:
         """
         if self.closed:
             return
-        self.reading.close()
+        close_loops(self)
         self.closed = True
         self.ending.forget()
         try:
@@ -366,16 +340,3 @@ class Job:
             self._saver.close()
             if self._session is not None:
                 self._session.close()
-
-    def _save_interrupted(self) -> None:
-        if self._part is not None:
-            self._part.save_interrupted()
-
-    def _resized(self) -> None:
-        if self._on_resize is not None:
-            self._on_resize(self)
-
-
-def _launched(name: str, alone: int) -> int:
-    """What the launcher said of this process."""
-    return int(os.environ.get(name, alone))

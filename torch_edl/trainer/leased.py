@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
@@ -30,8 +31,8 @@ from torch_edl.data.tasks import (
 )
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.errors import DismissedError, EdlError, MasterLostError, ServersLostError
-from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
+from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.one_off import OneOffTasks
 from torch_edl.wire import master_pb2 as pb
 
@@ -54,14 +55,12 @@ class _OpenTask:
     damaged: int = 0
 
     def count(self, update: Update) -> None:
-        """Counts an update in that was acknowledged."""
         self.records += update.last - update.first
         self.steps += update.count
         self.nan_steps += update.not_finite
         self.damaged += update.damaged
 
     def result(self) -> TaskResult:
-        """What was trained of the task."""
         return TaskResult(
             records=self.records, steps=self.steps, nan_steps=self.nan_steps, damaged=self.damaged
         )
@@ -71,7 +70,6 @@ class LeasedUpdates:
     """See :class:`~torch_edl.trainer.loop.Source`.
 
     Args:
-        cluster: the servers to begin with.
         one_off: does the other tasks of a model file, and reports those that fail. None: a script,
             which has no other tasks, and whose errors are raised.
         call_back: called with the name of an event and its arguments: ``on_train_begin``,
@@ -83,9 +81,7 @@ class LeasedUpdates:
         engine: LeasedEngine,
         tasks: Tasks,
         leases: LeaseClient,
-        heartbeat: Heartbeat,
-        status: WorkerStatus,
-        cluster: pb.Cluster,
+        session: MasterSession,
         *,
         one_off: OneOffTasks | None = None,
         call_back: Callable[..., None] = lambda event, *args: None,
@@ -93,9 +89,9 @@ class LeasedUpdates:
         self._engine = engine
         self._tasks = tasks
         self._leases = leases
-        self._heartbeat = heartbeat
-        self._status = status
-        self.cluster = cluster
+        self._session = session
+        self._heartbeat = session.heartbeat
+        self._status = session.progress
         self.last_epoch: int | None = None
         """Tasks of later epochs wait for the next pass; None: all epochs are one pass."""
         self._one_off = one_off
@@ -111,7 +107,6 @@ class LeasedUpdates:
     # ---- the pipeline ----
 
     def updates(self) -> Iterator[Update]:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
         self._pass_over = False
         while True:
             self._leave_if_asked()
@@ -167,7 +162,7 @@ class LeasedUpdates:
 
     def _open_task(self, item: Item) -> bool:
         """Takes a training task in hand; False if the item is something else."""
-        if not isinstance(item, RecordTask) or item.lease.kind != pb.TASK_TRAIN:
+        if not _is_training(item):
             return False
         lease = item.lease
         if self.last_epoch is not None and lease.epoch > self.last_epoch:
@@ -189,9 +184,6 @@ class LeasedUpdates:
             except (Exception, SystemExit) as error:
                 self._fail(lease, None, error)
         return True
-
-    def check(self) -> None:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
 
     def after(self, update: Update, *, counted: bool) -> None:
         """Counts what is acknowledged by now."""
@@ -223,19 +215,15 @@ class LeasedUpdates:
     def _do(self, item: Item) -> None:
         if isinstance(item, ServersChanged):
             self._forget()
-            self.cluster = item.cluster
+            self._session.cluster = item.cluster
         elif isinstance(item, NoMoreTasks):
             self._ended = True
             if item.leave:
                 raise DismissedError("asked to leave")
-        elif isinstance(item, TaskFailed):
-            if item.lease is None or self._one_off is None:
-                raise item.error
-            self._one_off.fail(item.lease, item.error)
-        elif self._one_off is not None and (
-            isinstance(item, ModelTask) or item.lease.kind != pb.TASK_TRAIN
-        ):
+        elif self._one_off is not None and not _is_training(item):
             self._one_off.do(item)
+        elif isinstance(item, TaskFailed):
+            raise item.error
         else:
             self._deferred, self._pass_over = item, True  # a task of a later epoch
 
@@ -261,7 +249,7 @@ class LeasedUpdates:
             ServersLostError: they do not answer.
         """
         if not self._connected:
-            self._engine.connect(self.cluster)
+            self._engine.connect(self._session.cluster)
             self._connected = True
         if not self._begun:
             self._begun = True
@@ -278,7 +266,7 @@ class LeasedUpdates:
             item, self._deferred = self._deferred, None
             item = item or self._tasks.get(timeout_s=_ASK_AGAIN_S)
             if isinstance(item, ServersChanged):
-                self.cluster = item.cluster
+                self._session.cluster = item.cluster
                 return
             if isinstance(item, NoMoreTasks):
                 self._deferred = item
@@ -309,7 +297,6 @@ class LeasedUpdates:
     # ---- errors ----
 
     def recover(self, update: Update, error: BaseException) -> None:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
         assert update.lease is not None
         if isinstance(error, ServersLostError):
             self.lose_servers(error)
@@ -359,3 +346,7 @@ class LeasedUpdates:
         if not self._heartbeat.lost.is_set():
             self._leases.release(held)
         raise DismissedError("the job goes on without this worker, or is over")
+
+
+def _is_training(item: Item) -> TypeGuard[RecordTask]:
+    return isinstance(item, RecordTask) and item.lease.kind == pb.TASK_TRAIN

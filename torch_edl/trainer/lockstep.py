@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,113 +17,66 @@ from torch_edl.data.batches import Batches, StreamBatches, TaskRecords
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.order import Pass, Span
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.data.tasks import Item, ModelTask, NoMoreTasks, RecordTask, TaskFailed, Tasks
+from torch_edl.data.tasks import ModelTask, NoMoreTasks, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError
-from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.one_off import OneOffTasks
 
 log = logging.getLogger(__name__)
 
-Take = Callable[[Span, int], Any]
-"""From a span, and the start of its update, to the minibatch there."""
-
 _IDLE_S = 0.1
 
 
-def update_at(engine: RingEngine, data: Pass, start: int, take: Take, spare: Take) -> Update:
-    """This member's part of the update that begins at ``start``.
+class PositionUpdates:
+    """What sources of updates by position have in common; see
+    :class:`~torch_edl.trainer.loop.Source`."""
 
-    Args:
-        spare: makes the batch of a member that has no record of the update, and takes the others'
-            gradients all the same; called with a span of records that are in the update.
-    """
-    part = data.part(start, engine.rank, engine.world)
-
-    def minibatches() -> Iterator[Minibatch]:
-        for number, span in enumerate(part.spans):
-            yield Minibatch(number, span[0], span[1] - span[0], take(span, start))
-        if not part.spans:
-            yield Minibatch(0, start, 0, spare((start, start + min(2, part.records)), start))
-
-    return Update(
-        first=engine.replica.position.records,
-        last=start + part.records,
-        minibatches=minibatches(),
-        count=len(part.spans) or 1,
-        records=part.records,
-    )
-
-
-class PassUpdates:
-    """The updates of one pass of a script; see :class:`~torch_edl.trainer.loop.Source`.
-
-    Args:
-        number: of the pass.
-        check: see :meth:`~torch_edl.trainer.loop.Source.check`.
-        after_update: called after each update that counts, with the data as far as their end is
-            known.
-        between: called after each update.
-    """
-
-    def __init__(
-        self,
-        engine: RingEngine,
-        batches: Batches | StreamBatches,
-        number: int,
-        *,
-        check: Callable[[], None],
-        after_update: Callable[[Pass], None],
-        between: Callable[[], None],
-    ) -> None:
-        self.check = check
+    def __init__(self, engine: RingEngine, batches: Batches | StreamBatches) -> None:
         self._engine = engine
         self._batches = batches
-        self._number = number
-        self._after_update = after_update
-        self._between = between
-        self._data = batches.data
-
-    def updates(self) -> Iterator[Update]:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
-        engine = self._engine
-        while (position := engine.replica.position).pass_index == self._number:
-            self._data = self._batches.known_end(position.records, engine.world)
-            start = self._data.next_start(position.records, engine.world)
-            if start >= self._data.total:
-                position.end()
-                return
-            yield update_at(engine, self._data, start, self._take, self._spare)
-        # A ring broke, and the state that came then is of a member that is in a later pass.
-        engine.catching_up = True
-
-    def _take(self, span: Span, start: int) -> Any:
-        return self._batches.take(span, start, self._engine.rank, self._engine.world)
-
-    def _spare(self, span: Span, start: int) -> Any:
-        return self._batches.sample(span)
-
-    def after(self, update: Update, *, counted: bool) -> None:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
-        if counted:
-            self._after_update(self._data)
-        self._engine.reform_if_asked()
-        self._between()
 
     def recover(self, update: Update, error: BaseException) -> None:
-        """An error of a script is the script's; a ring that breaks raises none."""
+        """Every member would fail in the same way; a ring that breaks raises nothing."""
         raise error
 
-    def leave(self) -> bool:
-        """The next pass begins where it begins; until then the rest of this one is what a
-        checkpoint goes on with."""
-        if self._engine.replica.position.pass_index != self._number:
-            return False
-        return self._engine.settle()
+    def close(self) -> None:
+        """Ends the readers."""
+        self._batches.close()
+
+    def _update_at(self, start: int, data: Pass) -> Update:
+        """This member's part of the update that begins at ``start``."""
+        ring = self._engine.membership
+        part = data.part(start, ring.rank, ring.world)
+
+        def minibatches() -> Iterator[Minibatch]:
+            for number, span in enumerate(part.spans):
+                yield Minibatch(number, span[0], span[1] - span[0], self._take(span, start))
+            if not part.spans:
+                spare = self._spare((start, start + min(2, part.records)))
+                yield Minibatch(0, start, 0, spare)
+
+        return Update(
+            first=self._engine.replica.position.records,
+            last=start + part.records,
+            minibatches=minibatches(),
+            count=len(part.spans) or 1,
+            records=part.records,
+        )
+
+    def _take(self, span: Span, start: int) -> Any:
+        """The minibatch at ``span``, of the update at ``start``."""
+        ring = self._engine.membership
+        return self._batches.take(span, start, ring.rank, ring.world)
+
+    def _spare(self, span: Span) -> Any:
+        """The batch of a member that has no record of the update, and takes the others' gradients
+        all the same; ``span`` is of records that are in the update."""
+        return self._batches.sample(span)
 
 
-class FileUpdates:
+class FileUpdates(PositionUpdates):
     """The updates of a model file in a ring; see :class:`~torch_edl.trainer.loop.Source`.
 
     Training tasks are not leased here. Evaluations, snapshots and the like are leased by the
@@ -140,26 +93,25 @@ class FileUpdates:
         space: TaskSpace,
         tasks: Tasks,
         one_off: OneOffTasks,
-        heartbeat: Heartbeat,
-        status: WorkerStatus,
+        session: MasterSession,
     ) -> None:
         self._file = file
-        self._engine = engine
         self._tasks = tasks
         self._one_off = one_off
-        self._heartbeat = heartbeat
-        self._status = status
+        self._heartbeat = session.heartbeat
+        self._status = session.progress
         data = file.config.data
         self._records = TaskRecords(space, file.feeder.reader)
         self._space = space
-        self._batches = Batches(
+        self._data = Pass(
+            records=space.records_before(space.tasks_per_epoch) if space.total else 1,
+            batch_size=data.batch_size,
+            epochs=data.epochs,
+            end=space.total_records,
+        )
+        batches = Batches(
             self._records,
-            Pass(
-                records=space.records_before(space.tasks_per_epoch) if space.total else 1,
-                batch_size=data.batch_size,
-                epochs=data.epochs,
-                end=space.total_records,
-            ),
+            self._data,
             space.pieces,
             {
                 "collate_fn": partial(file.feeder.batch, shard=space.task(0).shard),
@@ -167,13 +119,13 @@ class FileUpdates:
                 "pin_memory": data.pin_memory,
             },
         )
+        super().__init__(engine, batches)
         self._total = space.total_records
         self._alone = False
         self._damaged = 0
         self._ended = False
 
     def updates(self) -> Iterator[Update]:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
         engine = self._engine
         engine.join()
         self._file.call_back("on_train_begin", engine.replica.model)
@@ -184,24 +136,20 @@ class FileUpdates:
                 # Told to leave while others train on: at the end of a step, which all of them
                 # agree on, so that no member waits in a collective.
                 self._ended = True
-            if self._ended and (done or engine.world == 1):
+            alone = engine.membership.world == 1
+            if self._ended and (done or alone):
                 return
-            if item is not None:
-                self._do(item)
+            if isinstance(item, RecordTask | ModelTask | TaskFailed):
+                self._one_off.do(item)
             elif done:
                 self._status.phase = "waiting"
                 engine.idle()
             else:
                 self._status.phase = "training"
-                self._alone, self._damaged = engine.world == 1, 0
-                start = engine.replica.position.records
-                yield update_at(engine, self._batches.data, start, self._take, self._spare)
-
-    def check(self) -> None:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
+                self._alone, self._damaged = alone, 0
+                yield self._update_at(engine.replica.position.records, self._data)
 
     def after(self, update: Update, *, counted: bool) -> None:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
         if counted:
             self._count(update)
         self._engine.reform_if_asked()
@@ -221,34 +169,17 @@ class FileUpdates:
         if position.records >= self._total:
             self._heartbeat.beat()
 
-    def recover(self, update: Update, error: BaseException) -> None:
-        """Another worker would fail in the same way: the job ends with this."""
-        raise error
-
     def leave(self) -> bool:
-        """See :class:`~torch_edl.trainer.loop.Source`."""
         return self._engine.settle()
 
     def has_last_model(self, dismissed: DismissedError | None) -> bool:
         """Whether this process is to write the model, since all members leave."""
         last = self._ended and self._engine.last if dismissed is None else dismissed.last
-        return last and self._engine.rank == 0
-
-    def close(self) -> None:
-        """Ends the readers."""
-        self._batches.close()
-
-    def _do(self, item: Item) -> None:
-        if isinstance(item, TaskFailed):
-            if item.lease is None:
-                raise item.error
-            self._one_off.fail(item.lease, item.error)
-        elif isinstance(item, RecordTask | ModelTask):
-            self._one_off.do(item)
+        return last and self._engine.membership.rank == 0
 
     # ---- minibatches ----
 
-    def _spare(self, span: Span, start: int) -> Batch:
+    def _spare(self, span: Span) -> Batch:
         return Batch(None, None, 0)
 
     def _take(self, span: Span, start: int) -> Batch:
@@ -258,7 +189,7 @@ class FileUpdates:
             return self._records.name(self._space.pieces(span), index)
 
         try:
-            batch: Batch = self._batches.take(span, start, self._engine.rank, self._engine.world)
+            batch: Batch = super()._take(span, start)
             note(batch.damaged, name)
             self._damaged += len(batch.damaged)
             return batch

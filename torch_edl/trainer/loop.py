@@ -1,12 +1,13 @@
 """The one training loop: updates from a source, their minibatches to a body, commits to an engine.
 
-The body stands between two batches. In a script it is the user's code; in the worker of a model
-file it is :class:`~torch_edl.trainer.step.ContractBody`.
+The body stands between two batches. In a script the body is the user's code; in the worker of a
+model file it is :func:`~torch_edl.trainer.step.contract_body`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from torch_edl.data.batch import Update
@@ -18,16 +19,11 @@ class Source(Protocol):
     """Where updates come from: the leases of this process, or the position of a ring."""
 
     def updates(self) -> Iterator[Update]:
-        """The updates of this pass. Between two of them the source does whatever else there is
-        to do.
+        """The updates of this pass. Between two of them the source does whatever else is due.
 
         Raises:
             DismissedError: the job goes on without this process.
         """
-        ...
-
-    def check(self) -> None:
-        """Called after each run of the body: raises if the script did what it must not do."""
         ...
 
     def after(self, update: Update, *, counted: bool) -> None:
@@ -44,55 +40,46 @@ class Source(Protocol):
         ...
 
 
-class Loop:
-    """Iterable once; gives the batches that the body is to be run on.
+def loop(engine: Engine, source: Source, meter: Meter) -> Generator[Any, float | None]:
+    """Gives the batches that the body is to be run on.
 
     Args:
         meter: takes what the body logs, and counts it once the update counts.
     """
+    try:
+        for update in source.updates():
+            try:
+                for minibatch in update.minibatches:
+                    meter.open(minibatch.records)
+                    loss = yield engine.begin(update, minibatch)
+                    if loss is not None:  # only run_body knows it
+                        update.losses.append(loss)
+                    if engine.broken:
+                        break
+                counted = engine.commit(update)
+            except (Exception, SystemExit) as error:
+                meter.settle(counted=False)
+                source.recover(update, error)
+            else:
+                meter.settle(counted=counted)
+                source.after(update, counted=counted)
+    except BaseException:
+        meter.settle(counted=source.leave())
+        raise
 
-    def __init__(self, engine: Engine, source: Source, meter: Meter) -> None:
-        self._engine = engine
-        self._source = source
-        self._meter = meter
-        self._update: Update | None = None
-        self._failure: BaseException | None = None
 
-    def __iter__(self) -> Generator[Any]:
-        try:
-            for update in self._source.updates():
-                yield from self._compute(update)
-        except BaseException:
-            self._meter.settle(counted=self._source.leave())
-            raise
+def run_body(batches: Generator[Any, float | None], body: Callable[[Any], float]) -> None:
+    """Runs the body of a model file on the batches of a loop; its errors are those of a task.
 
-    def _compute(self, update: Update) -> Iterator[Any]:
-        self._update = update
-        try:
-            for minibatch in update.minibatches:
-                self._meter.open(minibatch.records)
-                yield self._engine.begin(update, minibatch)
-                failure, self._failure = self._failure, None
-                if failure is not None:
-                    raise failure
-                self._source.check()
-                if self._engine.broken:
-                    break
-            counted = self._engine.commit(update)
-        except (Exception, SystemExit) as error:
-            self._meter.settle(counted=False)
-            self._source.recover(update, error)
-        else:
-            self._meter.settle(counted=counted)
-            self._source.after(update, counted=counted)
-
-    # ---- for the body of a model file, whose errors are those of a task ----
-
-    def note(self, loss: float) -> None:
-        """The body is through with a minibatch of this loss; NaN: it gave no gradient."""
-        assert self._update is not None
-        self._update.losses.append(loss)
-
-    def fail(self, error: BaseException) -> None:
-        """The body raised ``error``."""
-        self._failure = error
+    Args:
+        body: computes a minibatch and returns its loss; NaN: the minibatch gave no gradient.
+    """
+    with contextlib.suppress(StopIteration):
+        batch = next(batches)
+        while True:
+            try:
+                loss = body(batch)
+            except (Exception, SystemExit) as error:
+                batch = batches.throw(error)
+            else:
+                batch = batches.send(loss)

@@ -20,17 +20,19 @@ from torch_edl.data.batch import Minibatch, Update
 from torch_edl.data.batches import Batches, open_batches
 from torch_edl.data.feeder import Updates
 from torch_edl.data.tasks import LeasedTasks
+from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import swap_large
+from torch_edl.trainer.ending import Ending
+from torch_edl.trainer.in_ring import Make, Merge
 from torch_edl.trainer.leased import LeasedUpdates
 from torch_edl.trainer.loader import Loader
-from torch_edl.trainer.loop import Loop
+from torch_edl.trainer.loop import loop
 from torch_edl.trainer.metrics import Meter
-from torch_edl.trainer.part import Make, Merge
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -42,17 +44,18 @@ _BATCHES_PER_TASK = 32
 
 
 class ScriptOnServers:
-    """This process's part in a job whose model is on servers; see
-    :class:`~torch_edl.trainer.part.Part`.
+    """This process's part in a job whose model is on servers.
+
+    :class:`~torch_edl.trainer.job.Job` documents what has the same name there. All calls raise
+    DismissedError where the job goes on without this process.
 
     Args:
         scheduler: of learning rates; it follows the updates of the servers.
-        leave: tells the master that this process is through.
     """
 
+    on_servers = sync_gradients = True
     late = restored = False
-    sync_gradients = True
-    epochs_begun = 0
+    place: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -60,15 +63,15 @@ class ScriptOnServers:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
+        rendezvous: RingRendezvous,
         meter: Meter,
-        leave: Callable[[], None],
+        ending: Ending,
     ) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self._session = session
+        self._rendezvous = rendezvous
         self._meter = meter
-        self._leave = leave
-        swap_parameters(model, optimizer, session.config.train.large_embedding)
+        self._ending = ending
+        swap_large(model, session.config.train.large_embedding, optimizer)
         self._engine = ServersEngine(
             model,
             optimizer,
@@ -83,9 +86,7 @@ class ScriptOnServers:
             self._engine,
             LeasedTasks(leases, self._prepare),
             leases,
-            session.heartbeat,
-            session.progress,
-            session.cluster,
+            session,
             call_back=self._note,
         )
         self._steps = 0
@@ -105,13 +106,12 @@ class ScriptOnServers:
         return epoch is not None and epoch > self._passes
 
     def close(self) -> None:
-        """Lets go of the servers."""
+        """Lets go of the servers, and tells the master that this process is through."""
         self._engine.close()
-        self._leave()
+        self._rendezvous.leave(0, finished=self._ending.finished)
 
     def together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:
-        """See :class:`~torch_edl.trainer.part.Part`. No process waits for another here: each does
-        the whole of it, on the model of now."""
+        """No process waits for another here: each does the whole of it, on the model of now."""
         if self.catching_up:
             return None, None
         return merge([self.evaluate(lambda: make(0, 1))])
@@ -135,7 +135,6 @@ class ScriptOnServers:
         return self._insist(evaluated)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model as it is on the servers now; inside the loop, too."""
         return self._insist(self._engine.state_dict)
 
     def _insist(self, ask: Callable[[], T]) -> T:
@@ -149,7 +148,6 @@ class ScriptOnServers:
                 self._source.disconnect()
                 time.sleep(_RETRY_S)
                 self._session.wait_until_ready()
-                self._source.cluster = self._session.cluster
 
     def batches(self, loader: Loader) -> Iterator[Any]:
         """The batches of this process's tasks, until all tasks of the pass are done.
@@ -159,7 +157,7 @@ class ScriptOnServers:
         """
         self._begin(loader)
         self._source.last_epoch = self._passes if loader.passes else None
-        with contextlib.closing(iter(Loop(self._engine, self._source, self._meter))) as batches:
+        with contextlib.closing(loop(self._engine, self._source, self._meter)) as batches:
             yield from batches
         self._passes += 1
         if self._source.next_epoch is None:
@@ -180,12 +178,6 @@ class ScriptOnServers:
                 "a second loader: with parameter servers all epochs belong in one, "
                 "job.loader(dataset, epochs=...)"
             )
-
-    def save_interrupted(self) -> None:
-        """Checkpoints are the master's."""
-
-    def release(self) -> None:
-        """A job on servers is prepared once."""
 
     def _report(self, batches: Batches) -> None:
         """Tells the master what there is to go through."""
@@ -237,12 +229,3 @@ def _check(dataset: Any, data: dict[str, Any]) -> None:
                 f"{name}={data[name]}: with parameter servers each batch is an update; "
                 "leave it out, or use --strategy allreduce"
             )
-
-
-def swap_parameters(model: nn.Module, optimizer: torch.optim.Optimizer, threshold: int) -> None:
-    """Replaces large embeddings by tables on servers, in the optimizer too."""
-    before = {path: module.weight for path, module in model.named_modules()
-              if isinstance(module, nn.Embedding | nn.EmbeddingBag)}  # fmt: skip
-    new = {id(before[path]): table.weight for path, table in swap_large(model, threshold).items()}
-    for group in optimizer.param_groups:
-        group["params"] = [new.get(id(parameter), parameter) for parameter in group["params"]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from torch_edl.config import CheckpointConfig
 from torch_edl.environment import ENV_MASTER
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
@@ -29,6 +28,7 @@ def init(
     resume: bool = False,
     check_every: int = 0,
     on_resize: Callable[[Job], None] | None = None,
+    several: bool = False,
 ) -> Job:
     """The job of this process, before the model is built or after. In a notebook, where a cell is
     run again, the job before is closed.
@@ -42,30 +42,15 @@ def init(
         check_every: compare the parameters of all processes bit by bit each so many updates;
             0: never.
         on_resize: called with the job when the number of processes has changed.
+        several: a process that trains alone keeps the job before open.
 
     What the command line gives (``torch-edl run --checkpoint-dir ...``) goes before these.
 
     Raises:
         UsageError: a value that cannot work; or one of several processes has a job already.
     """
-    checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
-    return open_job(checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
-
-
-def open_job(
-    checkpoint: CheckpointConfig,
-    *,
-    seed: int = 0,
-    check_every: int = 0,
-    on_resize: Callable[[Job], None] | None = None,
-    several: bool = False,
-) -> Job:
-    """See :func:`init`.
-
-    Args:
-        several: a process that trains alone may have more than one.
-    """
     global _current
+    checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
     several = several and is_plain()
     if _current is not None and not _current.closed and not several:
         if not is_plain():

@@ -41,7 +41,6 @@ class Epochs:
         self._live.start()
 
     def advance(self) -> None:
-        """A batch is done."""
         if self._live is not None:
             self._live.advance(self._task)
 

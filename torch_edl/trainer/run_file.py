@@ -25,11 +25,11 @@ from torch_edl.nn.embedding import Table
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.trainer.leased import LeasedUpdates
 from torch_edl.trainer.lockstep import FileUpdates
-from torch_edl.trainer.loop import Loop
+from torch_edl.trainer.loop import loop, run_body
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.one_off import OneOffTasks
-from torch_edl.trainer.step import ContractBody, Step
+from torch_edl.trainer.step import Step, contract_body
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -53,25 +53,19 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
         space = TaskSpace.for_training(shards, file.config)
         engine = _ring_engine(file, master, space)
         one_off = OneOffTasks(file, engine, step, leases, status)
-        source = FileUpdates(file, engine, space, tasks, one_off, master.heartbeat, status)
+        source = FileUpdates(file, engine, space, tasks, one_off, master)
     else:
         engine = _leased_engine(file, start.strategy, step, status)
         one_off = OneOffTasks(file, engine, step, leases, status)
         source = LeasedUpdates(
-            engine, tasks, leases, master.heartbeat, status, start.cluster,
-            one_off=one_off, call_back=file.call_back,
-        )  # fmt: skip
-    loop = Loop(engine, source, Meter())
-    body = ContractBody(step, engine, file.optimizer, file.scheduler)
+            engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
+        )
+    body = contract_body(step, engine, file.optimizer, file.scheduler)
     dismissed = None
     try:
         tasks.start()
         try:
-            for batch in loop:
-                try:
-                    loop.note(body(batch))
-                except (Exception, SystemExit) as error:
-                    loop.fail(error)
+            run_body(loop(engine, source, Meter()), body)
         except DismissedError as error:
             log.info("leaving: %s", error)
             dismissed = error
@@ -113,14 +107,8 @@ def _ring_engine(file: ModelFile, master: MasterSession, space: TaskSpace) -> Ri
 
     engine = RingEngine(
         Replica(file.model, [file.optimizer], [] if file.scheduler is None else [file.scheduler]),
-        MasterRendezvous(
-            master.master,
-            master.worker_id,
-            master.heartbeat,
-            master.progress,
-            heartbeat_timeout_s=file.config.cluster.heartbeat_timeout_s,
-        ),
+        MasterRendezvous(master),
         watermarks=watermarks,
     )
-    master.heartbeat.on_broken_ring = engine.interrupt
+    master.heartbeat.on_broken_ring = engine.membership.interrupt
     return engine

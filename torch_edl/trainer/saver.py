@@ -109,7 +109,7 @@ class Saver:
         """Takes a checkpoint if one is due and this is rank 0; training continues while it is
         written."""
         every, step = self._config.every, engine.replica.position.step
-        if not every or step % every or engine.rank:
+        if not every or step % every or engine.membership.rank:
             return
         if self._writing is not None and self._writing.is_alive():
             log.warning(
@@ -135,7 +135,7 @@ class Saver:
                 "checkpoint_dir= to keep it",
                 step,
             )
-        if self.keeps and engine.rank == 0 and step and step != self._last:
+        if self.keeps and engine.membership.rank == 0 and step and step != self._last:
             self._copy(engine)()
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ def write_output(engine: RingEngine, output: str, *, job: str) -> None:
         EdlError: the folder cannot be written.
     """
     step = engine.replica.position.step
-    if not output or engine.rank:
+    if not output or engine.membership.rank:
         return
     if not step:
         log.warning("--output %s: not written, since nothing was trained", output)

@@ -8,6 +8,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,34 +151,27 @@ class Step:
         return hook
 
 
-class ContractBody:
-    """What stands between two batches of a model file: the body of its training loop.
+def contract_body(
+    step: Step, engine: Engine, optimizer: torch.optim.Optimizer, scheduler: Any | None
+) -> Callable[[Batch], float]:
+    """What stands between two batches of a model file: computes a minibatch and returns its loss.
+    NaN: the minibatch gave no gradient.
 
     Raises:
         UserCodeError: the user's code raised.
         NanLossError: the loss is not finite, and the user wants to stop then.
     """
 
-    def __init__(
-        self, step: Step, engine: Engine, optimizer: torch.optim.Optimizer, scheduler: Any | None
-    ) -> None:
-        self._step = step
-        self._engine = engine
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+    def body(batch: Batch) -> float:
+        optimizer.zero_grad()
+        loss = step.loss(batch) if batch.size else None
+        if engine.backward(None if loss is None else partial(step.backward, loss, batch)):
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+        return math.nan if loss is None else step.last_loss
 
-    def __call__(self, batch: Batch) -> float:
-        """Computes a minibatch; its loss. NaN: the minibatch gave no gradient."""
-        self._optimizer.zero_grad()
-        loss = self._step.loss(batch) if batch.size else None
-        self._engine.forwarded(gradient=loss is not None)
-        if loss is not None:
-            self._step.backward(loss, batch)
-        if self._engine.live:
-            self._optimizer.step()
-            if self._scheduler is not None:
-                self._scheduler.step()
-        return math.nan if loss is None else self._step.last_loss
+    return body
 
 
 def describe(value: Any) -> str:

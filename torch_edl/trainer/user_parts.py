@@ -1,34 +1,65 @@
-"""What a user hands to the trainer: checked, and made uniform."""
+"""What a user hands to the trainer or to ``prepare``: checked, made uniform, and tied to the
+updates."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from torch_edl.argument_order import LabelsFirst, labels_first, refuse_class
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
+from torch_edl.nn.embedding import Table
 
 
-def check_parts(model: Any, optimizer: Any) -> None:
+def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) -> None:
+    """Raises UsageError if a part is of the wrong type, or an optimizer trains what is not part of
+    the model, or cannot be run in step with those of other processes (unless ``alone``)."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: expected a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
-        raise UsageError(
-            f"optimizer: expected an object such as torch.optim.Adam(model.parameters()), "
-            f"not {name}"
-        )
-    own = {id(p) for p in model.parameters()}
-    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-        raise UsageError(
-            "optimizer: it has none of the parameters of this model; make it from "
-            "model.parameters(), after the model"
-        )
+    own = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+            raise UsageError(
+                f"optimizer: expected an object such as torch.optim.Adam(model.parameters()), "
+                f"not {name}"
+            )
+        if not alone and isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} cannot be run by several processes in "
+                "step: gradients are summed densely, and once for each batch; use another optimizer"
+            )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        foreign = [p for p in parameters if id(p) not in own]
+        if len(foreign) == len(parameters):
+            raise UsageError(
+                "optimizer: it has none of the parameters of this model; make it from "
+                "model.parameters(), after the model"
+            )
+        if foreign:
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} trains a parameter of shape "
+                f"{tuple(foreign[0].shape)} that the model does not have; it would differ "
+                "from process to process; make it part of the model (one nn.Module of all)"
+            )
+
+
+def check_tables(model: nn.Module) -> None:
+    """Raises UsageError if a checkpoint of this process would lack a part of the model."""
+    for path, module in model.named_modules():
+        if isinstance(module, Table):
+            raise UsageError(
+                f"checkpoint_dir: rows of {path or 'the model'} ({type(module).__name__} of "
+                "torch_edl.nn) are in the checkpoints of parameter servers only; run the script "
+                "with torch-edl run, or keep the model with job.save(path)"
+            )
 
 
 def move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device | str) -> None:
@@ -42,16 +73,12 @@ def move(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
     model.to(device)
 
 
-def check_loss(loss: Any) -> LabelsFirst:
-    """The user's loss as a function of (labels, predictions).
+def check_function(what: str, function: Any) -> LabelsFirst:
+    """A loss or a metric of the user's as a function of (labels, predictions).
 
     Raises:
         UsageError: it cannot be called, or is a class.
     """
-    return _check_function("loss", loss)
-
-
-def _check_function(what: str, function: Any) -> LabelsFirst:
     if not callable(function):
         raise UsageError(
             f"{what}: expected a function of (labels, predictions), not {type(function).__name__}"
@@ -66,7 +93,7 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     for name, metric in metrics.items():
         refuse_class(f"metric {name!r}", metric)
         if not hasattr(metric, "update"):
-            _check_function(f"metric {name!r}", metric)
+            check_function(f"metric {name!r}", metric)
     return dict(metrics)
 
 
@@ -81,3 +108,78 @@ def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str,
                 metric = metric.to(device)
         made[name] = metric
     return made
+
+
+def gate_scaler(scaler: Any, engine: RingEngine) -> None:
+    """See :func:`gate`; a scaler may leave the optimizer's step out."""
+    step = scaler.step
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        engine.stepped()
+        return step(*args, **kwargs)
+
+    scaler.step = noted
+    gate(scaler, ("step", "update", "unscale_"), engine)
+
+
+def gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
+    """Makes methods act only when the update does that they belong to."""
+    for name in names:
+        setattr(part, name, _gated(getattr(part, name), engine))
+    # The state of a scheduler is all that it has as attributes.
+    state_dict, hidden = part.state_dict, {*names, "state_dict"}
+    part.state_dict = lambda: {k: v for k, v in state_dict().items() if k not in hidden}
+
+
+def _gated(method: Callable[..., Any], engine: RingEngine) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs) if engine.live else None
+
+    return call
+
+
+class Schedule:
+    """A scheduler and its interval; see :class:`torch_edl.ElasticTrainer`.
+
+    Raises:
+        UsageError: the two do not go together.
+    """
+
+    def __init__(self, scheduler: Any, interval: str) -> None:
+        if interval not in ("step", "epoch"):
+            raise UsageError(f"scheduler_interval={interval!r}: 'step' or 'epoch'")
+        self._judges = isinstance(scheduler, ReduceLROnPlateau)
+        if self._judges and interval == "step":
+            raise UsageError(
+                "scheduler=ReduceLROnPlateau(...): it judges the loss of an epoch, but "
+                "scheduler_interval is 'step'; write scheduler_interval='epoch'"
+            )
+        self._scheduler = scheduler
+        self._interval = interval
+
+    def check_servers(self) -> None:
+        """Raises UsageError if parameter servers cannot follow it."""
+        if self._scheduler is not None and self._interval == "epoch":
+            raise UsageError(
+                "scheduler_interval='epoch': on parameter servers the updates of all processes "
+                "drive the scheduler; use 'step', with as many steps as an epoch has"
+            )
+
+    def after_update(self) -> None:
+        if self._scheduler is not None and self._interval == "step":
+            self._scheduler.step()
+
+    def after_epoch(self, figures: Mapping[str, float]) -> None:
+        """An epoch is over.
+
+        Args:
+            figures: of it, the same in all processes, or their rates would part.
+        """
+        if self._scheduler is None or self._interval != "epoch":
+            return
+        if not self._judges:
+            self._scheduler.step()
+            return
+        loss = figures.get("eval_loss", figures.get("loss"))
+        if loss is not None:  # a job may go on from the very end of an epoch
+            self._scheduler.step(loss)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from torch_edl import ElasticTrainer
 from torch_edl.errors import UsageError
-from torch_edl.trainer.own_loss import OwnLoss
+from torch_edl.trainer.inputs import OwnLoss
 
 RECORDS = 40
 X = torch.randn(RECORDS, 3, generator=torch.Generator().manual_seed(4))

@@ -64,8 +64,8 @@ def breaking(member: Member) -> None:
     # The batch of the step that broke came again, for the world that is left.
     again = [batch for step, _, batch in seen if step == 2]
     assert again == [[16, 17, 18, 19], list(range(16, 24))]
-    assert job._meter.newest["one"] == 1.0
-    kept = sum(records for _, records in job._meter._kept["one"])
+    assert job.meter.newest["one"] == 1.0
+    kept = sum(records for _, records in job.meter._kept["one"])
     assert kept == 2 * 4 + 3 * 8
     member.tell("ok")
     job.close()
@@ -107,7 +107,7 @@ def one_behind(member: Member) -> None:
         optimizer.step()
         scheduler.step()
         job.log(x=1.0)
-    records = sum(n for _, n in job._meter._kept["x"])
+    records = sum(n for _, n in job.meter._kept["x"])
     rings = [(assignment.source, assignment.heal) for assignment in member.seats]
     member.tell((job.step, engine.replica.digest(), scheduler.last_epoch, records, rings))
     job.close()
@@ -190,13 +190,13 @@ def boundary(member: Member, where: str) -> None:
             optimizer.step()
         scheduler.step()
         if where == "collect" and epoch == 1 and job.rank == 1:
-            group = engine._membership.group
+            group = engine.membership.group
             assert group is not None
             gather = group.gather
 
             def lost(part: bytes, gather: Any = gather) -> Any:
                 gather(part)
-                engine.interrupt(engine.ring)
+                engine.membership.interrupt(engine.membership.ring)
                 return gather(part)
 
             group.gather = lost  # type: ignore[method-assign]

@@ -64,7 +64,7 @@ def test_one_is_taken_each_so_many_steps_and_the_newest_stay(tmp_path: Path) -> 
 def test_only_rank_0_writes(tmp_path: Path) -> None:
     saver = Saver(CheckpointConfig(dir=str(tmp_path), every=1), None)
     other = engine(1)
-    other._membership.rank = 1
+    other.membership.rank = 1
     saver.after_step(other)
     saver.save_last(other)
     assert names(tmp_path) == []
@@ -146,7 +146,9 @@ def test_a_process_that_dies_while_it_saves(
     assert len(names(tmp_path)) == left, "the older checkpoint, and the new one or what is left"
     assert layout.newest(tmp_path) == layout.step_dir(tmp_path, newest)
     found = engine(0)
-    found.restore(layout.step_dir(tmp_path, newest), values_only=False)
+    found.replica.restore(
+        layout.step_dir(tmp_path, newest), strategy="allreduce", values_only=False
+    )
     assert found.steps == newest
     # Another process takes its place.
     Saver(CheckpointConfig(dir=str(tmp_path), keep=1, resume=True), None).save_last(engine(3))

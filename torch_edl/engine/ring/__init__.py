@@ -1,7 +1,7 @@
 """The engine of the strategy ``allreduce``: a ring of replicas that survives its members.
 
 No parameter servers here, and no loop over data. The way of a gradient: ``engine`` (one update) ->
-``reducer`` (backward) -> ``buckets`` -> ``process_group`` (collectives), with ``control_flags`` and
-``running_statistics`` on board. The way into a ring: ``membership`` -> ``rendezvous`` (who is in
-it) -> ``process_group`` (sockets) -> ``recovery`` (the state of the others).
+``reducer`` (backward) -> ``buckets`` -> ``process_group`` (collectives), with ``control_flags`` on
+board. The way into a ring: ``membership`` -> ``rendezvous`` (who is in it) -> ``process_group``
+(sockets) -> ``recovery`` (the state of the others).
 """

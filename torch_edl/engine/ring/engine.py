@@ -24,8 +24,7 @@ from torch_edl.engine.ring.membership import Membership
 from torch_edl.engine.ring.process_group import RingBrokenError
 from torch_edl.engine.ring.reducer import Phase, Reducer
 from torch_edl.engine.ring.rendezvous import RingRendezvous
-from torch_edl.engine.state_dict import copied
-from torch_edl.errors import DismissedError
+from torch_edl.errors import DismissedError, UsageError
 from torch_edl.tables.watermarks import Watermarks
 
 log = logging.getLogger(__name__)
@@ -59,15 +58,16 @@ class RingEngine:
         self._watermarks = watermarks
         self.catching_up = False
         """The script runs through what the other members did before this process joined."""
+        self.membership = Membership(replica, rendezvous, checkpoint)
         self._rendezvous = rendezvous
         self._on_resize = on_resize
-        self._membership = Membership(replica, rendezvous, checkpoint)
-        self._flags = ControlFlags(replica, rendezvous, self._membership, check_every)
+        self._flags = ControlFlags(replica, rendezvous, self.membership, check_every)
         self._reducer = Reducer(
             replica.model, ControlFlags.COUNT, self._flags.send, self._flags.receive
         )
         self._accumulation = ManualAccumulation(replica.model)
         # Of the update that is open:
+        self._pass = 0
         self._records = 0
         self._steps = 0  # of optimizers that moved the model
         self._put_gradients_back: Callable[[], None] = lambda: None
@@ -84,51 +84,19 @@ class RingEngine:
     # ---- the ring ----
 
     @property
-    def rank(self) -> int:
-        """Number of this member in its ring."""
-        return self._membership.rank
-
-    @property
-    def world(self) -> int:
-        """Members of the ring."""
-        return self._membership.world
-
-    @property
-    def ring(self) -> int:
-        """Number of the newest ring that this process was in; 0: none yet."""
-        return self._membership.ring
-
-    @property
-    def rings(self) -> int:
-        """How many rings this process has joined."""
-        return self._membership.rings
-
-    @property
-    def joined(self) -> bool:
-        """Whether this process is in a ring, or alone for good."""
-        return self._membership.joined
-
-    @property
     def last(self) -> bool:
         """Whether no member that has the model stays: all were asked to leave."""
-        return self._membership.group is None or self._flags.leaving == self.world
+        return self.membership.group is None or self._flags.leaving == self.membership.world
 
     def join(self, *, handing_over: bool = False) -> None:
-        """Joins the next ring, and takes over the state that its members share.
-
-        Args:
-            handing_over: this process only gives its state to the others; it is asked to leave.
-
-        Raises:
-            DismissedError: the job goes on without this process.
-        """
+        """See :meth:`Membership.join`."""
         if self._rendezvous is None:
             return
         self._reducer.use(None)
         self._flags.clear()
-        self._membership.join(self._steps, handing_over=handing_over)
+        self.membership.join(self._steps, handing_over=handing_over)
         self._steps = 0
-        self._reducer.use(self._membership.group)
+        self._reducer.use(self.membership.group)
         self._on_resize()
 
     def reform_if_asked(self) -> None:
@@ -137,14 +105,14 @@ class RingEngine:
         Raises:
             DismissedError: this process was asked to leave.
         """
-        rendezvous, alone = self._rendezvous, self._membership.group is None
+        rendezvous, membership = self._rendezvous, self.membership
         if rendezvous is None or not (
-            self._flags.stale or (alone and rendezvous.is_stale(self.ring))
+            self._flags.stale or (membership.group is None and rendezvous.is_stale(membership.ring))
         ):
             return
         if not rendezvous.leaving:
             self.join()
-        elif self.last and self.rank == 0 and rendezvous.awaited(self.ring):
+        elif self.last and membership.rank == 0 and rendezvous.awaited(membership.ring):
             self.join(handing_over=True)
         else:
             raise DismissedError("asked to leave", last=self.last)
@@ -155,31 +123,27 @@ class RingEngine:
         Raises:
             DismissedError: this process was asked to leave.
         """
-        if self._rendezvous is not None and self._rendezvous.is_stale(self.ring):
+        if self._rendezvous is not None and self._rendezvous.is_stale(self.membership.ring):
             if self._rendezvous.leaving:
                 raise DismissedError("asked to leave", last=self.last or self._rendezvous.stopping)
             self.join()
 
-    def leave(self, *, finished: bool) -> None:
-        """Leaves the ring: see :meth:`Membership.leave`."""
-        self._reducer.use(None)
-        self._membership.leave(finished=finished)
-
-    def interrupt(self, ring: int) -> None:
-        """Ends the collective that is under way in that ring or an earlier one. From any thread."""
-        self._membership.interrupt(ring)
-
-    def release(self) -> None:
-        """Detaches from the optimizers: another engine replaces this one."""
+    def close(self, *, finished: bool = False) -> None:
+        """Detaches from the optimizers, and leaves the ring: see :meth:`Membership.leave`."""
         for hook in self._hooks:
             hook.remove()
+        self._reducer.use(None)
+        self.membership.leave(finished=finished)
 
     # ---- an update ----
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
         """The next backward is of a minibatch; gradients are weighed by its records."""
         reducer, rendezvous = self._reducer, self._rendezvous
-        alone = self._membership.group is None
+        alone = self.membership.group is None
+        if minibatch.number:
+            self._check_pass()
+        self._pass = self.replica.position.pass_index
         if reducer.phase is Phase.IDLE:
             reducer.begin_update(can_undo=rendezvous is not None)
             self._steps, self._records = 0, update.last - update.first
@@ -191,40 +155,51 @@ class RingEngine:
             self._accumulation.watch()  # before the reducer, whose hooks change gradients
         # Rank 0 has the first records of each update.
         reducer.begin_minibatch(
-            share, last=minibatch.number + 1 == update.count, leads=self.rank == 0
+            share, last=minibatch.number + 1 == update.count, leads=self.membership.rank == 0
         )
         return minibatch.batch
 
-    def forwarded(self, *, gradient: bool) -> None:
+    def backward(self, compute: Callable[[], None] | None) -> bool:
         """Without a gradient this member takes the others' all the same."""
-        if not gradient and self._reducer.phase is Phase.REDUCE:
+        if compute is not None:
+            compute()
+        elif self._reducer.phase is Phase.REDUCE:
             self._reducer.reduce_nothing()
+        return self.live
 
     def commit(self, update: Update) -> bool:
-        """See :class:`~torch_edl.engine.base.Engine`. False: the ring broke, and this process is
-        in another one, where the records come again."""
+        """False: the ring broke, and this process is in another one, where the records come
+        again."""
+        self._check_pass()
         return self._finish()
+
+    def _check_pass(self) -> None:
+        if self.replica.position.pass_index != self._pass:
+            raise UsageError(
+                "another loop over a loader, or an evaluation, began inside this loop; put it "
+                "after the loop (an epoch each: epochs=1)"
+            )
 
     def _finish(self) -> bool:
         reducer, position = self._reducer, self.replica.position
         if reducer.phase is Phase.REDUCE:
             self._skip()
         if reducer.phase is Phase.BROKEN:
-            log.warning("ring %d broke: %s", self.ring, reducer.failure)
+            ring, step = self.membership.ring, position.step
+            log.warning("ring %d broke: %s", ring, reducer.failure)
             reducer.undo_update()
-            ring, step = self.ring, position.step
             self.join()
             # Another member of that ring had the sum, with this one's part, and gave its state.
-            return self.ring == ring + 1 and self.replica.position.step == step + 1
+            return self.membership.ring == ring + 1 and self.replica.position.step == step + 1
         reducer.end_update()
         position.step += 1
         position.records += self._records
-        if self._membership.group is not None:
+        if self.membership.group is not None:
             position.left_out += round((1 - min(1.0, reducer.covered)) * self._records)
         if not self._steps:
             self._accumulation.forbid()
         self._steps = 0
-        if 0 < self._flags.skipped < self.world:
+        if 0 < self._flags.skipped < self.membership.world:
             self._synchronize()
         return True
 
@@ -235,13 +210,14 @@ class RingEngine:
         self._reducer.end_update()
         return made
 
-    def warm_up(self) -> None:
-        """The next backward counts for nothing: a process that is about to join warms up."""
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Within it a backward counts for nothing: a process that is about to join warms up."""
         self._reducer.begin_warm_up()
-
-    def abandon(self) -> None:
-        """The minibatch that was begun counts for nothing: the warm-up is over."""
-        self._reducer.undo_update()
+        try:
+            yield
+        finally:
+            self._reducer.undo_update()
 
     @property
     def live(self) -> bool:
@@ -305,9 +281,9 @@ class RingEngine:
     def _synchronize(self) -> None:
         """A member whose script left a batch out takes over what the others did to the model."""
         try:
-            self._membership.synchronize(has_model=not self._flags.skip)
+            self.membership.synchronize(has_model=not self._flags.skip)
         except RingBrokenError as error:
-            log.warning("ring %d broke: %s", self.ring, error)
+            log.warning("ring %d broke: %s", self.membership.ring, error)
             self.join()
 
     # ---- alike for all members ----
@@ -327,13 +303,14 @@ class RingEngine:
             None if it was not wanted any more.
         """
         while wanted():
-            mine = make(self.rank, self.world)
-            if self._membership.group is None:
+            membership = self.membership
+            mine = make(membership.rank, membership.world)
+            if membership.group is None:
                 return [mine]
             try:
-                return self._membership.group.gather(mine)
+                return membership.group.gather(mine)
             except RingBrokenError as error:
-                log.warning("ring %d broke: %s", self.ring, error)
+                log.warning("ring %d broke: %s", membership.ring, error)
             self.join()
         return None
 
@@ -341,21 +318,7 @@ class RingEngine:
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Any], Any]]:
-        """The model as it is."""
         yield lambda features: features
 
-    def state_dict(self) -> dict[str, Any]:
-        """The model as it is, copied."""
-        return copied(self.model)
-
     def snapshot(self) -> Callable[[Path], Snapshot]:
-        """See :class:`~torch_edl.engine.base.Engine`."""
         return self.replica.snapshot(self._watermarks(self.replica.position.records))
-
-    def close(self) -> None:
-        """See :meth:`leave`: the members of the ring need not wait."""
-        self.leave(finished=False)
-
-    def restore(self, folder: Path, *, values_only: bool) -> None:
-        """Loads a checkpoint: see :meth:`Replica.restore`."""
-        self.replica.restore(folder, strategy="allreduce", values_only=values_only)

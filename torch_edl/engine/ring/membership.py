@@ -36,8 +36,6 @@ class Membership:
         self.world = 1
         self.ring = 0
         """Number of the newest ring; 0: none yet."""
-        self.rings = 0
-        """How many rings this process has joined."""
         self.group: ProcessGroup | None = None
         """Connects the members of the ring; None: there is no other member."""
         self.joined = rendezvous is None
@@ -65,7 +63,6 @@ class Membership:
             )
             if self._enter(assignment, steps):
                 break
-        self.rings += 1
         log.info(
             "ring %d: rank %d of %d, step %d", self.ring, self.rank, self.world,
             self._replica.position.step,

@@ -19,9 +19,8 @@ from torch_edl.errors import (
     MasterLostError,
     UsageError,
 )
-from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.master_client.session import MasterSession
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
 
@@ -147,33 +146,23 @@ class RingRendezvous(Protocol):
 class MasterRendezvous(RingRendezvous):
     """The master forms the rings."""
 
-    def __init__(
-        self,
-        master: Stub,
-        worker_id: int,
-        heartbeat: Heartbeat,
-        status: WorkerStatus,
-        *,
-        heartbeat_timeout_s: float,
-    ) -> None:
-        self._master = master
-        self._worker_id = worker_id
-        self._heartbeat = heartbeat
-        self._status = status
-        self._authority_s = _AUTHORITY * heartbeat_timeout_s
-        self.host = local_address(master.address.rpartition(":")[0])
+    def __init__(self, session: MasterSession) -> None:
+        self._master = session.master
+        self._worker_id = session.worker_id
+        self._heartbeat = session.heartbeat
+        self._status = session.progress
+        self._authority_s = _AUTHORITY * session.config.cluster.heartbeat_timeout_s
+        self.host = local_address(session.master.address.rpartition(":")[0])
         self.meet_s = MEET_S
         self._store = StoreServer(self.host)
 
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
-        """See :meth:`RingRendezvous.next`."""
         assignment = self._ask(ring, progress, handing_over=handing_over)
         if assignment is None:
             raise DismissedError("the job goes on without this worker, or is over")
         return assignment
 
     def stand_by(self, ring: int, progress: int) -> Assignment | None:
-        """See :meth:`RingRendezvous.stand_by`."""
         return self._ask(ring, progress, ended=True)
 
     def _ask(
@@ -239,26 +228,21 @@ class MasterRendezvous(RingRendezvous):
 
     @property
     def authorized(self) -> bool:
-        """Whether a heartbeat was answered lately."""
         return self._heartbeat.silence_s < self._authority_s
 
     def is_stale(self, ring: int) -> bool:
-        """Whether a heartbeat said so."""
         return self._heartbeat.stale_ring >= ring or self.leaving
 
     def awaited(self, ring: int) -> bool:
-        """Whether the master says so now."""
         self._heartbeat.beat()
         return self._heartbeat.stale_ring >= ring
 
     @property
     def leaving(self) -> bool:
-        """Whether the master, or a signal, asked for it."""
         return self._heartbeat.draining.is_set()
 
     @property
     def stopping(self) -> bool:
-        """Whether a heartbeat said so."""
         return self._heartbeat.stopping.is_set()
 
     def may_commit(self) -> bool:

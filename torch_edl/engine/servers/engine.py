@@ -102,7 +102,6 @@ class ServersEngine:
         self._flat: list[dense.FlatVector]
         self._exact: dense.ExactBuffers
         self._known: list[int] | None = None
-        self.live = False
         self._lost: ServersLostError | None = None
         self._forgiving = False
         # A script may leave its step out, and must not add the next gradients to those of before.
@@ -170,15 +169,16 @@ class ServersEngine:
         planned = self._opened(update)
         self._rows.use(planned.plan, minibatch.number)
         self._at_last = minibatch.number + 1 == update.count
-        self.live = True
         if not self._plans_ahead:
             return minibatch.batch
         return replace(minibatch.batch, features=self._rows.given(minibatch.batch.features))
 
-    def forwarded(self, *, gradient: bool) -> None:
+    def backward(self, compute: Callable[[], None] | None) -> bool:
         """Starts the pulls that acknowledgements allow now."""
-        self.live = gradient
         self._pull_ahead()
+        if compute is not None:
+            compute()
+        return compute is not None
 
     def commit(self, update: Update) -> bool:
         """Pushes what was collected. In sync mode, and where the script's own loop goes on from
@@ -189,7 +189,7 @@ class ServersEngine:
         if self._open is None and update.count:
             raise ServersLostError("the connection was closed within an update")
         planned = self._opened(update)
-        self._forgiving = self.live = False
+        self._forgiving = False
         if self._lost is not None:
             raise self._lost
         self._keeps_gradients = self._accumulation is not None and not planned.steps
@@ -224,7 +224,7 @@ class ServersEngine:
     def settle(self) -> bool:
         """An update that the script left is not pushed."""
         self._open = None
-        self._forgiving = self.live = False
+        self._forgiving = False
         return False
 
     @property

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from torch_edl.config import JobConfig
 from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.errors import DeclaredLostError, DismissedError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
@@ -30,7 +33,11 @@ def refused() -> Iterator[Callable[[bool], MasterRendezvous]]:
         stub, progress = Stub(SERVICE, f"127.0.0.1:{port}", "t"), WorkerStatus()
         opened.extend([stub.close, lambda: server.stop(grace=None).wait()])
         heartbeat = Heartbeat(stub, 0, progress)
-        return MasterRendezvous(stub, 0, heartbeat, progress, heartbeat_timeout_s=3.0)
+        session: Any = SimpleNamespace(
+            master=stub, worker_id=0, heartbeat=heartbeat, progress=progress,
+            config=JobConfig(name="rings", model_file="m.py"),
+        )  # fmt: skip
+        return MasterRendezvous(session)
 
     yield start
     for close in opened:

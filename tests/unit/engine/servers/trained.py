@@ -17,7 +17,7 @@ from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.ps_client import PartitionedIds, TableIds
-from torch_edl.trainer.step import ContractBody, Step
+from torch_edl.trainer.step import Step, contract_body
 from torch_edl.wire import master_pb2 as pb
 
 TOKEN = "strategy-test"
@@ -90,7 +90,7 @@ class Trained:
             config=config, token=TOKEN, status=WorkerStatus(), forward=self.step.forward,
         )  # fmt: skip
         self.engine.connect(pb.Cluster(incarnation=1, servers=addresses))
-        self._body = ContractBody(self.step, self.engine, optimizer, made)
+        self._body = contract_body(self.step, self.engine, optimizer, made)
 
     def compute(self, update: Update) -> bool:
         for minibatch in update.minibatches:
