@@ -129,7 +129,7 @@ def _announce(args: argparse.Namespace, address: str, token: str) -> None:
         return
     stub = Stub(services.SERVERS, master, token)
     request = master_pb2.RegisterServerRequest(
-        shard=args.shard, incarnation=args.incarnation, address=address, pid=os.getpid()
+        shard=args.shard, incarnation=args.incarnation, address=address
     )
     try:
         stub.call(request, timeout_s=_REGISTER_TIMEOUT_S, wait=True)

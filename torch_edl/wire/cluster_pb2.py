@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/cluster.proto\x12\ttorch_edl\"Y\n\x15RegisterServerRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x03\"\x18\n\x16RegisterServerResponse\"[\n\x07\x43luster\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x0f\n\x07servers\x18\x02 \x03(\t\x12\x15\n\rrestored_from\x18\x03 \x01(\t\x12\x13\n\x0bvalues_only\x18\x04 \x01(\x08\x32`\n\x07Servers\x12U\n\x0eRegisterServer\x12 .torch_edl.RegisterServerRequest\x1a!.torch_edl.RegisterServerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/cluster.proto\x12\ttorch_edl\"L\n\x15RegisterServerRequest\x12\r\n\x05shard\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x18\n\x16RegisterServerResponse\"[\n\x07\x43luster\x12\x13\n\x0bincarnation\x18\x01 \x01(\x03\x12\x0f\n\x07servers\x18\x02 \x03(\t\x12\x15\n\rrestored_from\x18\x03 \x01(\t\x12\x13\n\x0bvalues_only\x18\x04 \x01(\x08\x32`\n\x07Servers\x12U\n\x0eRegisterServer\x12 .torch_edl.RegisterServerRequest\x1a!.torch_edl.RegisterServerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.cluster_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTERSERVERREQUEST']._serialized_start=43
-  _globals['_REGISTERSERVERREQUEST']._serialized_end=132
-  _globals['_REGISTERSERVERRESPONSE']._serialized_start=134
-  _globals['_REGISTERSERVERRESPONSE']._serialized_end=158
-  _globals['_CLUSTER']._serialized_start=160
-  _globals['_CLUSTER']._serialized_end=251
-  _globals['_SERVERS']._serialized_start=253
-  _globals['_SERVERS']._serialized_end=349
+  _globals['_REGISTERSERVERREQUEST']._serialized_end=119
+  _globals['_REGISTERSERVERRESPONSE']._serialized_start=121
+  _globals['_REGISTERSERVERRESPONSE']._serialized_end=145
+  _globals['_CLUSTER']._serialized_start=147
+  _globals['_CLUSTER']._serialized_end=238
+  _globals['_SERVERS']._serialized_start=240
+  _globals['_SERVERS']._serialized_end=336
 # @@protoc_insertion_point(module_scope)

@@ -117,7 +117,7 @@ class World:
         )
         requests: dict[str, Any] = {
             "Register": pb.RegisterRequest(worker_id=worker, pid=7, host="h", node="n"),
-            "RegisterServer": pb.RegisterServerRequest(incarnation=life, address="s:1", pid=3),
+            "RegisterServer": pb.RegisterServerRequest(incarnation=life, address="s:1"),
             "ReportModel": pb.ReportModelRequest(
                 embeddings=[embedding], shards=[pb.SourceShard(records=4)]
             ),

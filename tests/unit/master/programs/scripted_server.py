@@ -19,7 +19,6 @@ master.call(
         shard=int(args["--shard"]),
         incarnation=int(args["--incarnation"]),
         address=f"127.0.0.1:{1000 + os.getpid() % 1000}",
-        pid=os.getpid(),
     ),
     timeout_s=10,
     wait=True,
