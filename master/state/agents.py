@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch_edl.config import JobConfig
@@ -127,13 +127,6 @@ def require_same_experiment(config: JobConfig, request: pb.AgentReportRequest) -
     """
     if config.experiment is None or not request.HasField("experiment"):
         return
-    told = request.experiment
-    asked = Experiment(
-        script=told.script,
-        args=tuple(told.args),
-        folder=told.folder,
-        machine=told.machine,
-        rdzv_id=told.rdzv_id,
-        digest=told.digest,
-    )
+    told = {each.name: getattr(request.experiment, each.name) for each in fields(Experiment)}
+    asked = Experiment(**told | {"args": tuple(told["args"])})
     config.experiment.require(asked, config.name)

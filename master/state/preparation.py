@@ -19,7 +19,7 @@ from master.state.data_identity import (
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.engine.choose import Choice, EmbeddingSize, choose
+from torch_edl.engine.choose import Choice, choose
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -129,15 +129,9 @@ class Preparation:
 
     def _choose(self, model: pb.ReportModelRequest, workers: int) -> Choice:
         config = self.config
-        embeddings = [
-            EmbeddingSize(
-                name=e.name, num_embeddings=e.num_embeddings, dim=e.dim, dynamic=e.dynamic
-            )
-            for e in model.embeddings
-        ]
         return choose(
             config.train.strategy,
-            embeddings,
+            model.embeddings,
             max_workers=workers,
             large_embedding=config.train.large_embedding,
             # Nothing is optimized in an evaluation or a prediction.

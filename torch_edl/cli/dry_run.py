@@ -14,7 +14,7 @@ from torch_edl.contract import argument_orders, load_contract, report_model, use
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source
 from torch_edl.data.task_space import Shard
-from torch_edl.engine.choose import EmbeddingSize, choose
+from torch_edl.engine.choose import choose
 from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
 from torch_edl.master_client.leases import Lease
 from torch_edl.nn.model_tables import bind_tables
@@ -61,21 +61,17 @@ def _how(
     Raises:
         UsageError: the strategy that the user named cannot train the model.
     """
-    sizes = [
-        EmbeddingSize(name=e.name, num_embeddings=e.num_embeddings, dim=e.dim, dynamic=e.dynamic)
-        for e in model.embeddings
-    ]
     cluster = config.cluster
     choice = choose(
         config.train.strategy,
-        sizes,
+        model.embeddings,
         max_workers=cluster.max_workers,
         large_embedding=config.train.large_embedding,
         optimizer_error=model.optimizer_error,
     )
     least, most = cluster.min_workers, cluster.max_workers
     rows = [("model", f"{model.dense_elements:,} dense parameters, {model.optimizer}")]
-    for e in sizes:
+    for e in model.embeddings:
         count = f"{e.num_embeddings:,}" if e.num_embeddings else "any id"
         rows.append(("embedding", f"{e.name}: {count} x {e.dim}"))
     rows.append(("strategy", f"{choice.name}: {choice.reason}"))

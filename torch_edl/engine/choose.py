@@ -6,23 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingSize:
-    """One embedding module of a model."""
-
-    name: str
-    num_embeddings: int
-    """0: without bound."""
-    dim: int
-    dynamic: bool
-    """A ``torch_edl.nn`` module rather than one of ``torch.nn``."""
-
-    @property
-    def elements(self) -> int:
-        """Numbers in the whole table; 0 where it has no bound."""
-        return self.num_embeddings * self.dim
+from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +19,7 @@ class Choice:
 
 def choose(
     wanted: str,
-    embeddings: Sequence[EmbeddingSize],
+    embeddings: Sequence[pb.EmbeddingReport],
     *,
     max_workers: int,
     large_embedding: int,
@@ -82,7 +66,7 @@ def choose(
     return choice
 
 
-def _check_allreduce(embeddings: Sequence[EmbeddingSize], trains: bool) -> None:
+def _check_allreduce(embeddings: Sequence[pb.EmbeddingReport], trains: bool) -> None:
     if not trains:
         raise UsageError(
             "--strategy allreduce: it is for training; use --strategy ps, or --strategy local "
@@ -99,7 +83,7 @@ def _check_allreduce(embeddings: Sequence[EmbeddingSize], trains: bool) -> None:
 
 def _from_model(
     wanted: str,
-    embeddings: Sequence[EmbeddingSize],
+    embeddings: Sequence[pb.EmbeddingReport],
     max_workers: int,
     large_embedding: int,
     trains: bool,
@@ -112,7 +96,7 @@ def _from_model(
             return Choice(name="ps", reason=f"embedding {embedding.name} has no bound")
         if embedding.dynamic and max_workers > 1:
             return Choice(name="ps", reason=f"embedding {embedding.name} is a torch_edl.nn module")
-        if embedding.elements > large_embedding:
+        if embedding.num_embeddings * embedding.dim > large_embedding:
             return Choice(
                 name="ps",
                 reason=f"embedding {embedding.name} of {embedding.num_embeddings:,} x "

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from torch_edl.engine.choose import Choice, EmbeddingSize, choose
+from torch_edl.engine.choose import Choice, choose
 from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
 
-SMALL = EmbeddingSize(name="small", num_embeddings=10, dim=4, dynamic=False)
-LARGE = EmbeddingSize(name="large", num_embeddings=1000, dim=4, dynamic=False)
-BOUNDED = EmbeddingSize(name="bounded", num_embeddings=10, dim=4, dynamic=True)
-UNBOUNDED = EmbeddingSize(name="rows", num_embeddings=0, dim=4, dynamic=True)
+SMALL = pb.EmbeddingReport(name="small", num_embeddings=10, dim=4, dynamic=False)
+LARGE = pb.EmbeddingReport(name="large", num_embeddings=1000, dim=4, dynamic=False)
+BOUNDED = pb.EmbeddingReport(name="bounded", num_embeddings=10, dim=4, dynamic=True)
+UNBOUNDED = pb.EmbeddingReport(name="rows", num_embeddings=0, dim=4, dynamic=True)
 
 
-def pick(wanted: str = "auto", *embeddings: EmbeddingSize, workers: int = 2, **more) -> Choice:
+def pick(wanted: str = "auto", *embeddings: pb.EmbeddingReport, workers: int = 2, **more) -> Choice:
     return choose(wanted, embeddings, max_workers=workers, large_embedding=100, **more)
 
 
@@ -30,7 +31,9 @@ def pick(wanted: str = "auto", *embeddings: EmbeddingSize, workers: int = 2, **m
         ((UNBOUNDED,), 1, "ps", "embedding rows has no bound"),
     ],
 )
-def test_auto(embeddings: tuple[EmbeddingSize, ...], workers: int, name: str, why: str) -> None:
+def test_auto(
+    embeddings: tuple[pb.EmbeddingReport, ...], workers: int, name: str, why: str
+) -> None:
     assert pick("auto", *embeddings, workers=workers) == Choice(name=name, reason=why)
 
 
@@ -40,7 +43,7 @@ def test_auto(embeddings: tuple[EmbeddingSize, ...], workers: int, name: str, wh
     [(SMALL, "allreduce"), (LARGE, "ps"), (BOUNDED, "ps"), (UNBOUNDED, "ps")],
 )
 def test_a_script_is_in_a_ring_or_on_servers(
-    embedding: EmbeddingSize, name: str, workers: int
+    embedding: pb.EmbeddingReport, name: str, workers: int
 ) -> None:
     """Also with one worker: others may join."""
     assert pick("auto", embedding, workers=workers, script=True).name == name
