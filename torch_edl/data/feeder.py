@@ -317,7 +317,8 @@ def _blaming_feed(records: Records) -> Iterator[None]:
 
 
 def _what_records_are(records: Records, error: BaseException) -> str:
-    """For who takes them for something else, or asks for a column that is not there."""
+    """A hint for an error of a ``feed`` that takes the records for something else, or asks for a
+    column that is not there."""
     if not isinstance(error, KeyError | TypeError | AttributeError | IndexError | ValueError):
         return ""
     if isinstance(records, list):

@@ -1,4 +1,4 @@
-"""Updates of leased tasks: windows of training tasks in a pipeline, everything else one at a time.
+"""Updates of leased tasks: training tasks in a pipeline, everything else one at a time.
 
 The updates of this task and the next are handed to the engine as far ahead as the engine looks,
 and a task is reported once its last update is acknowledged. Whatever goes wrong ends in one of

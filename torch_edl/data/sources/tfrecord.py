@@ -25,7 +25,6 @@ from torch_edl.errors import DataError, UsageError
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 256 << 10
-_WINDOW = 1 << 20
 
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
