@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from torch_edl.config import JobConfig
     from torch_edl.data.sources import Source
 
-_ROUNDS = 6
+_FEISTEL_ROUNDS = 6
 _MASK = (1 << 64) - 1
 
+# The parts of an identity, as arguments of ``job.loader`` where they are some.
 _WORDS = {
     "records": "{:,} records",
     "batch_size": "batch_size={}",
@@ -26,7 +27,6 @@ _WORDS = {
     "seed": "seed={}",
     "epochs": "epochs={}",
 }
-
 
 Piece = tuple[int, int, int]
 """A task, and offsets in it: of the first record and of one after the last."""
@@ -87,7 +87,7 @@ class Permutation:
         key = _mix((seed & _MASK) + 0x9E3779B97F4A7C15)
         key = _mix(key ^ (epoch + 1))
         self._keys = []
-        for _ in range(_ROUNDS):
+        for _ in range(_FEISTEL_ROUNDS):
             key = _mix((key + 0x9E3779B97F4A7C15) & _MASK)
             self._keys.append(key)
 
@@ -292,7 +292,6 @@ def difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, st
 
 
 def _in_words(name: str, value: Any) -> str:
-    """One part of an identity, as an argument of ``job.loader`` where it is one."""
     if name == "files":
         named = f"data files {value} (digest of names, record counts and sizes)"
         return named if value else "no data files"

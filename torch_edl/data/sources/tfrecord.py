@@ -54,11 +54,9 @@ class TFRecordSource(BlockSource):
             DataError: unreadable, compressed, or a damaged length. With ``skip_damaged`` all data
                 is verified: a damaged record is left out, a damaged length ends the file.
         """
-
-        def scan(file: DataFile) -> Index:
-            return _scan(file, skip_damaged)
-
-        index, stamp = cached(path, "tfrecord", skip_damaged, scan)
+        index, stamp = cached(
+            path, "tfrecord", skip_damaged, lambda file: _scan(file, skip_damaged)
+        )
         super().__init__(stamp, index, Metadata(path))
 
     def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
