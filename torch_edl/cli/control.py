@@ -10,6 +10,7 @@ from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs import calls, catalog
+from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
 # A last checkpoint may be written; the master stops waiting for it earlier.
@@ -24,8 +25,6 @@ def scale(args: argparse.Namespace) -> int:
     Raises:
         UsageError: a range that cannot be, no such job, or the master refused.
     """
-    from torch_edl.wire import master_pb2 as pb
-
     least, most = args.workers
     ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
     request = pb.ScaleRequest(min_workers=least, max_workers=most)
@@ -41,8 +40,6 @@ def stop(args: argparse.Namespace) -> int:
         UsageError: no such job, or it is over.
         EdlError: the job is still there after 100 seconds.
     """
-    from torch_edl.wire import master_pb2 as pb
-
     job = catalog.find(args.job)
     calls.ask(job, pb.StopRequest(reason="torch-edl stop", at_once=args.now))
     began, told = time.monotonic(), False

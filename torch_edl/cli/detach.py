@@ -8,13 +8,10 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch_edl.cli.terminal import stdout
 from torch_edl.jobs.folder import JobFolder
-
-if TYPE_CHECKING:
-    from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import master_pb2 as pb
 
 _INTERRUPTED = 130
 

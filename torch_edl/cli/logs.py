@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from torch_edl.cli.progress import colour_of
 from torch_edl.cli.terminal import stdout
 from torch_edl.errors import UsageError
@@ -139,8 +141,6 @@ def _follow(job: JobFolder, logs: list[_Log], args: argparse.Namespace, several:
 
 
 def _prefix(name: str) -> str:
-    from rich.text import Text
-
     console = stdout()
     with console.capture() as capture:
         console.print(Text(f"{name} | ", style=colour_of(name)), end="")

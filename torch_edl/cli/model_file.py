@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from torch_edl.cli import preflight, static_check, submit, summary
 from torch_edl.cli.detach import detach
@@ -19,9 +20,6 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.signatures import PROCESSORS
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def run(args: argparse.Namespace) -> int:

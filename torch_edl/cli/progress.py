@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
 
-    from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import master_pb2 as pb
 
 _ALIVE = ("starting", "running", "draining", "stopping")
 _VERBS = {
@@ -136,11 +139,6 @@ def live_frame(
         width: columns of the terminal; no line is longer.
         seconds: since the start; moves the bar until the first status.
     """
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Column, Table
-    from rich.text import Text
-
     state = status.state if status is not None else "starting"
     running = status is not None and status.records_total > 0 and state != "starting"
     label = _VERBS.get(status.kind, state) if status is not None and state == "running" else state
@@ -209,8 +207,6 @@ class Display:
         has_bar: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        from rich.live import Live
-
         self.console = console
         self.has_bar = has_bar and console.is_terminal and not console.is_dumb_terminal
         self._observers = observers
@@ -247,8 +243,6 @@ class Display:
 
     def event(self, event: pb.Event) -> None:
         """Shows an event of the job."""
-        from rich.text import Text
-
         clock = time.strftime("%H:%M:%S", time.localtime(event.time))
         text = Text(f"{clock} ", style="dim")
         mark = f"{event.level}: " if event.level in _STYLES else ""
@@ -257,8 +251,6 @@ class Display:
 
     def line(self, process: str, line: str) -> None:
         """Shows a line that a process printed, after the name of the process unless it is empty."""
-        from rich.text import Text
-
         text = Text(f"{process} | " if process else "", style=colour_of(process))
         # The output of the user's code may have colours of its own.
         text.append_text(Text.from_ansi(line, style="default"))

@@ -7,6 +7,8 @@ import json
 import time
 from typing import Any
 
+from rich.text import Text
+
 from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.jobs import catalog
@@ -21,8 +23,6 @@ def show_job(args: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such job.
     """
-    from rich.text import Text
-
     job = catalog.find(args.job)
     found = report(job)
     if args.json:
@@ -48,8 +48,6 @@ def show_job(args: argparse.Namespace) -> int:
 
 def list_jobs(args: argparse.Namespace) -> int:
     """Prints a line for each job of this machine, the newest first."""
-    from rich.text import Text
-
     reports = [{**report(job), "started": job.started()} for job in catalog.all_jobs()]
     if args.json:
         print(json.dumps(reports, indent=1))

@@ -18,9 +18,9 @@ from torch_edl.jobs.folder import ENDED, JobFolder
 from torch_edl.jobs.log_tail import LogTail
 from torch_edl.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
+from torch_edl.wire import master_pb2 as pb
 
 if TYPE_CHECKING:
-    from torch_edl.wire import master_pb2 as pb
     from torch_edl.wire.channel import Stub
 
 _POLL_S = 0.2
@@ -140,8 +140,6 @@ class _Client:
     def _poll_status(self) -> None:
         import grpc
 
-        from torch_edl.wire import master_pb2 as pb
-
         if self._stub is None:
             master = self.job.master()
             if master is None:
@@ -209,8 +207,6 @@ class _Client:
                 self.master.stop(grace_s=_KILL_AFTER_S)
 
     def _ask_to_stop(self, *, at_once: bool = False) -> None:
-        from torch_edl.wire import master_pb2 as pb
-
         if self._stub is None:  # it does not listen yet
             self.master.stop(grace_s=_KILL_AFTER_S)
             return

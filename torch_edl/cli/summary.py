@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from torch_edl.cli.progress import TRAINS, counted, duration, number
 from torch_edl.cli.submit import Outcome
@@ -13,9 +15,7 @@ from torch_edl.cli.terminal import complain
 from torch_edl.config import JobConfig
 from torch_edl.files import write_text
 from torch_edl.jobs.status import as_dict
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from torch_edl.wire import master_pb2 as pb
 
 _DONE = {
     "train": "trained on",
@@ -27,32 +27,30 @@ _DONE = {
 
 def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
     """The summary of ``--summary``; it has every key, however the job ended."""
-    seen = as_dict(outcome.status) if outcome.status is not None else {}
-    records = seen.get("records", {}).get("done", 0)
-    wall_s = seen.get("wall_s", 0.0)
-    evaluations = seen.get("evaluations", [])
-    rate = seen.get("rates", {}).get("mean_records_per_s")
+    seen = as_dict(outcome.status or pb.GetStatusResponse())
+    records, wall_s, evaluations = seen["records"]["done"], seen["wall_s"], seen["evaluations"]
+    rate = seen["rates"].get("mean_records_per_s")
     master = {"role": "master", "id": 0, "pid": outcome.master_pid, "exit": outcome.master_exit}
-    processes = [{k: p[k] for k in master} for p in seen.get("processes", [])]
+    processes = [{k: p[k] for k in master} for p in seen["processes"] if p["role"] != "master"]
     return {
         "job": config.name,
         "kind": config.kind,
-        "strategy": seen.get("strategy", ""),
-        "reason": seen.get("reason", ""),
+        "strategy": seen["strategy"],
+        "reason": seen["reason"],
         "state": outcome.state,
         "records": records,
-        "tasks": seen.get("tasks", {}).get("done", 0),
-        "steps": seen.get("steps", 0),
+        "tasks": seen["tasks"]["done"],
+        "steps": seen["steps"],
         "wall_s": wall_s,
         "samples_per_s": rate or (round(records / wall_s, 3) if wall_s else 0.0),
-        "loss": seen.get("loss"),
+        "loss": seen["loss"],
         "metrics": evaluations[-1]["metrics"] if evaluations else {},
         "evaluations": evaluations,
-        "processes": [master, *(p for p in processes if p["role"] != "master")],
-        "damaged": seen.get("damaged", 0),
-        "nan_steps": seen.get("nan_steps", 0),
+        "processes": [master, *processes],
+        "damaged": seen["damaged"],
+        "nan_steps": seen["nan_steps"],
         "error": outcome.error,
-        "checkpoint": seen.get("checkpoint", ""),
+        "checkpoint": seen["checkpoint"],
         "output": config.checkpoint.output if outcome.state == "finished" else "",
     }
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch_edl.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import master_pb2 as pb
 
 _EVERY_S = 1.0
 
