@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from report import report
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -36,7 +36,6 @@ from torch_edl.metrics import AUC
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "deepfm"
-RESULTS = ROOT / "benchmarks" / "results" / "deepfm.jsonl"
 
 IDS, DIM, INIT_STD, BATCH = 1_000_000, 16, 0.01, 512
 HIDDEN = (400, 400)
@@ -285,28 +284,6 @@ def bytes_per_step(args: argparse.Namespace, local_steps: int) -> int:
     return int(2 * (dense + unique * sum(8 + 4 * dim for dim in (DIM, 1))) / local_steps)
 
 
-def _machine() -> dict[str, Any]:
-    names = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    return {
-        "cpu": names[0].split(":")[1].strip() if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit.stdout.strip(),
-    }
-
-
 def _ratios(rate: dict[str, float]) -> dict[str, float]:
     pairs = [(ours, to) for ours in PARTS[2:] for to in PARTS[:2]]
     return {f"{a} / {b}": round(rate[a] / rate[b], 3) for a, b in pairs if a in rate and b in rate}
@@ -318,7 +295,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         generate = _module(EXAMPLE / "generate.py")
         truth = generate.Truth(ids=IDS, zipf=1.2)
         generate.generate(args.data, truth, args.records, max(args.records // 10, 51_200))
-    machine = _machine()
+    load_before = os.getloadavg()[0]
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.repeat):
         for part in args.only.split(","):
@@ -340,9 +317,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         for part, made in runs.items()
     }
     return {
-        "benchmark": "deepfm",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine,
+        "load_before": load_before,
         "records": args.records,
         "lr": args.lr,
         "best_possible": json.loads((args.data / "metadata.json").read_text())["eval"],
@@ -386,11 +361,7 @@ def main() -> None:
         print(json.dumps(made), flush=True)
         return
     args.steps = args.steps or max(args.records // BATCH, 4 * WARM_UP)
-    line = json.dumps(compare(args))
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with RESULTS.open("a") as results:
-        results.write(line + "\n")
-    print(line)
+    report("deepfm", compare(args))
 
 
 if __name__ == "__main__":

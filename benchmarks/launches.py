@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 ROOT = Path(__file__).parents[1]
 WORKER = str(Path(__file__).with_name("ring_worker.py"))
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 @dataclass(frozen=True)
@@ -88,34 +83,3 @@ def notes(out: Path) -> list[Note]:
 def folder() -> tempfile.TemporaryDirectory[str]:
     """A place for one benchmark's runs."""
     return tempfile.TemporaryDirectory(prefix="bench-")
-
-
-def report(name: str, figures: dict[str, Any]) -> None:
-    """Prints one JSON line and appends it to the results."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
-    )
-    line = json.dumps(
-        {
-            "benchmark": name,
-            **figures,
-            "machine": {
-                "cores": len(os.sched_getaffinity(0)),
-                "cpu": _cpu(),
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "commit": commit.stdout.strip(),
-        }
-    )
-    sys.stdout.write(line + "\n")
-    RESULTS.mkdir(exist_ok=True)
-    with open(RESULTS / f"{name}.jsonl", "a", encoding="utf-8") as file:
-        file.write(line + "\n")
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

@@ -17,6 +17,7 @@ import statistics
 from pathlib import Path
 
 import launches
+from report import report
 
 _RING = ["--width", "1024", "--layers", "4", "--batch-size", "64", "--steps", "160"]
 _LOADER = ["--width", "64", "--layers", "2", "--batch-size", "64", "--steps", "6000"]
@@ -51,7 +52,7 @@ def main() -> None:
                 out = Path(name) / f"{mode}-{number}"
                 rates[mode].append(round(rate(launcher, mode, out, words), 2))
     median = {mode: statistics.median(found) for mode, found in rates.items()}
-    launches.report(
+    report(
         "overhead",
         {
             "workers": args.workers,

@@ -15,20 +15,18 @@ benchmarks/results/ps_push_pull.jsonl.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import numpy.typing as npt
+from report import report
 
 from torch_edl import _core
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
@@ -39,7 +37,6 @@ from torch_edl.wire.channel import COMMON_OPTIONS, Stub
 
 ROWS = 1_000_000
 TOKEN = "benchmark"
-RESULTS = Path(__file__).parent / "results" / "ps_push_pull.jsonl"
 POINTS = [(n, d) for d in (8, 16, 64) for n in (1_000, 4_000, 10_000, 100_000)]
 QUICK = [(4_000, 16)]
 
@@ -266,7 +263,6 @@ def main() -> None:
         return
     _core.tune_malloc()
     points = QUICK if args.quick else POINTS
-    RESULTS.parent.mkdir(exist_ok=True)
     for dim in sorted({d for _, d in points}):
         ours = ("-m", "torch_edl.ps_server", "--job=bench", "--shard=0", "--shards=1")
         with Process(*ours, "--incarnation=1") as ps, Process(__file__, "--echo-server") as other:
@@ -278,8 +274,7 @@ def main() -> None:
             for n in (n for n, d in points if d == dim):
                 for distribution in ("uniform", "zipf"):
                     repeats = max(20, args.repeats * 4_000 // max(n, 4_000))
-                    line = {
-                        "benchmark": "ps_push_pull",
+                    figures = {
                         "ids": n,
                         "dim": dim,
                         "rows": ROWS,
@@ -287,24 +282,10 @@ def main() -> None:
                         "distribution": distribution,
                         "repeats": repeats,
                         **measure(server, echo, n, distribution, repeats, plain),
-                        "cpu": _cpu(),
-                        "cores": os.cpu_count(),
-                        "python": platform.python_version(),
-                        "grpc": grpc.__version__,
-                        "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
                     }
-                    text = json.dumps(line)
-                    print(text, flush=True)
-                    with open(RESULTS, "a", encoding="utf-8") as file:
-                        file.write(text + "\n")
+                    report("ps_push_pull", figures)
             server.close()
             channel.close()
-
-
-def _cpu() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import statistics
 from pathlib import Path
 
 import launches
+from report import report
 
 _KILL_STEP = 25
 _MODEL = ["--width", "2048", "--layers", "4", "--batch-size", "8"]  # 16.8 million parameters
@@ -63,7 +64,7 @@ def main() -> None:
             )
     mine = statistics.median(run["new_step_s"] for run in ours)
     theirs = statistics.median(run["new_step_s"] for run in torchrun)
-    launches.report(
+    report(
         "recovery",
         {
             "workers": args.workers,

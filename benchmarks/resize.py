@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import launches
+from report import report
 
 _MODEL = ["--width", "2048", "--layers", "4", "--batch-size", "8"]  # 16.8 million parameters
 _LIMIT_S = 120.0
@@ -81,7 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     with launches.folder() as name:
         runs = [measure(args.workers, Path(name) / str(n)) for n in range(args.repeat)]
-    launches.report(
+    report(
         "resize",
         {
             "workers": args.workers,
