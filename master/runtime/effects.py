@@ -9,7 +9,8 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,
     CommitLocal,
-    Contents,
     Effect,
     EffectEvent,
     Flush,
@@ -31,10 +31,9 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
-from master.state.tasks import TaskQueue
+from master.state.tasks import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
-from torch_edl.data.task_space import TaskSpace
 from torch_edl.errors import CheckpointError, EdlError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as ps
@@ -125,8 +124,7 @@ def save_servers(action: SaveServers, token: str) -> Saved:
         CheckpointError: a server does not answer, is not initialised, or could not write.
         OSError: the disk is full or read-only.
     """
-    contents = action.contents
-    fence = ps.Fence(job=contents.job, incarnation=action.incarnation)
+    fence = ps.Fence(job=action.manifest.job, incarnation=action.incarnation)
     with _stubs(action.addresses, token) as stubs, _releasing(stubs, fence):
         held = _all(stubs, ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
         if not all(answer.initialized for answer in held):
@@ -135,7 +133,7 @@ def save_servers(action: SaveServers, token: str) -> Saved:
         # Also the tasks that are known to be done: in sync mode the last pushes of a task may
         # wait for their quorum, and a manifest that calls the task done must come with them.
         progress = Watermarks.union([action.progress, *applied])
-        steps = steps_of(contents.space, progress)
+        steps = steps_of(action.space, progress)
 
         def write(directory: Path) -> Manifest:
             request = ps.SnapshotRequest(
@@ -145,9 +143,14 @@ def save_servers(action: SaveServers, token: str) -> Saved:
             stalled = max(answer.stall_ms for answer in written)
             log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
             shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
-            files = {name: size for shard in shards for name, size in shard.files.items()}
-            versions = tuple(shard.version for shard in shards)
-            return _manifest(contents, steps, progress, files, versions)
+            return replace(
+                action.manifest,
+                steps=steps,
+                shards=len(shards),
+                watermarks=progress,
+                files={name: size for shard in shards for name, size in shard.files.items()},
+                versions=tuple(shard.version for shard in shards),
+            )
 
         return Saved(*layout.save(action.root, steps, write))
 
@@ -159,37 +162,15 @@ def commit_local(action: CommitLocal) -> Saved:
         CheckpointError: a file is missing or truncated.
         OSError: the disk is full or read-only.
     """
-    contents, snapshot = action.contents, action.snapshot
-    progress = snapshot.watermarks
-    steps = steps_of(contents.space, progress)
 
     def write(target: Path) -> Manifest:
         os.rename(action.directory, target)  # the target is an empty folder
-        return _manifest(contents, steps, progress, snapshot.files, (snapshot.version,))
+        return action.manifest
 
     try:
-        return Saved(*layout.save(action.root, steps, write))
+        return Saved(*layout.save(action.root, action.manifest.steps, write))
     finally:
         shutil.rmtree(action.directory, ignore_errors=True)
-
-
-def _manifest(
-    contents: Contents,
-    steps: int,
-    progress: Watermarks,
-    files: Mapping[str, int],
-    versions: tuple[int, ...],
-) -> Manifest:
-    return Manifest(
-        job=contents.job,
-        strategy=contents.strategy,
-        steps=steps,
-        shards=len(versions),
-        watermarks=progress,
-        files=dict(files),
-        versions=versions,
-        data=dict(contents.data),
-    )
 
 
 def flush(action: Flush, token: str) -> None:
@@ -201,13 +182,6 @@ def flush(action: Flush, token: str) -> None:
     request = ps.FlushRequest(fence=ps.Fence(job=action.job, incarnation=action.incarnation))
     with _stubs(action.addresses, token) as stubs:
         _all(stubs, request, _CALL_S)
-
-
-def steps_of(space: TaskSpace, progress: Watermarks) -> int:
-    """Minibatches in ``progress``."""
-    queue = TaskQueue(space, lease_ids=iter(()))
-    queue.restore(progress)
-    return queue.steps_done
 
 
 @contextlib.contextmanager

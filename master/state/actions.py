@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch_edl.checkpoint.manifest import Manifest, Snapshot
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.spec import ProcessSpec
 from torch_edl.tables.watermarks import Watermarks
@@ -28,17 +27,6 @@ class Saved:
     def progress(self) -> Watermarks:
         """Which tasks the checkpoint holds."""
         return self.manifest.watermarks.copy()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What a manifest says besides the files of a checkpoint."""
-
-    job: str
-    strategy: str
-    data: Mapping[str, Any]
-    """See :func:`master.state.data_identity.identity`."""
-    space: TaskSpace
 
 
 # ---- actions ----
@@ -68,7 +56,9 @@ class SaveServers:
     incarnation: int
     progress: Watermarks
     """What was done before the checkpoint began."""
-    contents: Contents
+    manifest: Manifest
+    """Without what is known when the servers have written."""
+    space: TaskSpace
     root: Path
 
 
@@ -77,9 +67,8 @@ class CommitLocal:
     """Make a checkpoint of the files that a worker wrote."""
 
     directory: Path
-    snapshot: Snapshot
+    manifest: Manifest
     incarnation: int
-    contents: Contents
     root: Path
 
 

@@ -12,7 +12,6 @@ from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,
     CommitLocal,
-    Contents,
     Effect,
     EffectEvent,
     Failure,
@@ -25,8 +24,9 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
-from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
+from torch_edl.data.task_space import TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -140,7 +140,8 @@ class CheckpointManager:
         self,
         cluster: pb.Cluster,
         progress: Watermarks,
-        contents: Contents,
+        manifest: Manifest,
+        space: TaskSpace,
         *,
         steps: int,
         settled: bool,
@@ -149,6 +150,7 @@ class CheckpointManager:
 
         Args:
             progress: what is done.
+            manifest: without what is known when the checkpoint is written.
 
         Returns:
             The folder to which a worker is to write the model, if only workers have it.
@@ -159,17 +161,15 @@ class CheckpointManager:
         if cluster.servers:
             servers = tuple(cluster.servers)
             self._actions.append(
-                SaveServers(servers, cluster.incarnation, progress, contents, self.root)
+                SaveServers(servers, cluster.incarnation, progress, manifest, space, self.root)
             )
             return None
         self._snapshots += 1
         return self.root / f".snapshot-{self._snapshots}"
 
-    def snapshot_written(self, directory: Path, snapshot: Snapshot, contents: Contents) -> None:
+    def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """A worker wrote its model."""
-        self._actions.append(
-            CommitLocal(directory, snapshot, self._incarnation, contents, self.root)
-        )
+        self._actions.append(CommitLocal(directory, manifest, self._incarnation, self.root))
 
     def written_by_ring(self, directory: str) -> list[Note]:
         """The ring of a script wrote a checkpoint: the job goes back to it from now on."""

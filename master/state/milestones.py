@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from master.state.actions import Contents, Failure, Note
+from master.state.actions import Failure, Note
 from master.state.checkpoint_manager import CheckpointManager
 from master.state.data_identity import nothing_left
 from master.state.evaluation import EvaluationResult
 from master.state.left_out import LeftOut
 from master.state.task_scheduler import SnapshotWritten, TaskScheduler
+from master.state.tasks import steps_of
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -114,8 +116,14 @@ class Milestones:
             events += [result] if result is not None else []
         due = checkpoints.due(steps, settled=settled, now=now)
         if due and main is not None and self._config.trains:
-            progress, contents = main.progress(), self._contents(strategy)
-            folder = checkpoints.take(cluster, progress, contents, steps=steps, settled=settled)
+            folder = checkpoints.take(
+                cluster,
+                main.progress(),
+                self._manifest(strategy),
+                main.space,
+                steps=steps,
+                settled=settled,
+            )
             if folder is not None:
                 self._tasks.ask_for_snapshot(str(folder))
         if settled and checkpoints.complete:
@@ -152,8 +160,16 @@ class Milestones:
 
     def snapshot_written(self, event: SnapshotWritten, strategy: str) -> None:
         """A worker wrote the model: a checkpoint is made of it."""
-        contents = self._contents(strategy)
-        self._checkpoints.snapshot_written(Path(event.directory), event.snapshot, contents)
+        assert self._tasks.main is not None
+        snapshot = event.snapshot
+        manifest = replace(
+            self._manifest(strategy),
+            steps=steps_of(self._tasks.main.space, snapshot.watermarks),
+            watermarks=snapshot.watermarks,
+            files=snapshot.files,
+            versions=(snapshot.version,),
+        )
+        self._checkpoints.snapshot_written(Path(event.directory), manifest)
 
     def kept(self) -> None:
         """What the final checkpoint holds is what a job that stops has done."""
@@ -161,11 +177,6 @@ class Milestones:
         if newest is not None and self._tasks.main is not None:
             self._tasks.main.restore(newest.progress)
 
-    def _contents(self, strategy: str) -> Contents:
-        assert self._tasks.main is not None
-        return Contents(
-            job=self._config.name,
-            strategy=strategy,
-            data=self._tasks.identity,
-            space=self._tasks.main.space,
-        )
+    def _manifest(self, strategy: str) -> Manifest:
+        data = dict(self._tasks.identity)
+        return Manifest(job=self._config.name, strategy=strategy, steps=0, data=data)

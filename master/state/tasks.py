@@ -360,3 +360,10 @@ class TaskQueue:
 def one_off(name: str) -> TaskSpace:
     """One task without data: something that any one worker is to do once."""
     return TaskSpace([Shard(name, 1)], 1)
+
+
+def steps_of(space: TaskSpace, progress: Watermarks) -> int:
+    """Minibatches in ``progress``."""
+    queue = TaskQueue(space, lease_ids=iter(()))
+    queue.restore(progress)
+    return queue.steps_done

@@ -20,7 +20,7 @@ from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
-from torch_edl.wire import master_pb2, services
+from torch_edl.wire import master_pb2, pserver_pb2, services
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.server import serve
 
@@ -97,10 +97,8 @@ def _run(args: argparse.Namespace) -> int:
         )
     service = PserverService(
         Shard(rules, source, fail),
-        job=args.job,
-        incarnation=args.incarnation,
-        shard_index=args.shard,
-        shards=args.shards,
+        fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
+        stem=f"shard-{args.shard}-of-{args.shards}",
     )
     server, port = serve(
         services.PSERVER,

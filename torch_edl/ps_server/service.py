@@ -48,18 +48,14 @@ class PserverService:
     """Answers for one shard.
 
     Args:
-        job, incarnation: the fence that a call must carry.
-        shard_index, shards: which part of the model this is, for the names of files.
+        fence: what every call must carry.
+        stem: how the names of the files of this shard begin.
     """
 
-    def __init__(
-        self, shard: Shard, *, job: str, incarnation: int, shard_index: int, shards: int
-    ) -> None:
+    def __init__(self, shard: Shard, *, fence: pb.Fence, stem: str) -> None:
         self._shard = shard
-        self._job = job
-        self._incarnation = incarnation
-        self._index = shard_index
-        self._shards = shards
+        self._fence = fence
+        self._stem = stem
         self._barrier = PushBarrier()
         self._snapshots = threading.Lock()
 
@@ -88,12 +84,11 @@ class PserverService:
         """A handler that rejects calls for another job or incarnation."""
 
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
-            fence = request.fence
-            if fence.job != self._job or fence.incarnation != self._incarnation:
+            given, own = request.fence, self._fence
+            if given != own:
                 raise StaleIncarnationError(
-                    f"call for job {fence.job!r}, incarnation {fence.incarnation}: this server is "
-                    f"of {self._job!r}, incarnation {self._incarnation}; ask the master for the "
-                    "servers"
+                    f"call for job {given.job!r}, incarnation {given.incarnation}: this server is "
+                    f"of {own.job!r}, incarnation {own.incarnation}; ask the master for the servers"
                 )
             return answer(request)
 
@@ -171,13 +166,13 @@ class PserverService:
         directory = Path(request.directory)
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such folder; create it before the snapshot")
-        shard, stem = self._shard, f"shard-{self._index}-of-{self._shards}"
+        shard = self._shard
         with self._snapshots:
             with self._barrier.cut(targets, lambda: shard.has_received(targets)) as elapsed:
                 cut = shard.cut(targets)
                 stall_s = elapsed()
-            sizes = files.write_tables(cut.tables, directory, stem)
-            name = f"{stem}.dense.safetensors"
+            sizes = files.write_tables(cut.tables, directory, self._stem)
+            name = f"{self._stem}.dense.safetensors"
             sizes[name] = files.write(directory / name, cut.dense, {})
         log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from master.runtime.effects import steps_of
 from master.state.actions import (
     CheckpointSaved,
     DataScanned,
@@ -21,6 +20,7 @@ from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.tasks import steps_of
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from master.runtime.effects import steps_of
 from master.state.actions import (
     CheckpointSaved,
     CommitLocal,
@@ -20,6 +19,7 @@ from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.tasks import steps_of
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
@@ -166,7 +166,7 @@ class World:
         assert self.done(id, lease, snapshot=written)
         self.tick()
         commit = self.effect(CommitLocal)
-        saved = made_from(self.config, commit.snapshot.watermarks)
+        saved = made_from(self.config, commit.manifest.watermarks)
         self.job.apply(CheckpointSaved(saved, commit.incarnation), self.now)
         return saved
 

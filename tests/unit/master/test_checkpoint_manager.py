@@ -8,7 +8,6 @@ from typing import Any
 from master.state.actions import (
     CheckpointFailed,
     CheckpointSaved,
-    Contents,
     Failure,
     Note,
     OutputWritten,
@@ -25,7 +24,8 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 CLUSTER = pb.Cluster(incarnation=1, servers=["s0"])
-CONTENTS = Contents(job="j", strategy="ps", data={}, space=TaskSpace([Shard("a", 40)], 4))
+MANIFEST = Manifest(job="j", strategy="ps", steps=0)
+SPACE = TaskSpace([Shard("a", 40)], 4)
 
 
 def saved(steps: int) -> Saved:
@@ -45,7 +45,7 @@ class World:
         self.made.settle(CLUSTER, trained=settled)
         if not self.made.due(steps, settled=settled, now=now):
             return False
-        self.made.take(CLUSTER, Watermarks(), CONTENTS, steps=steps, settled=settled)
+        self.made.take(CLUSTER, Watermarks(), MANIFEST, SPACE, steps=steps, settled=settled)
         (action,) = self.made.take_actions()
         assert isinstance(action, SaveServers)
         assert (action.incarnation, action.root) == (1, self.made.root)

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from master.runtime import effects
-from master.state.actions import CommitLocal, Contents, Flush, SaveServers
+from master.state.actions import CommitLocal, Flush, SaveServers
 from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.watermarks import Watermarks
@@ -20,7 +20,7 @@ from torch_edl.wire import services
 from torch_edl.wire.server import serve
 
 SPACE = TaskSpace([Shard("a", 40)], 4, batch_size=2)
-CONTENTS = Contents(job="j", strategy="ps", data={"seed": 1}, space=SPACE)
+MANIFEST = Manifest(job="j", strategy="ps", steps=0, data={"seed": 1})
 
 
 class Shard0:
@@ -92,7 +92,7 @@ def start():
 
 def save(servers, root: Path, known: Watermarks | None = None):
     addresses = [s.address for s in servers]
-    action = SaveServers(addresses, 3, known or Watermarks(), CONTENTS, root)
+    action = SaveServers(addresses, 3, known or Watermarks(), MANIFEST, SPACE, root)
     return effects.save_servers(action, "t")
 
 
@@ -160,8 +160,8 @@ def test_local_is_committed_by_rename(tmp_path):
     folder = tmp_path / ".snapshot-1"
     folder.mkdir()
     (folder / "f").write_bytes(b"abc")
-    snapshot = Snapshot(files={"f": 3}, watermarks=Watermarks(2, {3: 2}), version=4)
-    action = CommitLocal(folder, snapshot, 1, CONTENTS, tmp_path)
+    manifest = Manifest(job="j", strategy="local", steps=5, files={"f": 3}, versions=(4,))
+    action = CommitLocal(folder, manifest, 1, tmp_path)
     found = effects.commit_local(action)
     assert found.path == layout.step_dir(tmp_path, 5)
     assert layout.read(found.path).versions == (4,)
@@ -172,8 +172,8 @@ def test_local_with_a_cut_file_leaves_nothing(tmp_path):
     folder = tmp_path / ".snapshot-1"
     folder.mkdir()
     (folder / "f").write_bytes(b"ab")
-    snapshot = Snapshot(files={"f": 3}, watermarks=Watermarks(), version=4)
-    action = CommitLocal(folder, snapshot, 1, CONTENTS, tmp_path)
+    manifest = Manifest(job="j", strategy="local", steps=5, files={"f": 3}, versions=(4,))
+    action = CommitLocal(folder, manifest, 1, tmp_path)
     with pytest.raises(CheckpointError, match="2 bytes"):
         effects.commit_local(action)
     assert list(tmp_path.iterdir()) == []

@@ -5,18 +5,19 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from master.runtime.effects import Effects
 from master.runtime.service import Service
-from master.state.actions import CommitLocal, Contents
+from master.state.actions import CommitLocal
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.checkpoint import layout
-from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
@@ -42,8 +43,8 @@ class Thing:
         )
         self.effects = Effects(self.service.apply, token="t")
         self.root = root
-        self.contents = Contents(
-            job="j", strategy="local", data=identity(config, SHARDS), space=SPACE
+        self.manifest = Manifest(
+            job="j", strategy="local", steps=0, files={"model": 3}, data=identity(config, SHARDS)
         )
 
     def save(self, steps: int) -> None:
@@ -55,17 +56,11 @@ class Thing:
         made = self.job.checkpoints
         with self.service.changed:
             assert made.due(steps, settled=False, now=0)
-            made.take(pb.Cluster(), progress, self.contents, steps=steps, settled=False)
+            made.take(pb.Cluster(), progress, self.manifest, SPACE, steps=steps, settled=False)
             made.take_actions()
             before = made.newest
             self.effects.submit(
-                CommitLocal(
-                    folder,
-                    Snapshot(files={"model": 3}, watermarks=progress, version=1),
-                    0,
-                    self.contents,
-                    self.root,
-                )
+                CommitLocal(folder, replace(self.manifest, steps=steps), 0, self.root)
             )
             assert self.service.changed.wait_for(lambda: made.newest is not before, 10)
             for action in made.take_actions():

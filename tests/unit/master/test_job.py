@@ -126,8 +126,9 @@ class TestTheGoodWay:
         w.complete(0, lease, result={"snapshot": written})
         w.tick()
         commit = w.settle(CommitLocal)
-        assert (commit.snapshot.files, commit.snapshot.version) == ({"f": 3}, 6)
-        assert commit.snapshot.watermarks == Watermarks(3, {held.task_id: 2})
+        assert (commit.manifest.files, commit.manifest.versions) == ({"f": 3}, (6,))
+        assert commit.manifest.steps == 7
+        assert commit.manifest.watermarks == Watermarks(3, {held.task_id: 2})
 
 
 class TestDecisions:

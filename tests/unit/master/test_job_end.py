@@ -154,8 +154,8 @@ class TestTheEnd:
         w.tick()
         commit = w.settle(CommitLocal)
         if strategy == "local":
-            assert commit.snapshot.watermarks.retired_before == 2
-        w.saved(commit.snapshot.watermarks, commit.incarnation)
+            assert commit.manifest.watermarks.retired_before == 2
+        w.saved(commit.manifest.watermarks, commit.incarnation)
         for _ in range(3):
             w.tick()
         assert w.job.state == "stopped"

@@ -201,7 +201,7 @@ class TestGoingBack:
         w.do(0, w.lease(0).leases[0])
         w.tick()
         commit = w.settle(CommitLocal)
-        saved = w.saved(commit.snapshot.watermarks, commit.incarnation)
+        saved = w.saved(commit.manifest.watermarks, commit.incarnation)
         counted = w.counted.copy()
         w.work(tasks=3)
         w.exit("worker", 0, signal=9)

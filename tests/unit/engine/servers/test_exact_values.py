@@ -12,9 +12,10 @@ from torch import nn
 
 import torch_edl
 from master.runtime import effects
-from master.state.actions import Contents, SaveServers
+from master.state.actions import SaveServers
 from tests.unit.engine.servers.trained import TOKEN, Trained, sgd
 from torch_edl.checkpoint.export import write_output
+from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.batch import Batch
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.replica import read_model
@@ -66,8 +67,9 @@ def batches() -> list[Batch]:
 def save(made: Trained, addresses: list[str], root: Path) -> Path:
     """An output, as the master writes it at the end."""
     space = TaskSpace([Shard("x", STEPS * BATCH)], records_per_task=100, batch_size=BATCH)
-    contents = Contents(job="t", strategy="ps", data={}, space=space)
-    saved = effects.save_servers(SaveServers(addresses, 1, Watermarks(), contents, root), TOKEN)
+    manifest = Manifest(job="t", strategy="ps", steps=0)
+    action = SaveServers(addresses, 1, Watermarks(), manifest, space, root)
+    saved = effects.save_servers(action, TOKEN)
     write_output(saved.path, root / "output")
     return root / "output"
 
