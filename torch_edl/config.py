@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,6 +296,11 @@ class JobConfig(Checked):
             and not self.name.startswith("."),
             f"--job-name {self.name}: use letters, digits, '-', '_' and '.'",
         )
+        _require(
+            self.kind != "script" or self.train.strategy != "local",
+            "--strategy local: it is for model files; a script of one worker runs without "
+            "torch-edl too, or with --strategy allreduce",
+        )
 
     @property
     def trains(self) -> bool:
@@ -313,6 +319,13 @@ class JobConfig(Checked):
             return self.data.records_per_task
         return max(1, 32 // self.train.local_steps) * self.window
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> JobConfig:
+        """The configuration with these fields; those of a part are a mapping, and lists may stand
+        for tuples."""
+        parts = {name: part(**_tuples(fields[name])) for name, part in PARTS.items()}
+        return cls(**{**_tuples(fields), **parts})
+
     def to_json(self) -> str:
         """One JSON object; the inverse of :meth:`from_json`."""
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -326,10 +339,9 @@ class JobConfig(Checked):
         """
         raw = json.loads(text)
         try:
-            for name, part in {**PARTS, "experiment": Experiment}.items():
-                if raw[name] is not None:
-                    raw[name] = part(**_tuples(raw[name]))
-            return cls(**_tuples(raw))
+            if raw["experiment"] is not None:
+                raw["experiment"] = Experiment(**_tuples(raw["experiment"]))
+            return cls.of(raw)
         except (KeyError, TypeError) as error:
             raise UsageError(f"job configuration: {error}") from error
 
@@ -342,7 +354,7 @@ PARTS: dict[str, Any] = {
 """The fields of :class:`JobConfig` that are parts, and their classes."""
 
 
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
 
 

@@ -34,16 +34,18 @@ class Detached:
         self._pipe.close()
 
 
-def detach(name: str) -> int | Detached:
+def detach(name: str) -> Detached:
     """Continues in a process and a session of its own; to be called before a thread is started.
 
     Args:
         name: of the job that this command starts or joins.
 
     Returns:
-        In the detached process an observer of the job. In the process of the terminal the exit
-        code: 0 after the first status of the job, else that of the detached process, whose output
-        is then printed.
+        In the detached process: an observer of the job.
+
+    Raises:
+        SystemExit: in the process of the terminal. 0 after the first status of the job, else the
+            exit code of the detached process, whose output is then printed.
     """
     job = JobFolder(name)
     job.dir.parent.mkdir(parents=True, exist_ok=True)
@@ -63,9 +65,9 @@ def detach(name: str) -> int | Detached:
             os.dup2(file.fileno(), 2)
             return Detached(told)
     os.close(told)
+    code = None
     try:
         # The pipe ends without a byte if the detached process ends.
-        code = None
         if not os.read(ready, 1):
             _, status = os.waitpid(child, 0)
             code = os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1
@@ -73,14 +75,12 @@ def detach(name: str) -> int | Detached:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)
         code = _INTERRUPTED
-    finally:
-        os.close(ready)
-    if code is not None:
+    if code is None:
+        _say(job, child, output)
+    else:
         sys.stderr.write(output.read_text("utf-8", "replace"))
         output.unlink()
-        return code
-    _say(job, child, output)
-    return 0
+    raise SystemExit(code or 0)
 
 
 def _private(path: str, flags: int) -> int:

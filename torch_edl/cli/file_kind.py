@@ -31,11 +31,10 @@ class FileKind:
     reason: str
 
 
-def kind_of(path: str, *, shown: str, has_data: bool, launched: bool = False) -> FileKind:
+def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
     """Tells a model file from a training script.
 
     Args:
-        shown: the path as the user wrote it, for messages.
         has_data: ``--data`` is given after the file; it decides if the file does not.
         launched: options of torchrun are given, which a model file does not take.
 
@@ -45,7 +44,7 @@ def kind_of(path: str, *, shown: str, has_data: bool, launched: bool = False) ->
     packed = _packed(Path(path))
     if packed:
         return FileKind(True, packed)
-    tree = parse(Path(path), shown)
+    tree = parse(Path(path), path)
     used = _own_loop(tree)
     if used:
         return FileKind(True, f"it uses torch_edl.{used}")

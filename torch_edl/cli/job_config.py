@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.cli.options import absolute, given
-from torch_edl.config import PARTS, ClusterConfig, JobConfig
+from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 
@@ -35,7 +35,9 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         found["data"]["shuffle"] = False
     found["name"] = found.get("name") or default_name(args.model_file)
     model_file = absolute(args.model_file)
-    return _job(found, kind=kind, model_file=model_file, model_args=args.model_args)
+    return JobConfig.of(
+        {**found, "kind": kind, "model_file": model_file, "model_args": args.model_args}
+    )
 
 
 def script_job(
@@ -55,12 +57,7 @@ def script_job(
     found = given(args, "script")
     _imply_servers(found)
     strategy = found["train"].get("strategy")
-    if strategy == "local":
-        raise UsageError(
-            "--strategy local: it is for model files; a script of one worker runs without "
-            "torch-edl too, or with --strategy allreduce"
-        )
-    if "servers" in found["cluster"] and strategy != "ps":
+    if "servers" in found["cluster"] and strategy not in ("ps", "local"):
         raise UsageError(
             f"--ps {args.servers} and --strategy {strategy}: servers are for the strategy ps; "
             "leave one of them out"
@@ -70,24 +67,20 @@ def script_job(
         "max_workers": max_workers,
         "join_timeout_s": join_timeout_s,
     }
-    return _job(
-        found | {"name": name},
-        kind="script",
-        model_file=args.training_script if args.module else absolute(args.training_script),
-        model_args=tuple(args.training_script_args),
-        experiment=experiment,
-    )
+    found |= {
+        "name": name,
+        "kind": "script",
+        "model_file": args.training_script if args.module else absolute(args.training_script),
+        "model_args": args.training_script_args,
+        "experiment": experiment,
+    }
+    return JobConfig.of(found)
 
 
 def _imply_servers(found: dict[str, Any]) -> None:
     """A number of servers asks for the strategy that has servers."""
     if "servers" in found["cluster"] and found["train"].get("strategy", "auto") == "auto":
         found["train"]["strategy"] = "ps"
-
-
-def _job(found: dict[str, Any], **others: Any) -> JobConfig:
-    parts = {name: part(**found.pop(name)) for name, part in PARTS.items()}
-    return JobConfig(**found, **parts, **others)
 
 
 def default_name(model_file: str) -> str:

@@ -33,10 +33,7 @@ def run(args: argparse.Namespace) -> int:
         from torch_edl.cli import dry_run
 
         return dry_run.show(config, servers_named=args.servers is not None)
-    detached = detach(config.name) if args.detach else None
-    if isinstance(detached, int):
-        return detached
-    observers: list[Observer] = [detached] if detached else []
+    observers: list[Observer] = [detach(config.name)] if args.detach else []
     if config.tensorboard:
         observers.append(Scalars(config.tensorboard))
     console = stdout()

@@ -72,7 +72,7 @@ def script_flags() -> dict[str, bool]:
 
 
 def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """What the user gave, as keywords of JobConfig; those of a part are a dictionary."""
+    """What the user gave, for :meth:`JobConfig.of`."""
     found: dict[str, Any] = {part: {} for part in PARTS}
     for part, _, of, option in _options(kind):
         value = getattr(args, _dest(option))
@@ -84,7 +84,7 @@ def given(args: argparse.Namespace, kind: str) -> dict[str, Any]:
         elif option.metavar in _PATHS:
             fields[of.name] = absolute(value)
         else:
-            fields[of.name] = tuple(value) if isinstance(value, list) else value
+            fields[of.name] = value
     return found
 
 

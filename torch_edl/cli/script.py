@@ -73,10 +73,8 @@ def main(args: argparse.Namespace) -> int:
         )
     )
     config.run_id = name
-    detached = detach(name) if parsed.detach else None
-    if isinstance(detached, int):
-        return detached
-    return _run_ours(parsed, config, command, job, [detached] if detached else [])
+    observers = [detach(name)] if parsed.detach else []
+    return _run_ours(parsed, config, command, job, observers)
 
 
 def _needs_us(args: argparse.Namespace) -> bool:

@@ -25,8 +25,6 @@ _DRY_RUN = "--dry-run"
 # --num-workers and --output_dir, which libraries of many scripts define, are below.
 _ALIKE = 0.83
 
-HELP_TORCHRUN = "--help-torchrun"
-
 # Options that may follow a script, as they may follow a model file.
 OWN_OPTIONS = script_flags()
 
@@ -43,7 +41,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             Python.
     """
     known = run._option_string_actions
-    if HELP_TORCHRUN in words:
+    if "--help-torchrun" in words:
         return ["--help"]
     before: list[str] = []
     place = 0
@@ -76,7 +74,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     ours = [] if is_cut else _before_cut(rest)
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
     launched = any(name.startswith("PET_") for name in os.environ)
-    kind = file_kind.kind_of(file, shown=file, has_data=has_data, launched=launched)
+    kind = file_kind.kind_of(file, has_data=has_data, launched=launched)
     if not kind.is_script:
         return None
     for flag in before:

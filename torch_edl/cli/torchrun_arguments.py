@@ -79,7 +79,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _check(args: argparse.Namespace) -> None:
     script = args.training_script
     if not (args.module or args.no_python):
-        kind = file_kind.kind_of(script, shown=script, has_data=False, launched=True)
+        kind = file_kind.kind_of(script, has_data=False, launched=True)
         if not kind.is_script:
             raise UsageError(
                 f"{script}: a model file ({kind.reason}), and options of torchrun are for training "

@@ -39,11 +39,6 @@ def choose(
     Raises:
         UsageError: the explicit wish cannot be had.
     """
-    if wanted == "local" and script:
-        raise UsageError(
-            "--strategy local: it is for model files; a script of one worker runs without "
-            "torch-edl too, or with --strategy allreduce"
-        )
     if wanted == "local" and max_workers > 1:
         raise UsageError(
             f"--workers {max_workers}: the strategy local runs one worker; "

@@ -78,7 +78,7 @@ def test_a_model_file_or_a_script(tmp_path: Path, text: str, data: bool, is_scri
     (tmp_path / "contract.py").write_text(CONTRACT)
     path = tmp_path / "it.py"
     path.write_text(text)
-    assert file_kind.kind_of(str(path), shown="it.py", has_data=data).is_script is is_script
+    assert file_kind.kind_of(str(path), has_data=data).is_script is is_script
 
 
 def test_options_of_torchrun_say_that_it_is_a_script(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_options_of_torchrun_say_that_it_is_a_script(tmp_path: Path) -> None:
         (CONTRACT, False),  # nothing would come of it
     ):
         path.write_text(text)
-        kind = file_kind.kind_of(str(path), shown="it.py", has_data=False, launched=True)
+        kind = file_kind.kind_of(str(path), has_data=False, launched=True)
         assert kind.is_script is is_script
 
 
@@ -103,7 +103,7 @@ def test_what_python_runs_and_is_no_source_file(tmp_path: Path, form: str) -> No
         elif form == "it.pyc":
             py_compile.compile(str(source), str(tmp_path / form))
         path = str(tmp_path / form)
-        assert file_kind.kind_of(path, shown=form, has_data=True).is_script
+        assert file_kind.kind_of(path, has_data=True).is_script
         assert file_kind.uses_torch_edl(path) is uses
         if uses and form != "it.pyc":
             assert file_kind.named_options(path) == {"--lr"}
@@ -112,13 +112,13 @@ def test_what_python_runs_and_is_no_source_file(tmp_path: Path, form: str) -> No
 def test_examples_are_what_they_are() -> None:
     examples = Path(__file__).parents[3] / "examples"
     for path in examples.glob("*/model.py"):
-        assert not file_kind.kind_of(str(path), shown=str(path), has_data=False).is_script, path
+        assert not file_kind.kind_of(str(path), has_data=False).is_script, path
 
 
 @pytest.mark.parametrize("name", ["none.py", "."])
 def test_no_python_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"no such file|a folder"):
-        file_kind.kind_of(str(tmp_path / name), shown=name, has_data=False)
+        file_kind.kind_of(str(tmp_path / name), has_data=False)
 
 
 @pytest.mark.parametrize(

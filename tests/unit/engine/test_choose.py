@@ -49,9 +49,7 @@ def test_a_script_is_in_a_ring_or_on_servers(
     assert pick("auto", embedding, workers=workers, script=True).name == name
 
 
-def test_a_script_never_trains_locally() -> None:
-    with pytest.raises(UsageError, match="--strategy local: it is for model files"):
-        pick("local", workers=1, script=True)
+def test_a_script_is_not_told_to_train_locally() -> None:
     with pytest.raises(UsageError, match=r"cannot run it, or train with --strategy allreduce"):
         pick("auto", LARGE, workers=1, script=True, optimizer_error="cannot run it")
 
