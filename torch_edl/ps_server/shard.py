@@ -58,7 +58,7 @@ class Cut:
 
     version: int
     dense: dict[str, npt.NDArray[Any]]
-    """See :meth:`DenseShard.state`; a tied weight is in it under each of its names."""
+    """See :meth:`DenseShard.state`."""
     tables: list[tuple[EmbeddingTable, int]]
     """Each table with its step."""
 
@@ -82,15 +82,13 @@ class Shard:
         self._source = source
         self._on_fatal = on_fatal
         self._broken = ""
-        # The lock of a task covers check, update and watermark of one push; `_state` covers the
-        # fields below, for moments only.
-        self._task_locks = [threading.Lock() for _ in range(_TASK_LOCKS)]
+        # The lock of a task covers check, update and watermark of one push, that of sync mode all
+        # pushes; `_state` covers the fields below, for moments only.
+        locks = 1 if self._is_sync else _TASK_LOCKS
+        self._task_locks = [threading.Lock() for _ in range(locks)]
         self._state = threading.Lock()
         self._setup = threading.Lock()
-        self._sync = threading.Lock()
         self.dense: DenseShard | None = None
-        self._aliases: dict[str, str] = {}  # alias to the name of the value
-        self.optimizers: Optimizers | None = None
         self.tables: dict[str, EmbeddingTable] = {}
         self.version = source.version if source else 0
         self._applied = source.watermarks.copy() if source else Watermarks()
@@ -109,23 +107,20 @@ class Shard:
             UsageError: the parameters or the optimizer are invalid, or not the first worker's.
         """
         with self._setup:
-            optimizers = Optimizers.from_proto(request.optimizer)
-            dense = DenseShard(request.parameters, optimizers)
-            if self.dense is not None and self.optimizers is not None:
+            dense = DenseShard(request.parameters, Optimizers.from_proto(request.optimizer))
+            if self.dense is not None:
                 new, old = dense.layout(), self.dense.layout()
                 if new != old:
                     raise UsageError(
                         "dense parameters: another layout than the first worker's; "
                         f"{_difference(new, old)}"
                     )
-                if not optimizers.same(self.optimizers):
+                if not dense.optimizers.same(self.dense.optimizers):
                     raise UsageError("optimizer: not the first worker's; use one model file")
                 return False
             if self._source:
                 dense.restore(*self._source.dense())
             self._seed = request.seed
-            self.optimizers = optimizers
-            self._aliases = {alias: p.name for p in request.parameters for alias in p.aliases}
             self.dense = dense
             return True
 
@@ -136,12 +131,12 @@ class Shard:
             UsageError: the dense parameters have not come yet, or a table is invalid or differs.
         """
         with self._setup:
-            if self.optimizers is None:
+            if self.dense is None:
                 raise UsageError("tables: send PushDenseParameters first, with the optimizer")
             for info in infos:
                 there = self.tables.get(info.name)
                 if there is None:
-                    self.tables[info.name] = self._make(info, self.optimizers)
+                    self.tables[info.name] = self._make(info, self.dense.optimizers)
                 elif not _alike(there.declared, info):
                     raise UsageError(
                         f"table {info.name}: not the first worker's; that one is "
@@ -197,7 +192,7 @@ class Shard:
                 f"push of task {r.task_id}, retired_before {request.retired_before}: "
                 "tasks count from 0"
             )
-        with self._sync if self._is_sync else self._task_locks[r.task_id % _TASK_LOCKS]:
+        with self._task_locks[r.task_id % len(self._task_locks)]:
             with self._state:
                 for watermarks in (self._applied, self._received):
                     watermarks.retire(request.retired_before)
@@ -221,7 +216,7 @@ class Shard:
     def flush(self) -> int:
         """Sync mode: applies what waits for its quorum; returns the version."""
         self._require_sound()
-        with self._sync:
+        with self._task_locks[0]:
             self._apply_waiting()
             return self.version
 
@@ -243,7 +238,6 @@ class Shard:
             UsageError: the content does not fit the shard, or a value is not finite.
         """
         assert self.dense is not None
-        assert self.optimizers is not None
         flat: Floats | None = None
         untouched = frozenset(request.without_gradient)
         if request.HasField("dense"):
@@ -267,18 +261,17 @@ class Shard:
             ids = codec.entry_ids(entry, [i for _, i, _ in tables])
             tables.append((table, ids, table.gradient(ids, entry.values)))
         rates = list(request.learning_rates)
-        self.optimizers.rates(rates, 1.0)  # checks their number
+        self.dense.optimizers.rates(rates, 1.0)  # checks their number
         exact = self.dense.decode_exact(request.exact)
         return Gradients(flat, tables, rates, request.version, untouched, exact)
 
     def _apply(self, pushes: Sequence[tuple[pb.RecordRange, Gradients]]) -> None:
         """One update with the mean of pushes."""
         assert self.dense is not None
-        assert self.optimizers is not None
         gradients, behind = mean([push for _, push in pushes], self.dense.assigned), 1
         if self._rules.learning_rate_by_staleness:
             behind = max(1, self.version - gradients.version)
-        rates = self.optimizers.rates(gradients.rates, behind)
+        rates = self.dense.optimizers.rates(gradients.rates, behind)
         try:
             if gradients.dense is not None:
                 self.dense.apply(gradients.dense, rates, gradients.untouched)
@@ -314,13 +307,12 @@ class Shard:
         """
         assert self.dense is not None
         if self._is_sync:
-            with self._sync:
+            with self._task_locks[0]:
                 self._apply_waiting(targets)
         dense = self.dense.state()
         tables = [(t, t.step) for t in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()
-        dense.update({alias: dense[name] for alias, name in self._aliases.items()})
         return Cut(self.version, dense, tables)
 
 

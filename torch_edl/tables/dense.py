@@ -57,7 +57,7 @@ class DenseShard:
 
     def __init__(self, parameters: Sequence[pb.DenseParameter], optimizers: Optimizers) -> None:
         self._lock = threading.Lock()
-        self._optimizers = optimizers
+        self.optimizers = optimizers
         names = [p.name for p in parameters]
         if names != sorted(set(names)):
             raise UsageError("dense parameters: send each once, sorted by name")
@@ -67,6 +67,7 @@ class DenseShard:
         self._exact: dict[str, Array] = {}
         """Buffers that are not float32; an array is replaced, never changed."""
         self._groups = {p.name: p.group for p in parameters}
+        self._aliases = {alias: p.name for p in parameters for alias in p.aliases}
         for message in parameters:
             value = codec.from_proto(message.value)
             if value.dtype != np.float32:
@@ -171,7 +172,7 @@ class DenseShard:
                 if run.group == BUFFER:
                     self.flat[here] = gradient[here]
                 elif run.group >= 0:
-                    kernel = self._optimizers.groups[run.group]
+                    kernel = self.optimizers.groups[run.group]
                     slots = [self._slots[name][here] for name in kernel.slots]
                     rate, step = rates[run.group], run.step + 1
                     _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
@@ -212,18 +213,19 @@ class DenseShard:
         ]
 
     def state(self) -> dict[str, Array]:
-        """A copy: name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``."""
+        """A copy: name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``. A
+        tied weight is in it under each of its names."""
         with self._lock:
             values: dict[str, Array] = dict(self._exact)
             for place, p in enumerate(self.parameters):
                 values[p.name] = self.flat[p.start : p.stop].reshape(p.shape).copy()
-                kernel = self._optimizers.kernel(p.group, p.name)
+                kernel = self.optimizers.kernel(p.group, p.name)
                 for slot in kernel.slots if kernel else ():
                     part = self._slots[slot][p.start : p.stop]
                     values[f"{p.name}@{slot}"] = part.reshape(p.shape).copy()
                 if kernel:
                     values[f"{p.name}@step"] = np.array(self._steps[place])
-            return values
+            return values | {alias: values[name] for alias, name in self._aliases.items()}
 
     def restore(self, values: Mapping[str, Array], step: int) -> None:
         """Takes values by name, and slots where they are given; other slots stay as they are.

@@ -45,7 +45,9 @@ class World:
             mode="sync" if sync else "async", staleness=0, learning_rate_by_staleness=not sync
         )
         self.shard = Shard(rules, None, self.fatal.set)
-        service = PserverService(self.shard, job="j", incarnation=1, shard_index=0, shards=1)
+        service = PserverService(
+            self.shard, fence=pb.Fence(job="j", incarnation=1), stem="shard-0-of-1"
+        )
         self._handlers: dict[str, Any] = service.handlers()
         group = pb.ParamGroup(hyper=HYPER[kind])
         normal = pb.Initializer(kind="normal", args={"mean": 0.0, "std": 1.0})
