@@ -55,7 +55,7 @@ class LeaseAnswer:
     """``CLUSTER_CHANGED``: the servers of today."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TaskResult:
     """What a worker has done of a task."""
 

@@ -15,7 +15,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeGuard
 
 from torch_edl.data.batch import Update
@@ -42,28 +41,6 @@ log = logging.getLogger(__name__)
 # tried again: a server that is dead is noticed and replaced in less.
 _RETRY_SERVERS_S = 2.0
 _ASK_AGAIN_S = 0.1
-
-
-@dataclass
-class _OpenTask:
-    """A training task whose updates are prefetched, trained or on their way."""
-
-    lease: Lease
-    records: int = 0
-    steps: int = 0
-    nan_steps: int = 0
-    damaged: int = 0
-
-    def count(self, update: Update) -> None:
-        self.records += update.last - update.first
-        self.steps += update.count
-        self.nan_steps += update.not_finite
-        self.damaged += update.damaged
-
-    def result(self) -> TaskResult:
-        return TaskResult(
-            records=self.records, steps=self.steps, nan_steps=self.nan_steps, damaged=self.damaged
-        )
 
 
 class LeasedUpdates:
@@ -98,7 +75,8 @@ class LeasedUpdates:
         self._call_back = call_back
         self._connected = self._begun = False
         self._ended = self._pass_over = False
-        self._open: dict[int, _OpenTask] = {}
+        # Training tasks whose updates are prefetched, trained or on their way, by lease.
+        self._open: dict[int, tuple[Lease, TaskResult]] = {}
         self._stream: Iterator[Update] | None = None  # of the task whose updates are handed out
         self._streamed: RecordTask
         self._upcoming: deque[Update] = deque()  # prefetched, not trained
@@ -170,13 +148,13 @@ class LeasedUpdates:
         # A task that was prepared for an earlier incarnation of the servers is void.
         if item.incarnation == self._leases.incarnation:
             # Before the servers are asked: if they are lost, it is given back with the others.
-            self._open[lease.lease_id] = _OpenTask(lease)
+            self._open[lease.lease_id] = lease, TaskResult()
             offset = lease.offset
             if lease.retried:
                 offset = max(offset, self._engine.committed(lease))
             if offset >= lease.end - lease.start:
                 # Another worker did all of it, and was gone before it could say so.
-                self._report_done(self._open.pop(lease.lease_id))
+                self._leases.complete(*self._open.pop(lease.lease_id))
                 return True
             self._streamed = item
             try:
@@ -192,11 +170,14 @@ class LeasedUpdates:
             self._upcoming.appendleft(update)
         self._count(self._engine.acknowledged())
 
-    def _count(self, done: Sequence[Update]) -> None:
-        for update in done:
+    def _count(self, acknowledged: Sequence[Update]) -> None:
+        for update in acknowledged:
             assert update.lease is not None
-            task = self._open[update.lease.lease_id]
-            task.count(update)
+            _, done = self._open[update.lease.lease_id]
+            done.records += update.last - update.first
+            done.steps += update.count
+            done.nan_steps += update.not_finite
+            done.damaged += update.damaged
             self._status.records += update.last - update.first
             self._status.steps += update.count
             for loss in update.losses:
@@ -204,11 +185,8 @@ class LeasedUpdates:
                     self._status.add_loss(loss)
             self._call_back("on_batch_end", self._status.steps, update.loss)
             if update.ends_task:
-                self._report_done(self._open.pop(update.lease.lease_id))
+                self._leases.complete(*self._open.pop(update.lease.lease_id))
                 self._call_back("on_task_end", update.lease.task_id)
-
-    def _report_done(self, task: _OpenTask) -> None:
-        self._leases.complete(task.lease, task.result())
 
     # ---- everything but training ----
 
@@ -290,7 +268,7 @@ class LeasedUpdates:
     def _let_go(self) -> list[Lease]:
         self._upcoming.clear()
         self._stream = None
-        held = [task.lease for task in self._open.values()]
+        held = [lease for lease, _ in self._open.values()]
         self._open.clear()
         return held
 
@@ -312,12 +290,12 @@ class LeasedUpdates:
             self._count(self._engine.acknowledged(wait=True))
         except EdlError as lost:
             log.warning("the updates before the failure: %s", lost)
-        task = self._open.get(lease.lease_id, _OpenTask(lease))
+        _, done = self._open.get(lease.lease_id, (lease, TaskResult()))
         others = [held for held in self._forget() if held.lease_id != lease.lease_id]
         span = None
         if update is not None and not isinstance(error, FeedError):
             span = update.first, update.last
-        self._one_off.fail(lease, error, span=span, done=task.result())
+        self._one_off.fail(lease, error, span=span, done=done)
         self._leases.release(others)
 
     # ---- leaving ----
