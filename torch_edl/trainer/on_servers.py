@@ -171,7 +171,18 @@ class ScriptOnServers:
             data = {**loader.data, "epochs": epochs}
             batches = open_batches(loader.given, data, 0, loader.options)
             assert isinstance(batches, Batches)
-            self._report(batches)
+            whole = batches.data
+            self._session.report_data(
+                pb.ScriptData(
+                    records=whole.records,
+                    epochs=whole.epochs,
+                    batch_size=whole.batch_size,
+                    records_per_task=_BATCHES_PER_TASK * whole.batch_size,
+                    shuffle=whole.shuffle,
+                    seed=whole.seed,
+                    files=whole.files,
+                )
+            )
             self._dataset, self._batches = loader.given, batches
         elif loader.given is not self._dataset or self._passes >= epochs:
             raise UsageError(
@@ -179,28 +190,10 @@ class ScriptOnServers:
                 "job.loader(dataset, epochs=...)"
             )
 
-    def _report(self, batches: Batches) -> None:
-        """Tells the master what there is to go through."""
-        whole = batches.data
-        self._session.report_data(
-            pb.ScriptData(
-                records=whole.records,
-                epochs=whole.epochs,
-                batch_size=whole.batch_size,
-                records_per_task=_BATCHES_PER_TASK * whole.batch_size,
-                shuffle=whole.shuffle,
-                seed=whole.seed,
-                files=whole.files,
-            )
-        )
-
     def _prepare(self, lease: Lease) -> Updates:
         """The updates of a task: one for each batch."""
-        first, size = (
-            lease.epoch * self._batches.data.records + lease.start,
-            lease.end - lease.start,
-        )
-        step = self._batches.data.batch_size
+        whole, size = self._batches.data, lease.end - lease.start
+        first, step = lease.epoch * whole.records + lease.start, whole.batch_size
 
         def updates(offset: int) -> Iterator[Update]:
             spans = [(at, min(at + step, size)) for at in range(offset, size, step)]

@@ -108,7 +108,7 @@ def one_behind(member: Member) -> None:
         scheduler.step()
         job.log(x=1.0)
     records = sum(n for _, n in job.meter._kept["x"])
-    rings = [(assignment.source, assignment.heal) for assignment in member.seats]
+    rings = [(ring.source, ring.heal) for ring in member.seats]
     member.tell((job.step, engine.replica.digest(), scheduler.last_epoch, records, rings))
     job.close()
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
 from torch_edl.engine.ring.recovery import NO_MODEL, synchronize
-from torch_edl.engine.ring.rendezvous import Assignment, RingRendezvous
+from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.errors import DismissedError
+from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,10 @@ class Membership:
         assert self._rendezvous is not None
         self.close()
         while True:
-            assignment = self._rendezvous.next(
+            ring = self._rendezvous.next(
                 self.ring, self._progress(steps), handing_over=handing_over
             )
-            if self._enter(assignment, steps):
+            if self._enter(ring, steps):
                 break
         log.info(
             "ring %d: rank %d of %d, step %d", self.ring, self.rank, self.world,
@@ -123,48 +124,48 @@ class Membership:
             return NO_MODEL
         return self._replica.position.progress * _MAX_STEPS + min(steps, _MAX_STEPS - 1)
 
-    def _enter(self, assignment: Assignment, steps: int = 0) -> bool:
-        """Forms the ring of an assignment with the others; False if that failed."""
+    def _enter(self, ring: pb.Ring, steps: int = 0) -> bool:
+        """Forms a ring with the others; False if that failed."""
         assert self._rendezvous is not None
-        size = len(assignment.workers)
-        self.ring = assignment.ring
+        rank, size = list(ring.workers).index(self._rendezvous.worker_id), len(ring.workers)
+        self.ring = ring.number
         try:
             if size > 1:
                 # From here on the master's word that a member is gone ends what is under way.
                 self.group = ProcessGroup(
-                    assignment.store, assignment.ring, assignment.rank, size,
+                    ring.store, ring.number, rank, size,
                     host=self._rendezvous.host, device=self._replica.device,
                     meet_s=self._rendezvous.meet_s,
                 )  # fmt: skip
             # The others wait as long as it takes to read.
-            if assignment.fresh and assignment.rank == assignment.source:
-                self._restore_first(assignment)
-            if self.group is not None and assignment.heal:
+            if ring.fresh and rank == ring.source:
+                self._restore_first(ring)
+            if self.group is not None and ring.heal:
                 synchronize(
                     self.group, self._replica, self._progress(steps),
-                    source=assignment.source, everyone=assignment.fresh,
+                    source=ring.source, everyone=ring.fresh,
                 )  # fmt: skip
         except RingBrokenError as error:
-            log.warning("ring %d: %s", assignment.ring, error)
+            log.warning("ring %d: %s", ring.number, error)
             self.close()
             return False
         self._has_model = self.joined = True
-        self.rank, self.world = assignment.rank, size
-        self._rendezvous.joined(assignment.ring, self._replica.position.records)
+        self.rank, self.world = rank, size
+        self._rendezvous.joined(ring.number, self._replica.position.records)
         return True
 
-    def _restore_first(self, assignment: Assignment) -> None:
+    def _restore_first(self, ring: pb.Ring) -> None:
         """No member has a trained model: begins with a checkpoint, or with what was built."""
         own, values_only = self._checkpoint(), False
-        if assignment.restored_from:
-            own, values_only = Path(assignment.restored_from), assignment.values_only
+        if ring.restored_from:
+            own, values_only = Path(ring.restored_from), ring.values_only
         elif own is not None:
             log.info("going on from %s", own)
         if own is not None:
             self._replica.restore(own, strategy="allreduce", values_only=values_only)
 
     def _stand_by(self, rendezvous: RingRendezvous) -> None:
-        while (assignment := rendezvous.stand_by(self.ring, self._progress(0))) is not None:
-            log.info("ring %d: giving the model to new members", assignment.ring)
-            self._enter(assignment)
+        while (ring := rendezvous.stand_by(self.ring, self._progress(0))) is not None:
+            log.info("ring %d: giving the model to new members", ring.number)
+            self._enter(ring)
             self.close()

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -41,39 +40,20 @@ _LAUNCHERS = (
 _AUTHORITY = 0.8
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """A place in a ring."""
-
-    ring: int
-    rank: int
-    workers: tuple[int, ...]
-    """Ids of the members in the order of ranks."""
-    store: str
-    """``host:port``."""
-    source: int
-    """Rank of the member whose state the others take over."""
-    heal: bool
-    """Some member lacks that state."""
-    fresh: bool
-    """The source has no trained model either: it begins with a checkpoint, or with what was
-    built."""
-    restored_from: str = ""
-    values_only: bool = False
-
-
 class RingRendezvous(Protocol):
     """Where the members of the next ring find each other.
 
     What has a default is that of a ring which is formed once, and of which no master knows.
     """
 
+    worker_id: int
+    """Of this process, among the ``workers`` of a ring."""
     host: str
     """Address of this machine for the other members."""
     meet_s: float
     """Seconds for which members wait for each other to form the ring."""
 
-    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
         """Waits for the next ring.
 
         Args:
@@ -86,7 +66,7 @@ class RingRendezvous(Protocol):
         """
         ...
 
-    def stand_by(self, ring: int, progress: int) -> Assignment | None:
+    def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
         """The script of this process is over: waits until that of rank 0 is, too.
 
         Returns:
@@ -148,7 +128,7 @@ class MasterRendezvous(RingRendezvous):
 
     def __init__(self, session: MasterSession) -> None:
         self._master = session.master
-        self._worker_id = session.worker_id
+        self.worker_id = session.worker_id
         self._heartbeat = session.heartbeat
         self._status = session.progress
         self._authority_s = _AUTHORITY * session.config.cluster.heartbeat_timeout_s
@@ -156,21 +136,21 @@ class MasterRendezvous(RingRendezvous):
         self.meet_s = MEET_S
         self._store = StoreServer(self.host)
 
-    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
-        assignment = self._ask(ring, progress, handing_over=handing_over)
-        if assignment is None:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
+        formed = self._ask(ring, progress, handing_over=handing_over)
+        if formed is None:
             raise DismissedError("the job goes on without this worker, or is over")
-        return assignment
+        return formed
 
-    def stand_by(self, ring: int, progress: int) -> Assignment | None:
+    def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
         return self._ask(ring, progress, ended=True)
 
     def _ask(
         self, ring: int, progress: int, *, handing_over: bool = False, ended: bool = False
-    ) -> Assignment | None:
+    ) -> pb.Ring | None:
         self._status.ring = 0
         request = (pb.StandByRequest if ended else pb.JoinRingRequest)(
-            worker_id=self._worker_id, ring=ring, store=self._store.address, step=progress
+            worker_id=self.worker_id, ring=ring, store=self._store.address, step=progress
         )
         started, told = time.monotonic(), False
 
@@ -198,18 +178,7 @@ class MasterRendezvous(RingRendezvous):
             self._heartbeat.beat()
             self._check_known()
             return None
-        formed = answer.ring
-        return Assignment(
-            ring=formed.number,
-            rank=list(formed.workers).index(self._worker_id),
-            workers=tuple(formed.workers),
-            store=formed.store,
-            source=formed.source,
-            heal=formed.heal,
-            fresh=formed.fresh,
-            restored_from=formed.restored_from,
-            values_only=formed.values_only,
-        )
+        return answer.ring  # type: ignore[no-any-return]
 
     def _check_known(self) -> None:
         if self._heartbeat.lost.is_set():
@@ -253,7 +222,7 @@ class MasterRendezvous(RingRendezvous):
 
     def report_checkpoint(self, directory: str) -> bool:
         """Whether the master takes it; a master that does not answer knows an older one."""
-        request = pb.ReportCheckpointRequest(worker_id=self._worker_id, directory=directory)
+        request = pb.ReportCheckpointRequest(worker_id=self.worker_id, directory=directory)
         try:
             answer = self._master.insist(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
@@ -267,7 +236,7 @@ class MasterRendezvous(RingRendezvous):
     def leave(self, ring: int, *, finished: bool) -> None:
         """Tells the master, which otherwise notices by itself, later."""
         self._status.ring = 0
-        request = pb.LeaveRingRequest(worker_id=self._worker_id, finished=finished)
+        request = pb.LeaveRingRequest(worker_id=self.worker_id, finished=finished)
         try:
             self._master.call(request, timeout_s=5)
         except grpc.RpcError as error:
@@ -283,12 +252,12 @@ class TorchrunRendezvous(RingRendezvous):
 
     def __init__(self) -> None:
         env = os.environ
-        self._rank, self._size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
         if missing := {"MASTER_ADDR", "MASTER_PORT"} - env.keys():
             raise UsageError(
-                f"RANK={self._rank} and WORLD_SIZE={self._size} are set, {sorted(missing)} not: "
-                f"{_LAUNCHERS}"
+                f"RANK={rank} and WORLD_SIZE={size} are set, {sorted(missing)} not: {_LAUNCHERS}"
             )
+        self.worker_id, self._size = rank, size
         self._store = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
         # Keys of processes before a restart may still be in the store.
         self._ring = 1 + int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -297,7 +266,7 @@ class TorchrunRendezvous(RingRendezvous):
         self.meet_s = _TORCHRUN_MEET_S
         self._met = False
 
-    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
         """The ring that the environment names, the first time."""
         if self._met:
             raise JobFailedError(
@@ -314,12 +283,10 @@ class TorchrunRendezvous(RingRendezvous):
             raise JobFailedError(
                 f"nobody answers at MASTER_ADDR:MASTER_PORT={self._store} ({error}): {_LAUNCHERS}"
             ) from None
-        return Assignment(
-            ring=self._ring,
-            rank=self._rank,
-            workers=tuple(range(self._size)),
+        return pb.Ring(
+            number=self._ring,
+            workers=range(self._size),
             store=self._store,
-            source=0,
             heal=True,
             fresh=True,
         )

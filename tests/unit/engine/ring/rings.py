@@ -25,7 +25,6 @@ from master.state.ring import Ring
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
-from torch_edl.engine.ring.rendezvous import Assignment
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.trainer.job import Job
@@ -206,11 +205,11 @@ class Member:
     def __init__(
         self, worker: int, asks: Connection, pipe: Connection, flags: Flags, ring: int
     ) -> None:
-        self.worker = worker
+        self.worker = self.worker_id = worker
         self.host = "127.0.0.1"
         self.meet_s = MEET_S
         self.store = StoreServer(self.host)
-        self.seats: list[Assignment] = []
+        self.seats: list[pb.Ring] = []
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
         self.before_ask: Callable[[], None] = lambda: None
         self._asks = asks
@@ -264,15 +263,15 @@ class Member:
 
     # ---- RingRendezvous ----
 
-    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> Assignment:
+    def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         self.before_ask()
-        assignment = self._ask(ring, progress, ended=False)
-        if assignment is None:
+        formed = self._ask(ring, progress, ended=False)
+        if formed is None:
             raise DismissedError("the job is over")
-        return assignment
+        return formed
 
-    def stand_by(self, ring: int, progress: int) -> Assignment | None:
+    def stand_by(self, ring: int, progress: int) -> pb.Ring | None:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return self._ask(ring, progress, ended=True)
 
@@ -280,23 +279,16 @@ class Member:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""
         return bool(self._flags.stale.value >= ring)
 
-    def _ask(self, ring: int, progress: int, *, ended: bool) -> Assignment | None:
+    def _ask(self, ring: int, progress: int, *, ended: bool) -> pb.Ring | None:
         self._asks.send(("ask", ended, ring, progress, self.store.address))
-        formed = self._asks.recv()
-        if formed is None:
-            return None
-        assignment = Assignment(
-            ring=formed.number,
-            rank=list(formed.workers).index(self.worker),
-            workers=tuple(formed.workers),
-            store=formed.store,
-            source=formed.source,
-            heal=formed.heal,
-            fresh=formed.fresh,
-            restored_from=formed.restored_from,
-        )
-        self.seats.append(assignment)
-        return assignment
+        formed: pb.Ring | None = self._asks.recv()
+        if formed is not None:
+            self.seats.append(formed)
+        return formed
+
+    def rank_in(self, ring: pb.Ring) -> int:
+        """This member's rank."""
+        return list(ring.workers).index(self.worker_id)
 
     def joined(self, ring: int, records: int) -> None:
         """See :class:`~torch_edl.engine.ring.rendezvous.RingRendezvous`."""

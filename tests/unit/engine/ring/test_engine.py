@@ -65,11 +65,11 @@ def compared(member: Member, optimizer_name: str, norm: bool) -> None:
         losses.append(loss.item())
         if job.step == STEPS:
             break
-    assignment = member.seats[-1]
-    rank, world = assignment.rank, len(assignment.workers)
+    ring = member.seats[-1]
+    rank, world = member.rank_in(ring), len(ring.workers)
     assert job.step == STEPS
     store = dist.TCPStore(
-        "127.0.0.1", int(assignment.store.rpartition(":")[2]), is_master=False,
+        "127.0.0.1", int(ring.store.rpartition(":")[2]), is_master=False,
         timeout=timedelta(seconds=20), wait_for_workers=False,
     )  # fmt: skip
     dist.init_process_group(
@@ -141,7 +141,7 @@ def changing(member: Member, stops: tuple[int, ...]) -> None:
         loss.backward()
         optimizer.step()
         losses[-1] = (*losses[-1][:2], loss.item())
-    worlds = [len(assignment.workers) for assignment in member.seats]
+    worlds = [len(ring.workers) for ring in member.seats]
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
     member.tell((worlds, losses, flat))
     job.close()

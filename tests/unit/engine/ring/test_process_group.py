@@ -20,18 +20,18 @@ from torch_edl.engine.ring.process_group import (
     StoreServer,
     local_address,
 )
-from torch_edl.engine.ring.rendezvous import Assignment
+from torch_edl.wire import master_pb2 as pb
 
 CPU = torch.device("cpu")
 SOON_S = 0.5
 
 
-def formed(member: Member, assignment: Assignment) -> ProcessGroup:
+def formed(member: Member, ring: pb.Ring, number: int = 0) -> ProcessGroup:
     return ProcessGroup(
-        assignment.store,
-        assignment.ring,
-        assignment.rank,
-        len(assignment.workers),
+        ring.store,
+        number or ring.number,
+        member.rank_in(ring),
+        len(ring.workers),
         host=member.host,
         device=CPU,
         meet_s=MEET_S,
@@ -43,20 +43,20 @@ def started(one: Office, world: int, program: Any, *args: Any) -> list[Any]:
 
 
 def collectives(member: Member) -> None:
-    assignment = member.next(0, -1)
-    group = formed(member, assignment)
+    ring = member.next(0, -1)
+    group = formed(member, ring)
     works, tensors = [], []
     for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64):
-        tensors.append(torch.full((5,), assignment.rank + 1).to(kind))
+        tensors.append(torch.full((5,), member.rank_in(ring) + 1).to(kind))
         works.append(group.allreduce(tensors[-1]))
     group.wait(works)
     assert all(t.tolist() == [6.0] * 5 for t in tensors)
     for source in range(3):
-        value = torch.full((3,), float(assignment.rank))
+        value = torch.full((3,), float(member.rank_in(ring)))
         group.broadcast(value, source)
         assert value.tolist() == [float(source)] * 3
     # Parts of different lengths, one of them empty.
-    assert group.gather(b"ab" * assignment.rank) == [b"", b"ab", b"abab"]
+    assert group.gather(b"ab" * member.rank_in(ring)) == [b"", b"ab", b"abab"]
     member.tell("ok")
     member.hear()
 
@@ -223,7 +223,7 @@ def test_no_socket_of_a_broken_ring_stays_open_while_its_error_is_handled() -> N
 
 
 def again(member: Member, rings: int) -> None:
-    assignment = member.next(0, -1)
+    ring = member.next(0, -1)
     connect = group_module._gloo
 
     def told(*args: Any) -> Any:
@@ -232,10 +232,10 @@ def again(member: Member, rings: int) -> None:
 
     group_module._gloo = told
     for number in range(rings):
-        if assignment.rank:
+        if member.rank_in(ring):
             # The other one is there first, and may find what this one wrote the last time.
             member.hear()
-        group = formed(member, Assignment(**{**vars(assignment), "ring": assignment.ring + number}))
+        group = formed(member, ring, ring.number + number)
         assert group.gather(bytes([number])) == [bytes([number])] * 2
         group.close()
     member.tell("ok")
@@ -256,16 +256,16 @@ def test_keys_of_an_old_ring_do_not_disturb_the_next() -> None:
 
 
 def forming(member: Member) -> None:
-    assignment = member.next(0, -1)
-    if assignment.rank == 1:
+    ring = member.next(0, -1)
+    if member.rank_in(ring) == 1:
         member.tell("dead")
         member.hear()
     begun = time.monotonic()
     with pytest.raises(RingBrokenError, match="was not formed"):
-        formed(member, assignment)
+        formed(member, ring)
     took = time.monotonic() - begun
-    assignment = member.next(assignment.ring, 0)
-    group = formed(member, assignment)
+    ring = member.next(ring.number, 0)
+    group = formed(member, ring)
     assert group.gather(b"x") == [b"x"] * 2
     member.tell(took)
     member.hear()

@@ -110,13 +110,13 @@ def close(model: nn.Module, wanted: list[Any]) -> None:
 
 
 def ring(member: Member, ring: int = 1) -> ProcessGroup:
-    assignment = member.next(0, -1)
+    formed = member.next(0, -1)
     cpu = torch.device("cpu")
     return ProcessGroup(
-        assignment.store,
+        formed.store,
         ring,
-        assignment.rank,
-        len(assignment.workers),
+        member.rank_in(formed),
+        len(formed.workers),
         host=member.host,
         device=cpu,
     )
