@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from torch_edl.cli import preflight, static_check, submit, summary
+from torch_edl.cli import preflight, submit, summary, user_file
 from torch_edl.cli.detach import detach
 from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
@@ -104,7 +104,7 @@ def _merge(config: JobConfig, outcome: submit.Outcome, parts: Path) -> submit.Ou
     assert outcome.status is not None
     output = Path(config.checkpoint.output)
     # A processor of the user may drop rows, or make several rows of one.
-    bound = static_check.check(config.model_file, evaluates=False)
+    bound = user_file.check_model_file(config.model_file, evaluates=False)
     records = None if bound & set(PROCESSORS) else outcome.status.records_done
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
-from torch_edl.cli import static_check, tensorboard
-from torch_edl.cli.job_config import model_file_job
+from torch_edl.cli import tensorboard, user_file
+from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.jobs.folder import JobFolder
@@ -26,7 +26,9 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     """
     config = model_file_job(args, kind)
     evaluates = kind == "evaluate" or bool(config.data.eval)
-    bound = static_check.check(config.model_file, evaluates=evaluates, shown=args.model_file)
+    bound = user_file.check_model_file(
+        config.model_file, evaluates=evaluates, shown=args.model_file
+    )
     if "data_source" not in bound:  # which interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))
     config = check_folders(config)

@@ -8,29 +8,34 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import run as run_torchrun
 
-from torch_edl.cli import file_kind, preflight, summary, torchrun_arguments
+from torch_edl.agent.agent import Agent, AgentSpec
+from torch_edl.agent.workers import failure_text
+from torch_edl.cli import preflight, summary, torchrun_arguments, user_file
 from torch_edl.cli.detach import detach
-from torch_edl.cli.job_config import default_name, script_job
-from torch_edl.cli.options import given_flags
-from torch_edl.cli.progress import Observer
-from torch_edl.cli.script_display import ScriptDisplay, capture
+from torch_edl.cli.options import default_name, given_flags, script_job
+from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.submit import Outcome
 from torch_edl.cli.tensorboard import Scalars
+from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.environment import hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.jobs import master_host
-from torch_edl.jobs.folder import JobFolder
+from torch_edl.jobs.folder import ENDED, JobFolder
+from torch_edl.jobs.log_tail import is_chatter, text_of
 from torch_edl.torchrun_plugin import options as rendezvous
+from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +43,7 @@ log = logging.getLogger(__name__)
 _SILENCE_S = 900.0
 # Keys of --rdzv-conf with an effect; torch itself adds rank, for --node-rank.
 _HEEDED = {"timeout", "join_timeout", "rank"}
+_SIGNALS = {number.name for number in signal.Signals}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -68,7 +74,9 @@ def main(args: argparse.Namespace) -> int:
             name=name,
             min_workers=parsed.workers[0] if parsed.workers else config.min_nodes * per_node,
             max_workers=config.max_nodes * per_node,
-            join_timeout_s=torchrun_arguments.join_timeout_s(config),
+            join_timeout_s=rendezvous.seconds(
+                config.rdzv_configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S
+            ),
             experiment=torchrun_arguments.experiment(parsed),
         )
     )
@@ -86,11 +94,11 @@ def _needs_us(args: argparse.Namespace) -> bool:
     script = args.training_script
     found = False
     if args.module:
-        file = file_kind.find_module(script, [os.getcwd(), *sys.path])
+        file = user_file.find_module(script, [os.getcwd(), *sys.path])
         if file is not None:
-            found = file_kind.uses_torch_edl(str(file), Path.cwd())
+            found = user_file.uses_torch_edl(str(file), Path.cwd())
     elif not args.no_python or script.endswith(".py"):
-        found = file_kind.uses_torch_edl(script)
+        found = user_file.uses_torch_edl(script)
     if found:
         return True
     given = given_flags(args, "script")
@@ -136,10 +144,6 @@ def _run_ours(
     job: JobConfig,
     observers: Sequence[Observer],
 ) -> int:
-    # Only now: gRPC must not have been imported when --detach forks.
-    from torch_edl.agent.agent import Agent, AgentSpec
-    from torch_edl.agent.workers import failure_text
-
     assert job.experiment is not None
     configs = config.rdzv_configs
     silence_s = rendezvous.seconds(configs, "timeout", _SILENCE_S)
@@ -153,7 +157,7 @@ def _run_ours(
     else:
         master = master_host.start(job)
     log.info("%s", _announcement(args, config, job, master))
-    captured = capture(args, config, JobFolder(job.name))
+    captured = _capture(args, config, JobFolder(job.name))
     # The agent that hosts the master receives every status of the job.
     if job.tensorboard and master.hosted is not None:
         observers = [*observers, Scalars(job.tensorboard)]
@@ -169,7 +173,7 @@ def _run_ours(
             show_output=display.output if captured else None,
             master=master,
             silence_s=silence_s,
-            join_timeout_s=torchrun_arguments.join_timeout_s(config),
+            join_timeout_s=job.cluster.join_timeout_s,
         )
     )
     assert config.logs_specs is not None
@@ -189,6 +193,23 @@ def _run_ours(
     if master.hosted is None and outcome.state != "failed":
         return outcome.exit_code  # the agent that hosts the master reports the end of the job
     return summary.finish(job, replace(outcome, status=display.last), display.console)
+
+
+def _capture(args: argparse.Namespace, config: LaunchConfig, job: JobFolder) -> bool:
+    """Captures the output of the workers in the folder of the job, from which it is shown, unless
+    torchrun's options redirect the output.
+
+    Returns:
+        Whether the output is captured.
+    """
+    named = (args.log_dir, args.local_ranks_filter, args.logs_specs)
+    filters = args.duplicate_stdout_filters or args.duplicate_stderr_filters
+    if any(named) or filters or (args.redirects, args.tee) != ("0", "0"):
+        return False
+    # A machine without the master has no folder of the job; a temporary folder is made there.
+    logs = str(job.logs) if job.dir.exists() else None
+    config.logs_specs = DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL)
+    return True
 
 
 def _announcement(
@@ -212,3 +233,55 @@ def _log_to_stderr() -> None:
     ours.handlers[:] = [handler]
     ours.setLevel(logging.INFO)
     ours.propagate = False
+
+
+class ScriptDisplay(Display):
+    """Shows a job on stderr; stdout belongs to the script.
+
+    If there are several workers, a line of a worker begins with its rank, except on a stdout that
+    is no terminal: a pipe or a file gets exactly the output of the script.
+
+    Args:
+        captured: the output of the workers arrives here. Otherwise the workers write to the
+            terminal themselves, and there is no bar.
+        several: the job may have more than one worker.
+        observers: receive each status too.
+    """
+
+    def __init__(
+        self, *, captured: bool, several: bool, observers: Sequence[Observer] = ()
+    ) -> None:
+        super().__init__(stderr(), observers, has_bar=captured)
+        self._stdout_is_ours = self.has_bar and sys.stdout.isatty()
+        self._several = several
+        logging.getLogger("torch_edl").handlers[:] = [_Notes(self)]
+
+    def status(self, status: pb.GetStatusResponse) -> None:
+        """Shows the progress, and the events that are not shown in another way."""
+        for event in status.events:
+            # The last line shows the cause of the end, and the agent reports signals.
+            is_end = event.level == "error" and status.state in ("finishing", *ENDED)
+            if not is_end and event.text.removeprefix("stopping: ") not in _SIGNALS:
+                self.event(event)
+        self.update(status)
+
+    def output(self, rank: int, stream: str, line: bytes) -> None:
+        """Shows a line of a worker."""
+        if stream == "stdout" and not self._stdout_is_ours:
+            sys.stdout.buffer.write(line + b"\n")
+            sys.stdout.flush()
+            return
+        text = text_of(line)
+        if not is_chatter(text):
+            self.line(f"rank {rank}" if self._several else "", text)
+
+
+class _Notes(logging.Handler):
+    """Shows our log records above the bar."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.note(f"torch-edl: {record.getMessage()}")

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from torch_edl.cli import file_kind
+from torch_edl.cli import user_file
 from torch_edl.cli.options import script_flags
 from torch_edl.errors import UsageError
 
@@ -74,7 +74,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     ours = [] if is_cut else _before_cut(rest)
     has_data = "--data" in before or any(w.partition("=")[0] == "--data" for w in ours)
     launched = any(name.startswith("PET_") for name in os.environ)
-    kind = file_kind.kind_of(file, has_data=has_data, launched=launched)
+    kind = user_file.kind_of(file, has_data=has_data, launched=launched)
     if not kind.is_script:
         return None
     for flag in before:
@@ -84,7 +84,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
             )
     if is_cut:
         return [*words[: place - 1], file, *rest]
-    if before or not file_kind.uses_torch_edl(file):
+    if before or not user_file.uses_torch_edl(file):
         _check_swallowed(file, ours)
         return list(words)
     return _own_first(file, rest)
@@ -95,7 +95,7 @@ def _own_first(file: str, rest: list[str]) -> list[str]:
 
     An option that the script itself names belongs to the script, with all arguments after it.
     """
-    named = file_kind.named_options(file)
+    named = user_file.named_options(file)
     own: list[str] = []
     while rest:
         flag, equals, _ = rest[0].partition("=")
@@ -130,7 +130,7 @@ def _check_swallowed(file: str, words: Sequence[str]) -> None:
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in given:
         close = difflib.get_close_matches(flag, [*OWN_OPTIONS, _DRY_RUN], n=1, cutoff=_ALIKE)
-        if not close or flag in file_kind.named_options(file):
+        if not close or flag in user_file.named_options(file):
             continue
         if flag == _DRY_RUN:
             raise UsageError(

@@ -7,7 +7,8 @@ import json
 import signal
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+import grpc
 
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
@@ -19,9 +20,7 @@ from torch_edl.jobs.log_tail import LogTail
 from torch_edl.jobs.master_process import USAGE_CODE, MasterProcess
 from torch_edl.processes.signals import StopSignals
 from torch_edl.wire import master_pb2 as pb
-
-if TYPE_CHECKING:
-    from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import Stub
 
 _POLL_S = 0.2
 _STARTING_POLL_S = 0.02
@@ -138,8 +137,6 @@ class _Client:
         return self._status is not None and self._status.state in ENDED
 
     def _poll_status(self) -> None:
-        import grpc
-
         if self._stub is None:
             master = self.job.master()
             if master is None:

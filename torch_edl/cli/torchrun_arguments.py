@@ -16,9 +16,8 @@ from typing import NoReturn
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
-from torch_edl.cli import file_kind
-from torch_edl.cli.job_config import default_name
-from torch_edl.cli.options import add_options
+from torch_edl.cli import user_file
+from torch_edl.cli.options import add_options, default_name
 from torch_edl.cli.parser import plain, run_options
 from torch_edl.cli.script_arguments import why_not
 from torch_edl.environment import this_experiment
@@ -37,8 +36,12 @@ _RUN_PATH = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """torch's own parser of torchrun's command line, with our options."""
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments of ``torch-edl run`` for a script: torchrun's and ours.
+
+    Raises:
+        UsageError: an unknown option, an option of model files, or options that exclude each other.
+    """
     parser = get_args_parser()
     parser.prog = "torch-edl run"
     parser.description = (
@@ -46,16 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
         "All arguments after the script are passed to the script."
     )
     add_options(parser, "script")
-    return parser
-
-
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments of ``torch-edl run`` for a script.
-
-    Raises:
-        UsageError: an unknown option, an option of model files, or options that exclude each other.
-    """
-    parser = build_parser()
 
     def refuse(message: str) -> NoReturn:
         message = plain(message)
@@ -79,7 +72,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _check(args: argparse.Namespace) -> None:
     script = args.training_script
     if not (args.module or args.no_python):
-        kind = file_kind.kind_of(script, has_data=False, launched=True)
+        kind = user_file.kind_of(script, has_data=False, launched=True)
         if not kind.is_script:
             raise UsageError(
                 f"{script}: a model file ({kind.reason}), and options of torchrun are for training "
@@ -173,17 +166,12 @@ def job_name(args: argparse.Namespace, config: LaunchConfig) -> str:
     return f"{name.rpartition('-')[0]}-{place.rpartition(':')[2]}" if place else name
 
 
-def join_timeout_s(config: LaunchConfig) -> float:
-    """Seconds for which an agent waits for other machines, and workers for their first ring."""
-    return rendezvous.seconds(config.rdzv_configs, "join_timeout", rendezvous.JOIN_TIMEOUT_S)
-
-
 def experiment(args: argparse.Namespace) -> Experiment:
     """What the command runs, for the comparison with the other agents of the job."""
     script = args.training_script
     file: Path | None = Path(script).expanduser().resolve()
     if args.module:
-        file = file_kind.find_module(script, [os.getcwd(), *sys.path])
+        file = user_file.find_module(script, [os.getcwd(), *sys.path])
     elif file is not None and file.exists():
         script = str(file)
     return this_experiment(script, args.training_script_args, rdzv_id=args.rdzv_id, file=file)

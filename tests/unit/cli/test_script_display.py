@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torch_edl.cli.script_display import ScriptDisplay
+from torch_edl.cli.script import ScriptDisplay
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]

@@ -1,7 +1,7 @@
-"""Tells model files from training scripts, and scripts with torch_edl from others. Nothing is run.
+"""What a file of the user is, found by reading it, without running it.
 
 A model file defines the functions of the contract, and torch-edl trains its model. A script has a
-training loop of its own.
+training loop of its own, and uses torch_edl or not.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_edl.cli.static_check import bound_names, is_dynamic, parse
-from torch_edl.signatures import SIGNATURES
+from torch_edl.errors import ContractError, UsageError
+from torch_edl.signatures import SIGNATURES, missing
 
 # A file that uses one of these has its own loop, whatever else it defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
@@ -44,14 +44,14 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
     packed = _packed(Path(path))
     if packed:
         return FileKind(True, packed)
-    tree = parse(Path(path), path)
+    tree = _parse(Path(path), path)
     used = _own_loop(tree)
     if used:
         return FileKind(True, f"it uses torch_edl.{used}")
     has_data = has_data and "--data" not in named_options(path)
     file = Path(path).absolute()
     trees = list(_local_trees(file, file.parent, _starred))
-    bound = {name for each in trees for name in bound_names(each)}
+    bound = {name for each in trees for name in _bound_names(each)}
     trains = _has_own_backward(tree)
     is_complete = all(not bound.isdisjoint(names) for names in _NEEDED)
     if is_complete and (has_data or not trains):
@@ -63,10 +63,43 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
     runs = trains or _runs(tree)
     if len(defined) >= _MODEL_FILE_FUNCTIONS and (has_data or not runs):
         return FileKind(False, f"it defines {' and '.join(defined[:2])}")
-    is_unclear = bool(defined) or "*" in bound or is_dynamic(tree)
+    is_unclear = bool(defined) or "*" in bound or _is_dynamic(tree)
     if is_unclear and not runs and has_data:
         return FileKind(False, "--data names its data")
     return FileKind(True, "it trains by itself" if runs else "it defines no model of the contract")
+
+
+def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> frozenset[str]:
+    """Rejects a file that cannot be a model file: it does not parse, or lacks a name.
+
+    Lenient on purpose: a def, a class, an import or an assignment anywhere at the top level binds
+    a name. The types of the values are checked where the file is loaded.
+
+    Args:
+        evaluates: whether metrics are needed.
+        shown: the path as the user wrote it, for messages.
+
+    Returns:
+        The names that the top level binds, as far as the source shows.
+
+    Raises:
+        UsageError: the file is missing or is not Python.
+        ContractError: the file does not bind a name of the contract.
+    """
+    shown = shown or model_file
+    tree = _parse(Path(model_file), shown)
+    bound = frozenset(_bound_names(tree))
+    if _is_dynamic(tree) or "*" in bound:
+        return bound
+    absent = [
+        missing(shown, name)
+        for name, needed in SIGNATURES.items()
+        if (needed.required or (evaluates and name == "eval_metrics_fn"))
+        and bound.isdisjoint((name, *needed.others))
+    ]
+    if absent:
+        raise ContractError("\n".join(absent))
+    return bound
 
 
 def uses_torch_edl(script: str, root: Path | None = None) -> bool:
@@ -107,6 +140,51 @@ def named_options(script: str) -> frozenset[str]:
         and isinstance(node.value, str)
         and node.value.startswith("--")
     )
+
+
+def _parse(path: Path, shown: str) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+        UsageError: the file is missing, unreadable or not Python.
+    """
+    if not path.exists():
+        raise UsageError(f"{shown}: no such file; the model file comes first")
+    if path.is_dir():
+        raise UsageError(f"{shown}: a folder; name the Python file, such as {shown}/model.py")
+    try:
+        return ast.parse(path.read_bytes(), filename=shown)
+    except OSError as error:
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}") from error
+    except SyntaxError as error:
+        line = (error.text or "").rstrip("\n")
+        mark = " " * ((error.offset or 1) - 1) + "^"
+        excerpt = f"\n    {line}\n    {mark}" if line.strip() else ""
+        raise UsageError(f"{shown}:{error.lineno or 1}: {error.msg}{excerpt}") from error
+    except ValueError as error:  # null bytes
+        raise UsageError(f"{shown}: not a Python file: {error}") from error
+
+
+def _bound_names(node: ast.AST) -> Iterator[str]:
+    """Names that a file binds at the top level or in blocks there, not in functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield child.name
+        elif isinstance(child, ast.alias):
+            yield child.asname or child.name.split(".")[0]
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
+        elif isinstance(child, ast.AnnAssign) and child.value is None:
+            continue  # a declaration
+        elif not isinstance(child, ast.Lambda | ast.comprehension):
+            yield from _bound_names(child)
+
+
+def _is_dynamic(tree: ast.Module) -> bool:
+    """Whether the file may bind names at run time: exec, globals(), __getattr__."""
+    return any(
+        isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
+    ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)
 
 
 def _packed(path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli import file_kind
+from torch_edl.cli import user_file
 from torch_edl.errors import UsageError
 
 CONTRACT = """
@@ -78,7 +78,7 @@ def test_a_model_file_or_a_script(tmp_path: Path, text: str, data: bool, is_scri
     (tmp_path / "contract.py").write_text(CONTRACT)
     path = tmp_path / "it.py"
     path.write_text(text)
-    assert file_kind.kind_of(str(path), has_data=data).is_script is is_script
+    assert user_file.kind_of(str(path), has_data=data).is_script is is_script
 
 
 def test_options_of_torchrun_say_that_it_is_a_script(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_options_of_torchrun_say_that_it_is_a_script(tmp_path: Path) -> None:
         (CONTRACT, False),  # nothing would come of it
     ):
         path.write_text(text)
-        kind = file_kind.kind_of(str(path), has_data=False, launched=True)
+        kind = user_file.kind_of(str(path), has_data=False, launched=True)
         assert kind.is_script is is_script
 
 
@@ -103,22 +103,22 @@ def test_what_python_runs_and_is_no_source_file(tmp_path: Path, form: str) -> No
         elif form == "it.pyc":
             py_compile.compile(str(source), str(tmp_path / form))
         path = str(tmp_path / form)
-        assert file_kind.kind_of(path, has_data=True).is_script
-        assert file_kind.uses_torch_edl(path) is uses
+        assert user_file.kind_of(path, has_data=True).is_script
+        assert user_file.uses_torch_edl(path) is uses
         if uses and form != "it.pyc":
-            assert file_kind.named_options(path) == {"--lr"}
+            assert user_file.named_options(path) == {"--lr"}
 
 
 def test_examples_are_what_they_are() -> None:
     examples = Path(__file__).parents[3] / "examples"
     for path in examples.glob("*/model.py"):
-        assert not file_kind.kind_of(str(path), has_data=False).is_script, path
+        assert not user_file.kind_of(str(path), has_data=False).is_script, path
 
 
 @pytest.mark.parametrize("name", ["none.py", "."])
 def test_no_python_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"no such file|a folder"):
-        file_kind.kind_of(str(tmp_path / name), has_data=False)
+        user_file.kind_of(str(tmp_path / name), has_data=False)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_whether_a_script_uses_torch_edl(tmp_path: Path, files: dict[str, str], 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert file_kind.uses_torch_edl(str(tmp_path / "train.py")) is uses
+    assert user_file.uses_torch_edl(str(tmp_path / "train.py")) is uses
 
 
 def test_a_module_is_found_without_importing_its_packages(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_a_module_is_found_without_importing_its_packages(tmp_path: Path) -> Non
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
     (package / "train.py").write_text("from pack import engine\n")
     (package / "engine.py").write_text("import torch_edl\n")
-    found = file_kind.find_module("pack.train", ["/nowhere", str(tmp_path)])
+    found = user_file.find_module("pack.train", ["/nowhere", str(tmp_path)])
     assert found == package / "train.py"
-    assert file_kind.uses_torch_edl(str(found), tmp_path)
+    assert user_file.uses_torch_edl(str(found), tmp_path)
     (package / "__main__.py").write_text("")
-    assert file_kind.find_module("pack", [str(tmp_path)]) == package / "__main__.py"
-    assert file_kind.find_module("absent", [str(tmp_path)]) is None
+    assert user_file.find_module("pack", [str(tmp_path)]) == package / "__main__.py"
+    assert user_file.find_module("absent", [str(tmp_path)]) is None
 
 
 def test_options_that_a_script_names(tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_options_that_a_script_names(tmp_path: Path) -> None:
         "import options\nparser.add_argument('-w', '--workers', type=int)\n"
     )
     (tmp_path / "options.py").write_text("NAMES = ['--resume']\n")
-    assert file_kind.named_options(str(tmp_path / "train.py")) == {"--workers", "--resume"}
+    assert user_file.named_options(str(tmp_path / "train.py")) == {"--workers", "--resume"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.cli.job_config import default_name, model_file_job, script_job
+from torch_edl.cli.options import default_name, model_file_job, script_job
 from torch_edl.cli.parser import parse
 from torch_edl.cli.torchrun_arguments import parse as parse_script
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
