@@ -257,9 +257,7 @@ class Calls:
             formed = ring.current
         if formed is None or member.id not in formed.workers:
             return None
-        answer = pb.JoinRingResponse(ring=formed)
-        answer.ring.rank = list(formed.workers).index(member.id)
-        return answer
+        return pb.JoinRingResponse(ring=formed)
 
     def leave_ring(self, request: pb.LeaveRingRequest, now: float) -> pb.LeaveRingResponse:
         member = self._job.members.get(request.worker_id)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Ring(_message.Message):
-    __slots__ = ("number", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only", "rank")
+    __slots__ = ("number", "workers", "store", "source", "heal", "fresh", "restored_from", "values_only")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -16,7 +16,6 @@ class Ring(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     VALUES_ONLY_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
     number: int
     workers: _containers.RepeatedScalarFieldContainer[int]
     store: str
@@ -25,8 +24,7 @@ class Ring(_message.Message):
     fresh: bool
     restored_from: str
     values_only: bool
-    rank: int
-    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ..., rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., store: _Optional[str] = ..., source: _Optional[int] = ..., heal: _Optional[bool] = ..., fresh: _Optional[bool] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class JoinRingRequest(_message.Message):
     __slots__ = ("worker_id", "ring", "store", "step")
