@@ -113,7 +113,7 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
             write_output(effect.checkpoint, effect.output)
             return OutputWritten()
         case Prune():
-            layout.prune(effect.root, effect.keep)
+            layout.prune(effect.newest, effect.keep)
     return None
 
 

@@ -91,9 +91,9 @@ class WriteOutput:
 
 @dataclass(frozen=True)
 class Prune:
-    """Remove all checkpoints but the newest ``keep``."""
+    """Remove the checkpoints before ``newest``, so that ``keep`` are left."""
 
-    root: Path
+    newest: Path
     keep: int
 
 

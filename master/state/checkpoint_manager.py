@@ -216,7 +216,7 @@ class CheckpointManager:
         was, self._running, self._failures = self._running, "", 0
         self.newest, self.named = saved, str(saved.path)
         # Not before it is the one to go back to.
-        self._actions.append(Prune(saved.path.parent, self._config.keep))
+        self._actions.append(Prune(saved.path, self._config.keep))
         if was == "final":
             self._finish(saved)
         return [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []

@@ -151,19 +151,18 @@ def complete(root: str | Path) -> list[Path]:
     return [path for path in _folders(root) if is_checkpoint(path)]
 
 
-def prune(root: str | Path, keep: int) -> None:
-    """Removes all but the newest ``keep`` checkpoints, and the incomplete folders of crashes.
+def prune(newest: Path, keep: int) -> None:
+    """Removes the checkpoints before ``newest``, but for the last ``keep - 1`` of them, and the
+    incomplete folders of crashes.
 
-    The newest complete checkpoint always stays, and so does every folder newer than it. A folder
-    that cannot be removed is logged, and the next call tries again.
+    Every folder after ``newest`` stays: it may be of a model that was lost before the job knew of
+    the checkpoint. A folder that cannot be removed is logged, and the next call tries again.
     """
-    good = complete(root)
-    if not good:
-        return
-    stay = set(good[-max(1, keep) :])
-    for path in _folders(root):
-        if path == good[-1]:
-            return
+    folders = _folders(newest.parent)
+    before = folders[: folders.index(newest)]
+    good = [path for path in before if is_checkpoint(path)]
+    stay = good[max(0, len(good) - keep + 1) :]
+    for path in before:
         if path in stay:
             continue
         try:

@@ -169,7 +169,7 @@ class Saver:
             # Unless the master takes the new checkpoint, it may still have to name an older one.
             if rendezvous is None or rendezvous.report_checkpoint(str(folder)):
                 layout.remove_leftovers(root)
-                layout.prune(root, self._config.keep)
+                layout.prune(folder, self._config.keep)
         except (OSError, CheckpointError) as error:
             log.warning("no checkpoint of step %d: %s", step, error)
 

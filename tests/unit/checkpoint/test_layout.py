@@ -23,7 +23,7 @@ def test_the_newest_has_the_most_steps_however_many_digits_they_have(tmp_path: P
     make(tmp_path, 9, 9_999_999_999, 10_000_000_000)
     newest = layout.step_dir(tmp_path, 10_000_000_000)
     assert layout.newest(tmp_path) == newest
-    layout.prune(tmp_path, 1)
+    layout.prune(newest, 1)
     assert list(tmp_path.iterdir()) == [newest]
 
 
@@ -32,10 +32,16 @@ def test_what_is_half_written_goes_unless_it_is_newer(tmp_path: Path) -> None:
     for step in (1, 5, 7):
         layout.step_dir(tmp_path, step).mkdir()
     (tmp_path / "step-best").mkdir()  # the user's copy
-    layout.prune(tmp_path, 2)
+    layout.prune(layout.step_dir(tmp_path, 6), 2)
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["step-0000000004", "step-0000000006", "step-0000000007", "step-best"]
     assert layout.newest(tmp_path / "nothing") is None
+
+
+def test_the_one_to_go_back_to_stays_though_a_lost_model_was_further(tmp_path: Path) -> None:
+    make(tmp_path, 2, 4, 6)  # 6 was committed, and the model lost before the job knew of it
+    layout.prune(layout.step_dir(tmp_path, 4), 1)
+    assert layout.complete(tmp_path) == [layout.step_dir(tmp_path, step) for step in (4, 6)]
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class World:
     def done(self, steps: int) -> None:
         self.said += self.made.apply(CheckpointSaved(saved(steps), 1), 0.0)
         (action, *_) = self.made.take_actions()
-        assert action == Prune(Path("/ck"), 3)
+        assert action == Prune(saved(steps).path, 3)
 
     def failed(self, now: float) -> Note | Failure:
         (said,) = self.made.apply(CheckpointFailed("disk", 1), now)
