@@ -49,22 +49,14 @@ def this_experiment(
         script=script,
         args=tuple(args),
         folder=str(Path.cwd().resolve()),
-        machine=_machine(),
+        machine=f"{socket.gethostname()}/{_content(_BOOT_ID).decode().strip()}",
         rdzv_id=rdzv_id,
-        digest=_digest(file),
+        digest=hashlib.sha256(text).hexdigest() if (text := _content(file)) else "",
     )
 
 
-def _machine() -> str:
+def _content(file: Path | None) -> bytes:
     try:
-        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        return file.read_bytes() if file is not None else b""
     except OSError:
-        boot = ""
-    return f"{socket.gethostname()}/{boot}"
-
-
-def _digest(file: Path | None) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else ""
-    except OSError:
-        return ""
+        return b""

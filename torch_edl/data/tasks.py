@@ -84,14 +84,14 @@ class LeasedTasks:
     def get(self, timeout_s: float) -> Item | None:
         """Asks the master, which answers at once or within its long poll of two seconds."""
         try:
-            answer = self._leases.lease(want=1)
+            answer = self._leases.lease()
         except Exception as error:
             return TaskFailed(error, None)
         if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
             return NoMoreTasks(leave=answer.next == pb.LeaseResponse.DRAIN)
         if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
             return ServersChanged(answer.cluster)
-        return self._prepared(answer.leases[0]) if answer.leases else None
+        return self._prepared(Lease.from_proto(answer.leases[0])) if answer.leases else None
 
     def _prepared(self, lease: Lease) -> Item:
         if lease.kind not in MODES:

@@ -117,17 +117,13 @@ class JobFolder:
         """Whether the process that started the master lives."""
         return _is_locked(self.dir / _CLIENT_LOCK)
 
-    def has_agents(self) -> bool:
-        """Whether an agent of this machine takes part in the job."""
-        return any(map(_is_locked, self.dir.glob(_AGENT_LOCKS)))
-
     def has_master(self) -> bool:
         """Whether the master runs, or the process that may start it again."""
         return self.is_watched() or self.is_alive()
 
     def is_running(self) -> bool:
         """Whether the job's name is taken: it has a master, or agents that wait for one."""
-        return self.has_master() or self.has_agents()
+        return self.has_master() or any(map(_is_locked, self.dir.glob(_AGENT_LOCKS)))
 
     def is_over(self) -> bool:
         """Whether the folder may go: no process of the job lives, and none is about to start."""

@@ -45,16 +45,6 @@ class Lease:
         return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
 
 
-@dataclass(frozen=True)
-class LeaseAnswer:
-    """What the master answers to a worker that asks for tasks."""
-
-    next: pb.LeaseResponse.Next
-    leases: Sequence[Lease] = ()
-    cluster: pb.Cluster = field(default_factory=pb.Cluster)
-    """``CLUSTER_CHANGED``: the servers of today."""
-
-
 @dataclass(kw_only=True)
 class TaskResult:
     """What a worker has done of a task."""
@@ -98,8 +88,8 @@ class LeaseClient:
         self.incarnation = 0
         self.retired_before = 0
 
-    def lease(self, want: int) -> LeaseAnswer:
-        """Asks for up to ``want`` tasks; waits a while if there are none now.
+    def lease(self) -> pb.LeaseResponse:
+        """Asks for a task; waits a while if there is none now.
 
         Raises:
             MasterLostError: no answer within the deadline.
@@ -110,11 +100,8 @@ class LeaseClient:
             held = sorted(self._held)
         answer: pb.LeaseResponse = self._call(
             pb.LeaseRequest(
-                worker_id=self.worker_id,
-                want=want,
-                incarnation=self.incarnation,
-                held=held,
-            ),
+                worker_id=self.worker_id, want=1, incarnation=self.incarnation, held=held
+            )
         )
         with self._lock:
             if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
@@ -124,8 +111,7 @@ class LeaseClient:
                 self.retired_before = 0
             self._held.update(lease.lease_id for lease in answer.leases)
             self.retired_before = max(self.retired_before, answer.retired_before)
-        leases = tuple(map(Lease.from_proto, answer.leases))
-        return LeaseAnswer(answer.next, leases, answer.cluster)
+        return answer
 
     def complete(self, lease: Lease, result: TaskResult) -> bool:
         """Reports that a task is done; False if the master had taken the task away before."""

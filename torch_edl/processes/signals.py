@@ -41,7 +41,7 @@ class StopSignals:
     @property
     def name(self) -> str:
         """Name of the first signal, ``SIGTERM``; empty before it came."""
-        return signal_name(self.first) if self.first else ""
+        return signal.Signals(self.first).name if self.first else ""
 
     @property
     def exit_code(self) -> int:
@@ -86,14 +86,11 @@ def parse_signals(names: str, option: str) -> list[signal.Signals]:
     return found
 
 
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; ``signal 40`` for a number without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def describe_exit(code: int) -> str:
     """An exit code in words; -N: signal N ended the process."""
-    return f"exit code {code}" if code >= 0 else signal_name(-code)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a signal of real time has no name
+        return f"signal {-code}"

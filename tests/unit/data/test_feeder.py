@@ -21,7 +21,7 @@ from torch_edl.data.sources import IndexedSource, open_source
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
-from torch_edl.master_client.leases import Lease, LeaseAnswer
+from torch_edl.master_client.leases import Lease
 from torch_edl.wire import master_pb2 as pb
 
 RECORDS = [i.to_bytes(4, "little") for i in range(1000)]
@@ -305,8 +305,9 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     class Leases:
         incarnation = 0
 
-        def lease(self, want: int) -> LeaseAnswer:
-            return LeaseAnswer(pb.LeaseResponse.LEASED, [Lease()])
+        def lease(self) -> pb.LeaseResponse:
+            leases = [pb.LeaseMessage(kind=pb.TASK_TRAIN)]
+            return pb.LeaseResponse(next=pb.LeaseResponse.LEASED, leases=leases)
 
     def prepare(lease: Lease) -> None:
         started.set()
