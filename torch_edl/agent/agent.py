@@ -238,7 +238,7 @@ class Agent:
         self._reporter.tell(self._workers.running, ends, error=error, traceback=trace)
         if error:
             self._stop("failure", now)
-        elif self._done.issuperset(range(self._wanted)) and not self._workers.local_ranks:
+        elif self._is_done():
             self._reporter.tell([], done=True)
         for worker in ends:
             worker.close()
@@ -280,8 +280,7 @@ class Agent:
         if not error and silent_s > self._spec.silence_s:
             error = f"no answer for {silent_s:.0f} s"
         if error:
-            error = f"the master at {self._master.address}: {error}"
-            self._leave(error, now)
+            self._leave(f"the master at {self._master.address}: {error}", now)
         elif self._is_done() and silent_s > _DONE_SILENCE_S:
             self._leave("", now)
 
@@ -297,10 +296,8 @@ class Agent:
         else:
             error = f"--nnodes {least}:{most}: no place became free {within}"
         # Without the master the job is over; otherwise the other machines go on without this one.
-        if self._master.hosted is not None:
-            self._reporter.tell(self._workers.running, error=error)
-        else:
-            self._reporter.tell(self._workers.running, done=True)
+        hosts = self._master.hosted is not None
+        self._reporter.tell(self._workers.running, done=not hosts, error=error if hosts else "")
         self._leave(error, now)
 
     def _balance(self, placement: Placement, now: float) -> None:

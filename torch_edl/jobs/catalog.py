@@ -21,13 +21,9 @@ KEEP_DAYS = 30.0
 
 def all_jobs() -> list[JobFolder]:
     """Every job of this machine, newest first."""
-    found = []
-    for config in jobs_home().glob(f"*/{CONFIG}"):
-        try:
-            found.append((config.stat().st_mtime_ns, config.parent.name))
-        except FileNotFoundError:  # removed meanwhile
-            continue
-    return [JobFolder(name) for _, name in sorted(found, reverse=True)]
+    jobs = [JobFolder(config.parent.name) for config in jobs_home().glob(f"*/{CONFIG}")]
+    found = sorted(((job.started(), job.name) for job in jobs), reverse=True)
+    return [JobFolder(name) for started, name in found if started]  # 0: removed meanwhile
 
 
 def find(name: str | None) -> JobFolder:
@@ -39,12 +35,10 @@ def find(name: str | None) -> JobFolder:
     jobs = all_jobs()
     if not jobs:
         raise UsageError(f"no job on this machine ({edl_home()}); start one with torch-edl run")
-    if name is None:
-        return jobs[0]
-    for job in jobs:
-        if job.name == name:
-            return job
-    raise UsageError(f"{name}: no such job; the newest is {jobs[0].name}, see torch-edl list")
+    named = [job for job in jobs if name in (None, job.name)]
+    if not named:
+        raise UsageError(f"{name}: no such job; the newest is {jobs[0].name}, see torch-edl list")
+    return named[0]
 
 
 def create(config: JobConfig) -> JobFolder:

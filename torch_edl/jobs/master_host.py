@@ -121,10 +121,6 @@ def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool)
     """Starts the master again of a job whose agents wait for it, since its starter is lost.
 
     A new job beside them would be a second group that trains the same.
-
-    Raises:
-        UsageError: this agent is not one of that job.
-        JobFailedError: the master does not come up.
     """
     master = job.master()
     assert master is not None, f"agents of {job.name} found a master"

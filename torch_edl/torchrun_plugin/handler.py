@@ -157,11 +157,7 @@ class MasterRendezvousHandler(RendezvousHandler):
     # ---- calls ----
 
     def _connect(self) -> tuple[JobMaster, Stub]:
-        """Finds the master, or starts it.
-
-        Raises:
-            RendezvousConnectionError: there is none and there cannot be.
-        """
+        """Finds the master, or starts it."""
         port = split(self._endpoint)[1]
         try:
             master = find_or_start(
