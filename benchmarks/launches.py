@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -78,6 +79,14 @@ def notes(out: Path) -> list[Note]:
         if line.endswith("]")
     ]
     return sorted(found, key=lambda note: note.time)
+
+
+def arguments(doc: str | None, *, workers: int, repeat: int) -> argparse.Namespace:
+    """``--workers`` and ``--repeat``, with the first line of a program's docstring as its help."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--repeat", type=int, default=repeat)
+    return parser.parse_args()
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:

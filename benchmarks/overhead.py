@@ -11,7 +11,6 @@ and medians are compared.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from pathlib import Path
@@ -35,10 +34,7 @@ def rate(launcher: list[str], mode: str, out: Path, words: list[str]) -> float:
 
 def main() -> None:
     """Prints one JSON line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=5)
-    args = parser.parse_args()
+    args = launches.arguments(__doc__, workers=2, repeat=5)
     rates: dict[str, list[float]] = {"ddp": [], "ours": [], "plain": [], "alone": []}
     python = [launches.sys.executable]
     with launches.folder() as name:

@@ -11,7 +11,6 @@ seconds until a step is complete that nobody had before, and steps that were tra
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from pathlib import Path
@@ -45,10 +44,7 @@ def measure(launcher: list[str], out: Path, *words: str) -> dict[str, float]:
 
 def main() -> None:
     """Prints one JSON line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parser.parse_args()
+    args = launches.arguments(__doc__, workers=4, repeat=3)
     ours, torchrun = [], []
     with launches.folder() as name:
         root = Path(name)

@@ -10,7 +10,6 @@ median time of a step in the ring that has the joiner: that gap ends with the fi
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import statistics
@@ -40,11 +39,8 @@ def measure(workers: int, out: Path) -> dict[str, float]:
         )  # fmt: skip
         asked = time.time()
         _wait(out, lambda notes: len({n.pid for n in notes}) > workers)
-        joined = min(
-            min(n.time for n in launches.notes(out) if n.pid == pid)
-            for pid in {n.pid for n in launches.notes(out)}
-            if min(n.time for n in launches.notes(out) if n.pid == pid) > asked
-        )
+        first = {note.pid: note.time for note in reversed(launches.notes(out))}
+        joined = min(at for at in first.values() if at > asked)
         _wait(out, lambda notes: notes[-1].time > joined + 5)
     finally:
         process.terminate()
@@ -76,10 +72,7 @@ def _wait(out: Path, condition: object) -> None:
 
 def main() -> None:
     """Prints one JSON line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--repeat", type=int, default=3)
-    args = parser.parse_args()
+    args = launches.arguments(__doc__, workers=3, repeat=3)
     with launches.folder() as name:
         runs = [measure(args.workers, Path(name) / str(n)) for n in range(args.repeat)]
     report(

@@ -54,7 +54,8 @@ def detach(name: str) -> Detached:
     sys.stdout.flush()
     sys.stderr.flush()
     ready, told = os.pipe()
-    with open(output, "wb", opener=_private) as file:
+    # For this user alone, as the folder of a job.
+    with open(output, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         child = os.fork()
         if not child:
             os.close(ready)
@@ -81,11 +82,6 @@ def detach(name: str) -> Detached:
         sys.stderr.write(output.read_text("utf-8", "replace"))
         output.unlink()
     raise SystemExit(code or 0)
-
-
-def _private(path: str, flags: int) -> int:
-    """Opens a file that only this user may read, as the folder of a job."""
-    return os.open(path, flags, 0o600)
 
 
 def _say(job: JobFolder, child: int, output: Path) -> None:

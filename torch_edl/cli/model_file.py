@@ -1,4 +1,4 @@
-"""``torch-edl run``, ``evaluate`` and ``predict``: the jobs of a model file."""
+"""``torch-edl run``, ``evaluate``, ``predict`` and ``export``: a model file and its model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.signatures import PROCESSORS
+
+_EXPORTS = (".pt", ".pth", ".safetensors")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,6 +87,27 @@ def predict(args: argparse.Namespace) -> int:
     if outcome.state == "finished":
         outcome = _merge(config, outcome, parts)
     return summary.finish(config, outcome, console, file=args.summary)
+
+
+def export(args: argparse.Namespace) -> int:
+    """Writes a trained model as one plain state_dict, with all rows of tables of a fixed size.
+
+    Raises:
+        CheckpointError: the model is damaged.
+        EdlError: the file cannot be written.
+    """
+    preflight.check_output_file(args.file, _EXPORTS, option="FILE")
+    directory = preflight.find_model(args.source, option="SOURCE")
+    # Imported after all checks: these modules import torch.
+    from torch_edl.engine.replica import read_model
+    from torch_edl.trainer import weights
+
+    state = read_model(Path(directory))
+    weights.write(state, Path(args.file).expanduser())
+    elements = sum(tensor.numel() for tensor in state.values())
+    text = f"{args.file}: {len(state)} tensors, {elements:,} elements"
+    stdout().print(text, soft_wrap=True)
+    return 0
 
 
 def _run_job(

@@ -173,7 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     export = verb(
         "export",
-        "export.main",
+        "model_file.export",
         "write a trained model as one plain torch state_dict",
         epilog="example:\n  torch-edl export trained model.pt\n\n"
         "An embedding without a fixed size becomes NAME.ids and NAME.vectors.",

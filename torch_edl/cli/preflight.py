@@ -57,7 +57,7 @@ def check_folders(config: JobConfig) -> JobConfig:
     if config.trains and keep.output:
         _check_output_dir(keep.output)
     if config.tensorboard:
-        tensorboard.require()
+        tensorboard.writer_class()
         _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
     return dataclasses.replace(config, checkpoint=keep)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -12,15 +13,20 @@ from torch_edl.wire import master_pb2 as pb
 _EVERY_S = 1.0
 
 
-def require() -> None:
-    """Raises UsageError if the package is absent."""
+def writer_class() -> Any:
+    """The class of the package that writes files of events.
+
+    Raises:
+        UsageError: the package is absent.
+    """
     try:
-        import tensorboard.summary.writer.event_file_writer  # noqa: F401
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise UsageError(
             "--tensorboard: the package tensorboard is not installed; "
             "pip install torch-edl[tensorboard]"
         ) from error
+    return EventFileWriter
 
 
 class Scalars:
@@ -35,10 +41,7 @@ class Scalars:
     """
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
-        require()
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = EventFileWriter(directory)
+        self._writer = writer_class()(directory)
         self._clock = clock
         self._written = -math.inf
         self._step = 0
