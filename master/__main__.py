@@ -180,15 +180,8 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     root = Path(config.checkpoint.dir)
     root.mkdir(parents=True, exist_ok=True)
     layout.remove_leftovers(root)
-    newest = layout.newest(root)
-    if newest is None:
-        return None
-    if not config.checkpoint.resume:
-        raise UsageError(
-            f"--checkpoint-dir {root}: holds checkpoints of another run, the newest is "
-            f"{newest.name}; add --resume to go on from there, or name an empty directory"
-        )
-    return Saved(newest, layout.read(newest))
+    newest = layout.newest_to_resume(root, resume=config.checkpoint.resume)
+    return None if newest is None else Saved(newest, layout.read(newest))
 
 
 def _server_args(config: JobConfig, listen: str) -> list[str]:

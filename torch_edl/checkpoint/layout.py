@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.errors import CheckpointError
+from torch_edl.errors import CheckpointError, UsageError
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,24 @@ def newest(root: str | Path) -> Path | None:
     """The newest complete checkpoint under ``root``, or None."""
     found = complete(root)
     return found[-1] if found else None
+
+
+def newest_to_resume(
+    root: str | Path, *, resume: bool, option: str = "--checkpoint-dir ", fix: str = "add --resume"
+) -> Path | None:
+    """The newest complete checkpoint under ``root``, for a job that begins, or None.
+
+    Raises:
+        UsageError: there is one, and the job is not to ``resume``: the checkpoint would later be
+            taken for the newest of this job.
+    """
+    found = newest(root)
+    if found is not None and not resume:
+        raise UsageError(
+            f"{option}{root}: holds {found.name} of an earlier job; {fix} to continue from it, or "
+            "choose another folder"
+        )
+    return found
 
 
 def complete(root: str | Path) -> list[Path]:

@@ -53,7 +53,8 @@ def check_folders(config: JobConfig) -> JobConfig:
     if keep.load and keep.resume:
         raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
-        _check_checkpoint_dir(keep.dir, resume=keep.resume)
+        _check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
+        layout.newest_to_resume(keep.dir, resume=keep.resume)
     if config.trains and keep.output:
         _check_output_dir(keep.output)
     if config.tensorboard:
@@ -157,17 +158,6 @@ def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--
     if path.suffix not in suffixes:
         raise UsageError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
     _check_writable(path, option, is_file=True)
-
-
-def _check_checkpoint_dir(directory: str, *, resume: bool) -> None:
-    _check_writable(Path(directory), "--checkpoint-dir", is_file=False)
-    newest = layout.newest(directory)
-    # Without this check, the newest checkpoint would later be the one of the earlier job.
-    if newest is not None and not resume:
-        raise UsageError(
-            f"--checkpoint-dir {directory}: holds {newest.name} of an earlier job; "
-            "add --resume to continue from it, or choose another folder"
-        )
 
 
 def _check_writable(path: Path, option: str, *, is_file: bool) -> None:

@@ -77,11 +77,9 @@ class Saver:
         self._rendezvous = rendezvous
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest checkpoint
-        found = layout.newest(config.dir) if config.dir and first and not config.resume else None
-        if found is not None:
-            raise UsageError(
-                f"checkpoint_dir={config.dir}: holds {found.name} of an earlier job; pass "
-                "resume=True to resume from it, or choose another folder"
+        if config.dir and first:
+            layout.newest_to_resume(
+                config.dir, resume=config.resume, option="checkpoint_dir=", fix="pass resume=True"
             )
 
     @property
