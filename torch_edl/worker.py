@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup_logging("worker", worker_id)
     _core.tune_malloc()
     try:
-        master = MasterSession.connect(worker_id)
+        master = MasterSession(worker_id)
     except JobFailedError as error:
         log.error("%s", error)
         return 1

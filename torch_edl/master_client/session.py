@@ -30,13 +30,37 @@ _FAREWELL_S = 20.0
 
 
 class MasterSession:
-    """Registers this process as a worker, and says each second that the worker lives.
+    """Registers this process as a worker at the master that the environment names, and says each
+    second that the worker lives.
 
     SIGTERM means from then on: finish the update, return what is held, leave. A handler of the
     user's own stays.
+
+    Args:
+        worker_id: -1: the master gives this process a number.
+
+    Raises:
+        JobFailedError: the master does not answer, or wants no worker any more.
     """
 
-    def __init__(self, master: Stub, registered: pb.RegisterResponse) -> None:
+    def __init__(self, worker_id: int = -1) -> None:
+        env = os.environ
+        calls = services.WORKERS + services.TASKS + services.RINGS
+        self.master = Stub(calls, env[ENV_MASTER], env.get(ENV_TOKEN, ""))
+        request = pb.RegisterRequest(
+            worker_id=worker_id,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            node=env.get(ENV_NODE, ""),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+        )
+        try:
+            registered: pb.RegisterResponse = self.master.insist(request, timeout_s=_REGISTER_S)
+        except grpc.RpcError as error:
+            raise JobFailedError(
+                f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
+                f"{error.details() or error.code().name}; is the job over, or the token another's?"
+            ) from None
         self.config = JobConfig.from_json(registered.config_json)
         self.worker_id = registered.worker_id
         self.ring = registered.ring
@@ -46,8 +70,7 @@ class MasterSession:
         self.progress = WorkerStatus(phase="starting")
         self.cluster = pb.Cluster()
         """The servers of today; none in a ring."""
-        self.master = master
-        self.heartbeat = Heartbeat(master, self.worker_id, self.progress)
+        self.heartbeat = Heartbeat(self.master, self.worker_id, self.progress)
         self.heartbeat.start()
         self._model: pb.ReportModelRequest | None = None
         if (
@@ -55,38 +78,6 @@ class MasterSession:
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         ):
             signal.signal(signal.SIGTERM, self._terminate)
-
-    @classmethod
-    def connect(cls, worker_id: int = -1) -> MasterSession:
-        """Connects to the master that the environment names.
-
-        Args:
-            worker_id: -1: the master gives this process a number.
-
-        Raises:
-            JobFailedError: the master does not answer, or wants no worker any more.
-        """
-        env = os.environ
-        master = Stub(
-            services.WORKERS + services.TASKS + services.RINGS,
-            env[ENV_MASTER],
-            env.get(ENV_TOKEN, ""),
-        )
-        request = pb.RegisterRequest(
-            worker_id=worker_id,
-            pid=os.getpid(),
-            host=os.uname().nodename,
-            node=env.get(ENV_NODE, ""),
-            local_rank=int(env.get("LOCAL_RANK", "0")),
-        )
-        try:
-            registered = master.insist(request, timeout_s=_REGISTER_S)
-        except grpc.RpcError as error:
-            raise JobFailedError(
-                f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
-                f"{error.details() or error.code().name}; is the job over, or the token another's?"
-            ) from None
-        return cls(master, registered)
 
     def start(self, model: pb.ReportModelRequest) -> pb.Start:
         """Reports what this worker trains, and waits as :meth:`wait_until_ready` does."""

@@ -62,7 +62,7 @@ def init(
     session = None
     if os.environ.get(ENV_MASTER):
         outlive_terminal()
-        session = MasterSession.connect()
+        session = MasterSession()
     job = Job(session, checkpoint, seed=seed, check_every=check_every, on_resize=on_resize)
     if not several:
         _current = job
