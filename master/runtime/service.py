@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from master.state.status import LogPath, describe
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.server import Handler, serve
-
-log = logging.getLogger(__name__)
 
 _LEASE_WAIT_S = 2.0
 _READY_S = 5.0

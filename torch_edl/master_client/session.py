@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -18,8 +17,6 @@ from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
-
-log = logging.getLogger(__name__)
 
 _REGISTER_S = 60.0
 # The master waits five seconds for servers before it says "ask again".

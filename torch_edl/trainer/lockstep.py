@@ -6,7 +6,6 @@ members share. So an update that failed is taken again from the same place.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -23,8 +22,6 @@ from torch_edl.errors import DismissedError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.one_off import OneOffTasks
-
-log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
 
