@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from master.runtime import persistence
-from master.runtime.effects import Effects, remove_temporary
+from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.loop import run
 from master.runtime.scan import scan
@@ -136,7 +137,8 @@ def main(
         launcher.stop_all(grace_s=0)
         service.close()
         kept.close()
-        remove_temporary(folder.dir / "final")
+        # The final state of a job that keeps no checkpoints.
+        shutil.rmtree(folder.dir / "final", ignore_errors=True)
         if config.checkpoint.dir and config.kind == "train":
             layout.remove_leftovers(config.checkpoint.dir)
     outcome = job.lifecycle.outcome

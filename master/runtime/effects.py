@@ -217,8 +217,3 @@ def _releasing(stubs: Sequence[Stub], fence: ps.Fence) -> Iterator[None]:
     finally:
         with contextlib.suppress(CheckpointError):
             _all(stubs, ps.ReleaseRequest(fence=fence), _CALL_S)
-
-
-def remove_temporary(root: Path) -> None:
-    """Removes the final state of a job that keeps no"""
-    shutil.rmtree(root, ignore_errors=True)

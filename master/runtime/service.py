@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
-from master.runtime.requests import check
 from master.state.calls import Calls
 from master.state.job import Job, JobEvent
 from master.state.status import LogPath, describe
+from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.server import Handler, serve
@@ -22,6 +23,13 @@ _READY_S = 5.0
 _RING_WAIT_S = 2.0
 _ANY = ("0.0.0.0", "[::]", "*")
 _ENDED = ("finished", "failed", "stopped")
+# Counts, positions, sizes and ids of tasks stay below: a float64 holds them exactly. Python counts
+# without end, the int64 of a message does not: a sum of extreme numbers that somebody told would
+# not fit the next status, and the job could not be looked at any more.
+_LARGEST = 1 << 53
+# A user's number, an exit code (below 0 where a signal ended the process), and nanoseconds since
+# 1970, of which there are more: nobody adds them up.
+_UNCOUNTED = frozenset({"seed", "code", "mtime_ns"})
 
 Clock = Callable[[], float]
 Event = Callable[[Any, float], Any]
@@ -204,3 +212,17 @@ def _checked(handler: Handler) -> Handler:
         return handler(request, context)
 
     return handle
+
+
+def check(request: Any) -> None:
+    """Raises UsageError, naming the field, unless every integer is from -1 to 2**53."""
+    for field, value in request.ListFields():
+        for each in value if field.is_repeated else (value,):
+            if isinstance(each, Message):
+                check(each)
+            elif field.name in _UNCOUNTED or not isinstance(each, int):
+                continue
+            elif not -1 <= each <= _LARGEST:
+                raise UsageError(
+                    f"{request.DESCRIPTOR.name}: {field.name} is {each}; expected -1 to 2**53"
+                )
