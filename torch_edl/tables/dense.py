@@ -87,7 +87,6 @@ class DenseShard:
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
         """Where a push has the new values of buffers in place of gradients."""
-        self._all_trained = [(run.start, run.stop) for run in self._runs if run.group >= 0]
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
         for p in self.parameters:
@@ -139,21 +138,21 @@ class DenseShard:
                 f"without_gradient {sorted(untouched)}: this shard has {len(self.parameters)} "
                 "dense parameters, counted from 0"
             )
-        for start, stop in self._trained(untouched):
-            bad = _core.first_nonfinite(gradient[start:stop])
+        for run in self._touched(untouched):
+            bad = _core.first_nonfinite(gradient[run.start : run.stop]) if run.group >= 0 else -1
             if bad >= 0:
-                name = next(p.name for p in self.parameters if p.stop > start + bad)
+                name = next(p.name for p in self.parameters if p.stop > run.start + bad)
                 raise UsageError(
-                    f"parameter {name}: its gradient has the value {gradient[start + bad]}; "
+                    f"parameter {name}: its gradient has the value {gradient[run.start + bad]}; "
                     "it must be finite"
                 )
 
-    def _trained(self, untouched: Set[int]) -> list[tuple[int, int]]:
-        """Where (start, stop) a push has gradients."""
+    def _touched(self, untouched: Set[int]) -> list[_Run]:
+        """The runs that a push changes."""
         if not untouched:
-            return self._all_trained
-        places = enumerate(self.parameters)
-        return [(p.start, p.stop) for i, p in places if i not in untouched and p.group >= 0]
+            return self._runs
+        places = range(len(self.parameters))
+        return self._runs_of(place for place in places if place not in untouched)
 
     def apply(
         self, gradient: Floats, rates: Sequence[float], untouched: Set[int] = frozenset()
@@ -165,9 +164,7 @@ class DenseShard:
                 parameter alone whose ``grad`` is None; ``gradient`` says nothing there.
         """
         with self._lock:
-            every = range(len(self.parameters))
-            touched = [place for place in every if place not in untouched] if untouched else every
-            for run in self._runs_of(touched) if untouched else self._runs:
+            for run in self._touched(untouched):
                 here = slice(run.start, run.stop)
                 if run.group == BUFFER:
                     self.flat[here] = gradient[here]
@@ -176,9 +173,10 @@ class DenseShard:
                     slots = [self._slots[name][here] for name in kernel.slots]
                     rate, step = rates[run.group], run.step + 1
                     _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
-            self._steps[touched] += 1
+            self._steps += 1
+            self._steps[list(untouched)] -= 1
             if untouched:
-                self._runs = self._runs_of(every)
+                self._runs = self._runs_of(range(len(self.parameters)))
             else:
                 self._runs = [replace(run, step=run.step + 1) for run in self._runs]
 
