@@ -38,16 +38,26 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"--id {args.id}: of which processes? add --role worker")
     if args.tail is not None and args.tail < 0:
         raise UsageError(f"--tail {args.tail}: must be 0 or more")
-    found = report(job)
-    logs = _logs(job, found, args.role, args.id)
-    if not logs and not args.follow:
-        raise UsageError(_no_such_log(job, found, args))
-    # Events come last: they say how it ended, and the end is what a terminal shows.
     several = args.id is None and args.role != _EVENTS
-    for log in logs:
-        log.write(named=several, tail=args.tail, final=not args.follow)
-    if args.follow:
-        _follow(job, logs, args, several)
+    logs: list[_Log] = []
+    tail, over = args.tail, False
+    while not over:
+        found = report(job)
+        # What is written before the state is looked at is read once more after it.
+        over = not args.follow or found["state"] in (*ENDED, "dead")
+        known = {log.path for log in logs}
+        # Events come last: they say how it ended, and the end is what a terminal shows.
+        logs += [log for log in _logs(job, found, args.role, args.id) if log.path not in known]
+        if not logs and not args.follow:
+            raise UsageError(_no_such_log(job, found, args))
+        until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
+        while True:
+            for log in logs:
+                log.write(named=several, tail=tail, final=over)
+            tail = None
+            if time.monotonic() >= until:
+                break
+            time.sleep(_POLL_S)
     return 0
 
 
@@ -121,23 +131,6 @@ def _no_such_log(job: JobFolder, found: dict[str, Any], args: argparse.Namespace
     names = dict.fromkeys(log.name for log in _logs(job, found, "", None))
     there = ", ".join(names) or "none"
     return f"{job.name}: no log of {asked or 'any process'} on this machine; there is {there}"
-
-
-def _follow(job: JobFolder, logs: list[_Log], args: argparse.Namespace, several: bool) -> None:
-    over = False
-    while not over:
-        found = report(job)
-        # What is written before the state is looked at is read once more after it.
-        over = found["state"] in (*ENDED, "dead")
-        known = {log.path for log in logs}
-        logs += [log for log in _logs(job, found, args.role, args.id) if log.path not in known]
-        until = time.monotonic() + (0 if over else _LOOK_EVERY_S)
-        while True:
-            for log in logs:
-                log.write(named=several, final=over)
-            if time.monotonic() >= until:
-                break
-            time.sleep(_POLL_S)
 
 
 def _prefix(name: str) -> str:
