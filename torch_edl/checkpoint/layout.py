@@ -16,6 +16,7 @@ The folder of an exported model holds ``model.safetensors``, ``metadata.json`` a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -87,14 +88,15 @@ def save(
         manifest = write(temporary)
         seal(temporary, manifest)
         fence()
+        if is_checkpoint(directory):  # of another process, which was faster
+            return directory, read(directory)
         if directory.exists():  # without a manifest: of a crash
             shutil.rmtree(directory)
         os.rename(temporary, directory)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _sync(root)
-    return directory, manifest
+        _sync(root)
+        return directory, manifest
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # unless it was renamed
 
 
 def seal(directory: Path, manifest: Manifest) -> None:
@@ -192,9 +194,13 @@ def prune(newest: Path, keep: int) -> None:
 
 
 def remove_leftovers(root: str | Path) -> None:
-    """Removes what processes that were killed left half-written. Nothing may be written now."""
-    for path in Path(root).glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True)
+    """Removes what processes that were killed left half-written. What a process writes there now
+    is not committed, rather than in part."""
+    for path in list(Path(root).glob(f"{_TEMPORARY}*")):
+        gone = temporary_dir(root)
+        with contextlib.suppress(OSError):
+            os.rename(path, gone)  # at once: the rename that would commit it fails from now on
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def _folders(root: str | Path) -> list[Path]:

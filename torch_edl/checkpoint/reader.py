@@ -1,6 +1,6 @@
 """Restores values from a checkpoint of any number of servers, or from an exported model.
 
-See :mod:`torch_edl.checkpoint.writer` for the files.
+See :mod:`torch_edl.checkpoint.files` for the files.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,21 @@ def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     assert layout.save(tmp_path, 1, fail) == first
 
 
+def test_a_checkpoint_that_another_process_completes_meanwhile_stays(tmp_path: Path) -> None:
+    def write(folder: Path) -> Manifest:
+        return Manifest(job="slow", strategy="allreduce", steps=1)
+
+    def fast(folder: Path) -> Manifest:
+        return Manifest(job="fast", strategy="allreduce", steps=1)
+
+    directory, manifest = layout.save(
+        tmp_path, 1, write, fence=lambda: layout.save(tmp_path, 1, fast) and None
+    )
+    assert manifest == layout.read(directory)
+    assert manifest.job == "fast"
+    assert list(tmp_path.iterdir()) == [directory]
+
+
 def test_whatever_ends_the_writing_leaves_nothing(tmp_path: Path) -> None:
     def interrupted(folder: Path) -> Manifest:
         (folder / "a").touch()
@@ -93,6 +109,25 @@ def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     layout.step_dir(tmp_path, 1).mkdir()
     layout.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == [layout.step_dir(tmp_path, 1)]
+
+
+def test_what_is_taken_for_a_leftover_is_not_committed_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(folder: Path) -> Manifest:
+        (folder / "a").write_bytes(b"abc")
+        return Manifest(job="j", strategy="local", steps=1, files={"a": 3})
+
+    def fence() -> None:
+        with monkeypatch.context() as slow:  # it is half-way when the other process commits
+            slow.setattr(shutil, "rmtree", lambda path, **_: (path / "a").unlink())
+            layout.remove_leftovers(tmp_path)
+
+    with pytest.raises(FileNotFoundError):
+        layout.save(tmp_path, 1, write, fence=fence)
+    assert layout.newest(tmp_path) is None
+    layout.remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fence_that_raises_commits_nothing(tmp_path: Path) -> None:
