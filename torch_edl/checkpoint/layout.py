@@ -125,6 +125,8 @@ def read(directory: str | Path) -> Manifest:
         manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{directory}: no checkpoint there, {MANIFEST} is missing") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a manifest of a checkpoint: {error}") from error
     verify_files(Path(directory), manifest)

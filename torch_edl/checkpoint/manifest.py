@@ -6,8 +6,12 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
+
+FORMAT = 2
+"""Counts the incompatible changes of what is in the files of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of ``manifest.json``."""
-        raw = asdict(self)
+        raw = {"format": FORMAT, **asdict(self)}
         raw["retired_before"] = self.watermarks.retired_before
         raw["watermarks"] = {str(task): offset for task, offset in self.watermarks.offsets.items()}
         return json.dumps(raw, indent=1)
@@ -68,9 +72,17 @@ class Manifest:
         """The inverse of :meth:`to_json`.
 
         Raises:
+            CheckpointError: the files are in the format of another version of torch-edl.
             ValueError, TypeError, KeyError, AttributeError: the text is not that of a manifest.
         """
         raw = json.loads(text)
+        found = raw.pop("format", 1)
+        if found != FORMAT:
+            raise CheckpointError(
+                f"checkpoint format {found}: this version of torch-edl reads format {FORMAT}; "
+                "export the model with the version that wrote the checkpoint, and pass the export "
+                "to --load"
+            )
         offsets = {int(task): int(offset) for task, offset in raw["watermarks"].items()}
         raw["watermarks"] = Watermarks(raw.pop("retired_before"), offsets)
         raw["versions"] = tuple(raw["versions"])

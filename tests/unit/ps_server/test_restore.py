@@ -176,6 +176,11 @@ def test_damaged_checkpoints_are_refused(
     damaged("manifest.json", lambda p: p.write_text("{"), "not a manifest")
     damaged("manifest.json", lambda p: p.unlink(), "neither a checkpoint")
 
+    def another_format(path: Path) -> None:
+        path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+
+    damaged("manifest.json", another_format, "damaged: checkpoint format 3: .* reads format 2")
+
     def another_strategy(path: Path) -> None:
         path.write_text(path.read_text().replace('"ps"', '"local"'))
 
