@@ -28,7 +28,6 @@ def swap_large(
         The new modules by their paths.
     """
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    groups = [] if optimizer is None else optimizer.param_groups
     swapped: dict[str, Table] = {}
     for path, module in list(model.named_modules()):
         if not path or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -37,12 +36,18 @@ def swap_large(
             parent, _, name = path.rpartition(".")
             swapped[path] = _table(module)
             setattr(model.get_submodule(parent), name, swapped[path])
-            for group in groups:
-                group["params"] = [
-                    swapped[path].weight if parameter is module.weight else parameter
-                    for parameter in group["params"]
-                ]
+            if optimizer is not None:
+                _replace(optimizer, module.weight, swapped[path].weight)
     return swapped
+
+
+def _replace(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Replaces a large weight by the empty one of a table; some optimizers have a state of it."""
+    for group in optimizer.param_groups:
+        group["params"] = [new if parameter is old else parameter for parameter in group["params"]]
+    for slot, value in optimizer.state.pop(old, {}).items():
+        large = isinstance(value, torch.Tensor) and value.shape == old.shape
+        optimizer.state[new][slot] = value.new_empty(new.shape) if large else value
 
 
 def _plain(module: nn.Embedding | nn.EmbeddingBag) -> bool:

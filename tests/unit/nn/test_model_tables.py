@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -64,3 +65,18 @@ def test_only_what_is_large_and_plain_is_swapped() -> None:
     assert isinstance(model.small, nn.Embedding)
     assert isinstance(model.tied, nn.Embedding)
     assert model.deep["a"][0].num_embeddings == 2000
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])
+def test_nothing_large_is_left_in_the_optimizer(kind: type[torch.optim.Optimizer]) -> None:
+    model = nn.Sequential(nn.Embedding(1000, 4), nn.Linear(4, 1))
+    optimizer = kind(model.parameters())
+    weight = weakref.ref(model[0].weight)
+    swapped = swap_large(model, 1000, optimizer)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    assert weight() is None
+    held = [value for slots in optimizer.state.values() for value in slots.values()]
+    assert all(value.numel() <= 4 for value in held)
+    model(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    assert swapped["0"].weight.shape == (0, 4)
