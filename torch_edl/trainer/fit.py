@@ -1,6 +1,6 @@
 """The trainer class: a training loop that a user would write, written once.
 
-``fit`` is a loop over :meth:`Job.loader`, and nothing in it could not stand in a script.
+``fit`` is a loop over :meth:`Job.loader`, and uses nothing that a script could not use.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from torch_edl.trainer.inputs import (
 )
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.loader import Loader
-from torch_edl.trainer.opening import init, is_plain
+from torch_edl.trainer.opening import JobOptions, init, is_plain
 from torch_edl.trainer.progress import Epochs
 from torch_edl.trainer.step import caller, describe
 from torch_edl.trainer.user_parts import (
@@ -47,35 +47,38 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ElasticTrainer:
-    """Trains a model in one process, or in as many as there are.
+    """Trains a model in one process, or in all processes of an elastic job.
 
     Args:
-        model: any module. A batch is given to it as its ``forward`` takes it: a tuple as several
+        model: any module. ``forward`` gets a batch of features as it takes it: a tuple as several
             arguments, a dict by name.
-        loss: a function of labels and predictions to a scalar: a loss of torch, such as
-            ``nn.CrossEntropyLoss()`` or one of ``torch.nn.functional``; or your own, called by
-            the names of its parameters, with (labels, predictions) where they do not tell. None:
-            the model is given the labels too and returns its own, as those of Hugging Face do.
-        optimizer: of the model's parameters.
-        scheduler: of ``torch.optim.lr_scheduler``.
-        scheduler_interval: step it after each ``"step"`` (update) or each ``"epoch"``. A
-            ``ReduceLROnPlateau`` takes ``"epoch"``; it is told the loss of ``eval_dataset``, or
-            that of training where there is none.
-        metrics: by name, for evaluations: functions such as ``loss``, averaged over
-            records; or objects whose states merge (``torch_edl.metrics``, torchmetrics).
-        precision: of autocast: ``"bf16"``, or ``"fp16"`` with a gradient scaler (on a GPU).
-        clip_grad_norm: largest norm of the gradient of an update; 0: any.
-        device: moves the model there; ``"auto"``: the GPU of this process, if there is one; None:
-            the model stays where it is.
+        loss: a function from labels and predictions to a scalar: a loss of torch, such as
+            ``nn.CrossEntropyLoss()`` or a function of ``torch.nn.functional``; or a function of
+            your own, called by the names of its parameters, and with (labels, predictions) where
+            the names do not tell. None: the model gets the labels too and returns its own loss, as
+            the models of Hugging Face do.
+        optimizer: optimizer of the model's parameters.
+        scheduler: scheduler of ``torch.optim.lr_scheduler``.
+        scheduler_interval: when the scheduler steps: after each ``"step"`` (update) or each
+            ``"epoch"``. A ``ReduceLROnPlateau`` needs ``"epoch"``; it gets the loss of
+            ``eval_dataset``, or the training loss without ``eval_dataset``.
+        metrics: metrics of evaluations by name: functions such as ``loss``, averaged over records;
+            or objects whose states can be merged (``torch_edl.metrics``, torchmetrics).
+        precision: precision of autocast: ``"bf16"``, or ``"fp16"`` with a gradient scaler (on a
+            GPU).
+        clip_grad_norm: largest norm of the gradient of an update; 0: no limit.
+        device: device that the model is moved to; ``"auto"``: the GPU of this process, if there is
+            one; None: the model stays where it is.
         callbacks: objects with any of ``on_train_begin(model)``, ``on_epoch_begin(epoch)``,
             ``on_batch_end(step, loss)``, ``on_epoch_end(epoch, figures)``,
             ``on_train_end(model)``. Epochs count from 1.
         job: the job of this process, if ``torch_edl.init`` made it.
-        options: of the job that is made here otherwise: ``seed``, ``checkpoint_dir`` and all else
-            that :func:`torch_edl.init` takes.
+        options: without ``job``, the arguments of :func:`torch_edl.init`: ``seed``,
+            ``checkpoint_dir``, ``checkpoint_every``, ``keep_checkpoints``, ``resume``,
+            ``check_every``, ``on_resize``.
 
     Raises:
-        UsageError: something that cannot work; the message says what to write instead.
+        UsageError: an argument is invalid; the message says what to write instead.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class ElasticTrainer:
         device: torch.device | str | None = None,
         callbacks: Sequence[Any] = (),
         job: Job | None = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> None:
         check_parts(model, [optimizer])
         self._schedule = Schedule(scheduler, scheduler_interval)
@@ -124,7 +127,7 @@ class ElasticTrainer:
         self._dtype = _DTYPES[precision]
         self._scaler = torch.amp.GradScaler(self.device.type) if precision == "fp16" else None
         if job is not None and options:
-            raise UsageError(f"job=: give {', '.join(options)} to torch_edl.init()")
+            raise UsageError(f"job= is given: pass {', '.join(options)} to torch_edl.init()")
         # A notebook may have several trainers.
         self.job = job or init(several=True, **options)
         self.job.prepare(model, optimizer, scheduler, self._scaler)
@@ -133,7 +136,7 @@ class ElasticTrainer:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the parameters."""
         first = next(self.model.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
@@ -154,25 +157,29 @@ class ElasticTrainer:
         verbose: bool = True,
         **options: Any,
     ) -> list[Figures]:
-        """Trains; called again, it goes on.
+        """Trains for some epochs; a further call continues the training.
 
         Args:
-            dataset: whose batches are tuples (features..., labels) or dicts with ``labels``. With
-                ``__len__`` and ``__getitem__``; or an ``IterableDataset``; or paths of data files.
-            batch_size: records of a batch of each process.
-            eval_dataset: evaluated after each epoch.
-            eval_batch_size: 0: as ``batch_size``.
-            shuffle: None: where the dataset can be.
+            dataset: a dataset with ``__len__`` and ``__getitem__``, an ``IterableDataset``, or
+                paths of data files. Its batches are tuples (features..., labels) or dicts with
+                ``labels``.
+            batch_size: number of records in a batch of each process.
+            epochs: number of passes over the dataset.
+            eval_dataset: dataset that is evaluated after each epoch.
+            eval_batch_size: batch size of evaluations; 0: ``batch_size``.
+            shuffle: whether records are shuffled; None: unless the dataset is an
+                ``IterableDataset``.
             global_batch_size, accumulate, drop_last: see :meth:`Job.loader`.
-            options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ...
-            verbose: print a line for each epoch (rank 0), with a bar on a terminal.
+            verbose: rank 0 prints a line for each epoch, and shows a bar on a terminal.
+            options: arguments of ``torch.utils.data.DataLoader``: ``num_workers``,
+                ``collate_fn``, ...
 
         Returns:
             For each epoch a dict with ``epoch``, ``loss`` (mean over the records of all
-            processes), and of the evaluation ``eval_loss`` and ``eval_NAME`` of each metric.
+            processes), and ``eval_loss`` and ``eval_NAME`` of each metric of the evaluation.
 
         Raises:
-            UsageError: something that cannot work.
+            UsageError: an argument is invalid.
         """
         if epochs < 1:
             raise UsageError(f"epochs={epochs}: must be 1 or more")
@@ -211,8 +218,8 @@ class ElasticTrainer:
         return history
 
     def stop(self) -> None:
-        """Ends :meth:`fit` after this epoch; for callbacks. All processes must decide alike, as
-        they do in ``on_epoch_end``, whose figures are the same in all."""
+        """Ends :meth:`fit` after this epoch; for callbacks. All processes must call it in the same
+        epoch, as in ``on_epoch_end``, whose figures are equal in all processes."""
         self._stopped = True
 
     def _epoch(self, loader: Loader, shown: Epochs) -> bool:
@@ -269,10 +276,13 @@ class ElasticTrainer:
         batch_size: int = 1,
         **options: Any,
     ) -> Figures:
-        """``loss`` and all metrics over a dataset, each process taking a part of it.
+        """Computes ``loss`` and all metrics over a dataset; each process computes a part.
 
-        To be called in all processes, outside of a loop over a loader; the result is the same in
-        all.
+        All processes must call it, outside of a loop over a loader. The result is the same in all
+        processes.
+
+        Args:
+            dataset, batch_size, options: as for :meth:`fit`.
 
         Raises:
             UsageError: the dataset is empty, or its batches have no labels.
@@ -289,17 +299,20 @@ class ElasticTrainer:
         batch_size: int = 1,
         **options: Any,
     ) -> Any:
-        """What the model says of all records, in the order of the dataset, on the CPU.
+        """Computes the predictions of all records, in the order of the dataset, on the CPU.
 
-        To be called in all processes. Labels in the dataset are left out: ``labels`` of a dict,
-        the last part of a tuple that has more parts than ``forward`` needs. An
-        ``IterableDataset`` is computed by rank 0 alone.
+        All processes must call it. Labels in the dataset are dropped: ``labels`` of a dict, and the
+        last part of a tuple that has more parts than ``forward`` needs. Rank 0 alone computes an
+        ``IterableDataset``.
+
+        Args:
+            dataset, batch_size, options: as for :meth:`fit`.
 
         Returns:
-            A tensor; a tuple or dict of tensors if the model gives those.
+            A tensor; a tuple or dict of tensors if the model returns a tuple or dict.
 
         Raises:
-            UsageError: the dataset is empty, or the model gives something else.
+            UsageError: the dataset is empty, or the model returns something else.
         """
         inputs = required_inputs(self.model)
 
@@ -345,18 +358,18 @@ class ElasticTrainer:
     # ---- the model in a file ----
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """See :meth:`Job.save`."""
+        """Writes the ``state_dict`` of the model to a file; see :meth:`Job.save`."""
         self.job.save(path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Takes over a ``state_dict``, as :meth:`save` wrote it; in all processes.
+        """Loads a ``state_dict`` that :meth:`save` wrote; all processes must call it.
 
         Raises:
-            UsageError: another suffix, or the file holds something else.
+            UsageError: the suffix is unknown, or the file holds something else.
         """
         path = weights.checked(path)
-        # One that comes late has the others' model already, which was trained since.
-        # So has one that went on from a checkpoint.
+        # A process that joined late, or was restored from a checkpoint, has a model that was
+        # trained since.
         if not self.job.catching_up and not self.job.restored:
             self.model.load_state_dict(weights.read(path))
 

@@ -1,4 +1,4 @@
-"""A training script's view of its job: ``prepare``, ``loader``, and what else it may ask."""
+"""The job as a training script sees it: ``prepare``, ``loader``, and the state of the job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """One process's part in a job; made by :func:`init`."""
+    """The job of this process; :func:`init` makes it."""
 
     def __init__(
         self,
@@ -62,33 +62,33 @@ class Job:
             self.close, lambda: self._session is not None and self._session.terminated.is_set()
         )
         if rendezvous is not None or checkpoint.dir:
-            # Else there is nothing to end, and a notebook may let go of the model.
+            # Otherwise there is nothing to end, and a notebook can free the model.
             self.ending.watch()
 
-    # ---- what it says ----
+    # ---- the state of the job ----
 
     @property
     def rank(self) -> int:
-        """This process's number among those that train now; it may change."""
+        """The rank of this process among the processes that train now; the rank may change."""
         return self._place[0]
 
     @property
     def world_size(self) -> int:
-        """How many processes train now; it may change."""
+        """The number of processes that train now; the number may change."""
         return self._place[1]
 
     @property
     def _place(self) -> tuple[int, int]:
         formed = None if self._part is None else self._part.place
-        # Before the first ring, and on servers: what the launcher said.
+        # Before the first ring, and on servers, the environment of the launcher holds.
         env = os.environ
         return formed or (int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1")))
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0: the one to print and to write files.
+        """Whether this process is rank 0, which prints and writes files.
 
-        It may change whenever ``rank`` does, so ask when there is something to write.
+        The answer may change with ``rank``, so a script asks whenever it has something to write.
         """
         return self.rank == 0 and not self.late
 
@@ -99,44 +99,47 @@ class Job:
 
     @property
     def restored(self) -> bool:
-        """Whether the job goes on from a checkpoint."""
+        """Whether the job was restored from a checkpoint."""
         return self._part is not None and self._part.restored
 
     @property
     def step(self) -> int:
-        """Updates that the model has had, right after ``optimizer.step()`` the newest too; on
-        parameter servers those of this process."""
+        """Number of updates of the model; on parameter servers, of this process. Right after
+        ``optimizer.step()`` the newest update is included."""
         return 0 if self._part is None else self._part.step
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the batch at hand is the last one of its update: ``optimizer.step()`` acts."""
+        """Whether the current batch is the last one of its update, so that ``optimizer.step()``
+        changes the model."""
         return self._part is None or self._part.sync_gradients
 
     def metrics(self) -> dict[str, float]:
-        """Means of what was logged since the last call, over this process, weighted by records."""
+        """Means of the values that this process has logged since the last call, weighted by
+        records."""
         return self.meter.take()
 
     @property
     def catching_up(self) -> bool:
-        """Whether this process came late, and its script runs through what the others did."""
+        """Whether this process joined late, and its script repeats what the other processes have
+        done, without training."""
         return self.late if self._part is None else self._part.catching_up
 
     @property
     def late(self) -> bool:
-        """Whether others trained before this process came, which has not joined them yet."""
+        """Whether other processes have trained, and this process has not joined them yet."""
         if self._part is None:
             return self._session is not None and self._session.ring > 0
         return self._part.late
 
     def log(self, **values: Any) -> None:
-        """Notes metrics of the batch at hand: numbers, or tensors of one number.
+        """Records metrics of the current batch: numbers, or tensors of one number.
 
-        They count once the batch is in the model, and never twice.
+        The values count once the batch is in the model, and never twice.
         """
         self.meter.note(values)
 
-    # ---- what a script does ----
+    # ---- training ----
 
     def prepare(
         self,
@@ -145,16 +148,17 @@ class Job:
         scheduler: Any = None,
         scaler: Any = None,
     ) -> Any:
-        """Says what is trained; returns what it was given, the same objects, in that order.
+        """Registers the parts of training, and returns the same objects in the same order.
 
         Args:
-            model: on its device. What requires gradients now is trained.
-            scheduler: of learning rates; steps of it count when the update did.
+            model: the model, on its device. Parameters that require gradients now are trained.
+            optimizer: the optimizer, or a list of optimizers.
+            scheduler: scheduler of learning rates; its steps count when the update counts.
             scaler: a ``torch.amp.GradScaler``.
 
         Raises:
-            UsageError: something of the wrong type; or called twice, but in one process that
-                keeps no checkpoints, where the model is another from then on (a notebook).
+            UsageError: an argument has the wrong type; or the second call, unless the process
+                trains alone without checkpoints (a notebook), where it replaces the model.
         """
         if self._part is not None:
             if self._rendezvous is not None or self._saver.keeps:
@@ -203,7 +207,7 @@ class Job:
                 "use --strategy allreduce"
             )
         self._saver.leave_to_servers(session.config.checkpoint)
-        # Imported where it is needed: rings are not to wait for it.
+        # Imported here, since rings do not need it.
         from torch_edl.trainer.on_servers import ScriptOnServers
 
         assert self._rendezvous is not None
@@ -223,22 +227,24 @@ class Job:
         drop_last: bool = False,
         **options: Any,
     ) -> Loader:
-        """Batches for the training loop, where a ``DataLoader`` was.
+        """Makes the batches of the training loop, in the place of a ``DataLoader``.
 
         Args:
-            dataset: with ``__len__`` and ``__getitem__``, or an ``IterableDataset``.
-            batch_size: records of a batch of this process, at most.
-            epochs: passes over the data.
-            shuffle: another order in each epoch, a function of the job's seed.
-            accumulate: batches of this process in one update; ``optimizer.step()`` acts after
-                the last of them.
-            global_batch_size: records of an update over all processes, however many there are;
-                batches of at most ``batch_size`` are accumulated where needed.
-            drop_last: leave out what does not fill an update at the end of an epoch.
-            options: of the ``DataLoader``: ``num_workers``, ``collate_fn``, ...
+            dataset: a dataset with ``__len__`` and ``__getitem__``, an ``IterableDataset``, or
+                paths of data files.
+            batch_size: largest number of records in a batch of this process.
+            epochs: number of passes over the dataset.
+            shuffle: shuffle the records of each epoch; the order depends on the job's seed.
+            accumulate: number of batches of this process in an update; ``optimizer.step()``
+                changes the model after the last one.
+            global_batch_size: number of records in an update over all processes, whatever their
+                number; batches of at most ``batch_size`` are accumulated where needed.
+            drop_last: drop the records at the end of an epoch that do not fill an update.
+            options: arguments of ``torch.utils.data.DataLoader``: ``num_workers``,
+                ``collate_fn``, ...
 
         Raises:
-            UsageError: a value that cannot work.
+            UsageError: an argument is invalid.
         """
         data = {
             "batch_size": batch_size,
@@ -252,27 +258,27 @@ class Job:
         return Loader(self, dataset, data, options)
 
     def collect(self, make: Make, merge: Callable[[list[bytes]], Any]) -> Any:
-        """Computes something over all processes once, as an evaluation does.
+        """Computes a value over all processes once, as an evaluation does.
 
         Args:
-            make: from (rank, world size) to this process's part; called again if the ring
-                changes meanwhile.
-            merge: from all parts, in the order of ranks, to what JSON can say; it must be the
-                same in all processes.
+            make: function from (rank, world size) to the part of this process; called again if
+                the ring changes meanwhile.
+            merge: function from all parts, in the order of ranks, to a value that JSON can
+                represent; the value must be the same in all processes.
 
         Returns:
-            What ``merge`` gave, also in a process that joined later.
+            The value of ``merge``, also in a process that joined later.
         """
         return self._together(make, lambda parts: (None, merge(parts)))[1]
 
     def gather(self, make: Make) -> list[bytes] | None:
-        """What all processes make, in the order of ranks; nothing of it is kept.
+        """Collects the parts of all processes, in the order of ranks, without keeping them.
 
         Args:
             make: see :meth:`collect`.
 
         Returns:
-            None in a process that joined later.
+            The parts; None in a process that joined later.
         """
         return self._together(make, lambda parts: (parts, None))[0]
 
@@ -281,7 +287,6 @@ class Job:
             return self._prepared().together(make, merge)
 
     def batches(self, loader: Loader) -> Generator[Any]:
-        """For :class:`Loader`: the batches of one pass."""
         with self.ending.dismissal():
             yield from self._prepared().batches(loader)
 
@@ -291,14 +296,15 @@ class Job:
         return self._part
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model as one ``state_dict``, on the CPU, wherever its values are.
+        """Returns the whole model as one ``state_dict`` on the CPU, wherever its values are.
 
-        What is on parameter servers is gathered: after the loop, as it was trained; inside, as it
-        is by now. An embedding with ``num_embeddings`` is ``NAME.weight``, one without bound
-        ``NAME.ids`` (n,) and ``NAME.vectors`` (n, dim). Any process may ask, by itself.
+        Values on parameter servers are gathered: after the loop in their final state, inside the
+        loop in their current state. An embedding with ``num_embeddings`` has the key
+        ``NAME.weight``; an embedding without a bound has ``NAME.ids`` (n,) and ``NAME.vectors``
+        (n, dim). A process may call it alone.
 
         Raises:
-            UsageError: nothing was prepared yet, or the servers were left with :meth:`close`.
+            UsageError: no model was prepared, or the model is on servers and the job is closed.
         """
         if self._part is None:
             raise UsageError("state_dict(): call job.prepare(model, optimizer) before")
@@ -308,13 +314,14 @@ class Job:
             return self._part.state_dict()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes :meth:`state_dict` to a file, whole or not at all; rank 0 does.
+        """Writes :meth:`state_dict` to a file on rank 0; the file appears whole or not at all.
 
         Args:
-            path: ``.safetensors``, or ``.pt`` (``.pth``) for ``torch.load``.
+            path: a path that ends with ``.safetensors``, or with ``.pt`` (``.pth``) for
+                ``torch.load``.
 
         Raises:
-            UsageError: another suffix.
+            UsageError: the suffix is unknown.
             EdlError: the file cannot be written.
         """
         file = weights.checked(path)
@@ -322,11 +329,11 @@ class Job:
             weights.write(self.state_dict(), file)
 
     def close(self) -> None:
-        """Ends this process's part: the last checkpoint is written, the others need not wait.
+        """Ends the part of this process in the job, after a last checkpoint.
 
-        Called at the end of the script by itself. A process that is not rank 0 waits here until
-        the script of rank 0 is over: should that one die while it saves, another process takes
-        its place, with the model that is still here.
+        The end of the script calls it. A process that is not rank 0 waits here until the script of
+        rank 0 is over: if rank 0 dies while it saves, another process takes its place, with the
+        model that is still here.
         """
         if self.closed:
             return

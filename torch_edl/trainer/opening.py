@@ -1,6 +1,6 @@
-"""Where a script's part in a job begins: ``init``.
+"""``init``: the entry of a script into its job.
 
-The same three lines (``init``, ``prepare``, ``loader``) do nothing worth naming in a plain process,
+The same three lines (``init``, ``prepare``, ``loader``) change next to nothing in a plain process,
 and make the script elastic under ``torch-edl run`` or torchrun.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TypedDict
 
 from torch_edl.environment import ENV_MASTER
 from torch_edl.errors import UsageError
@@ -17,6 +18,18 @@ from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import settings
 
 _current: Job | None = None
+
+
+class JobOptions(TypedDict, total=False):
+    """The arguments of :func:`init`, for callers that hand them on."""
+
+    seed: int
+    checkpoint_dir: str | os.PathLike[str]
+    checkpoint_every: int
+    keep_checkpoints: int
+    resume: bool
+    check_every: int
+    on_resize: Callable[[Job], None] | None
 
 
 def init(
@@ -30,24 +43,26 @@ def init(
     on_resize: Callable[[Job], None] | None = None,
     several: bool = False,
 ) -> Job:
-    """The job of this process, before the model is built or after. In a notebook, where a cell is
-    run again, the job before is closed.
+    """Makes the job of this process; the model may be built before or afterwards.
+
+    A second call closes the job of the first one where the process trains alone, so that the cells
+    of a notebook can be run again.
 
     Args:
-        seed: of the order of records.
-        checkpoint_dir: checkpoints go there; empty: none are kept.
-        checkpoint_every: updates between checkpoints; 0: one at the end only.
-        keep_checkpoints: how many stay.
-        resume: go on from the newest checkpoint there, if there is one.
-        check_every: compare the parameters of all processes bit by bit each so many updates;
-            0: never.
+        seed: seed of the order of records.
+        checkpoint_dir: folder of the checkpoints; empty: the job writes none.
+        checkpoint_every: number of updates between two checkpoints; 0: one checkpoint at the end.
+        keep_checkpoints: number of checkpoints that the job keeps.
+        resume: restore the newest checkpoint in the folder, if there is one.
+        check_every: number of updates after which all processes compare their parameters bit by
+            bit; 0: never.
         on_resize: called with the job when the number of processes has changed.
-        several: a process that trains alone keeps the job before open.
+        several: a process that trains alone keeps its earlier job open.
 
-    What the command line gives (``torch-edl run --checkpoint-dir ...``) goes before these.
+    Options of the command line (``torch-edl run --checkpoint-dir ...``) override these arguments.
 
     Raises:
-        UsageError: a value that cannot work; or one of several processes has a job already.
+        UsageError: a value is out of range; or one of several processes has a job already.
     """
     global _current
     checkpoint = settings(checkpoint_dir, checkpoint_every, keep_checkpoints, resume=resume)
