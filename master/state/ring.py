@@ -1,7 +1,8 @@
-"""Who steps in lockstep: the ring of the strategy ``allreduce``. Pure.
+"""The ring of the strategy ``allreduce``, whose members train in lockstep. Pure.
 
-A ring has a number that grows, and members in the order of their ranks. It never changes: when a
-member dies, leaves or wants to come in, the living members ask into the next one.
+A ring has a number, which grows from ring to ring, and members in the order of their ranks. A ring
+never changes: when a member dies or leaves, or a worker wants to join, the living members ask to
+join the next ring.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from torch_edl.wire import master_pb2 as pb
 
-# The first ring of an incarnation waits this long after the last worker that asked, for others.
+# The first ring of a model waits this long for further workers after the last worker has asked.
 PATIENCE_S = 0.5
-# A member that asks or leaves ends the ring. Others that are in the same step finish it meanwhile;
-# one that hangs in a later step hears after this that nobody will answer.
+# A member that asks or leaves ends the ring. Members in the same step finish the step meanwhile; a
+# member that hangs in a later step is told after this time that its ring is broken.
 GRACE_S = 1.0
 
 
@@ -30,45 +31,45 @@ class _Asked:
 
 
 class Ring:
-    """The newest ring and who asked into the next one."""
+    """The newest ring, and the workers that have asked to join the next one."""
 
     def __init__(self) -> None:
         self.current: pb.Ring | None = None
         self.finished = False
-        """A member's script is over: nobody joins any more."""
+        """The script of a member is over, so no other worker may join."""
         self._living: set[int] = set()  # members of the current ring, neither dropped nor left
         self._asked: dict[int, _Asked] = {}
         self._reserve: dict[int, _Asked] = {}  # members whose script is over, with their model
         self._left: set[int] = set()
-        self._claims: set[int] = set()  # left, perhaps since their script is over
+        self._claims: set[int] = set()  # have left, maybe at the end of their script
         self._lost = False  # the current ring lost a member
-        self._shrinks = False  # one left it before the end
+        self._shrinks = False  # a member left the current ring before the end
         self._ended_at: float | None = None  # when a member first asked or left
         self._last_asked = 0.0
 
-    # ---- what it says ----
+    # ---- the state of the ring ----
 
     @property
     def number(self) -> int:
-        """Of the newest ring; 0 before the first."""
+        """The number of the newest ring; 0 before the first ring."""
         return self.current.number if self.current is not None else 0
 
     def living(self) -> frozenset[int]:
-        """Members of the newest ring that were neither dropped nor left."""
+        """Members of the newest ring that were not dropped and have not left."""
         return frozenset(self._living)
 
     @property
     def left(self) -> frozenset[int]:
-        """Workers that said that they do not come along any more."""
+        """Workers that have said that they will join no further ring."""
         return frozenset(self._left)
 
     @property
     def waiting(self) -> int:
-        """How many workers asked into the next ring."""
+        """The number of workers that have asked to join the next ring."""
         return len(self._asked)
 
     def wanted(self, worker: int) -> bool:
-        """Whether a worker may ask; one that left may not, nor a new one after the end."""
+        """Whether a worker may ask. A worker that has left may not, nor a new one after the end."""
         return worker not in self._left and (not self.finished or worker in self._living)
 
     def broken(self, now: float) -> int:
@@ -77,17 +78,17 @@ class Ring:
         return self.number if self._lost or late else 0
 
     def stale(self) -> int:
-        """Rings up to this number are to change after the step that runs."""
+        """Rings up to this number will be replaced after the current step."""
         joiner = any(worker not in self._living for worker in self._asked)
         return self.number if joiner or self._shrinks else 0
 
     def keeps_model(self, worker: int) -> bool:
-        """Whether a worker, whose script is over, is the only one with the model."""
+        """Whether no other process has the model of this worker, whose script is over."""
         return not self._living and self._reserve.keys() == {worker}
 
     @property
     def abandoned(self) -> bool:
-        """Whether those at the end of their script wait for a rank 0 that is lost."""
+        """Whether workers at the end of their script wait for a rank 0 that is lost."""
         others = self._living or self._claims or self._asked or self.finished
         return bool(self._reserve) and not others
 
@@ -98,7 +99,7 @@ class Ring:
         if any(asked.survivor for asked in self._asked.values()):
             return True
         if self._claims:
-            return False  # if the script is over indeed there is nothing left to do
+            return False  # if the script is over, nothing is left to do
         if self._reserve:
             return True
         if len(self._asked) < min_workers:
@@ -107,17 +108,19 @@ class Ring:
 
     @property
     def model_lost(self) -> bool:
-        """Nobody who asked, or keeps it, has the model of the ring before."""
+        """Whether the model of the previous ring is lost: no worker that waits or stands by has
+        it."""
         lost = not self._reserve and not any(a.survivor for a in self._asked.values())
         return self.current is not None and lost
 
     # ---- what happens ----
 
     def ask(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
-        """A worker that was in ``ring`` last asks into the next one.
+        """A worker whose last ring was ``ring`` asks to join the next one.
 
-        Returns the ring that it is in already, if it does not know that: its answer was lost, or
-        this is an old request that comes late. Else it waits.
+        Returns:
+            The newest ring, if the worker is a member already: the answer was lost, or this request
+            is late. None: the worker waits.
         """
         assert self.wanted(worker)
         member = worker in self._living
@@ -132,11 +135,12 @@ class Ring:
         return None
 
     def form(self, *, restored_from: str = "", values_only: bool = False) -> pb.Ring:
-        """Makes the next ring of all that asked.
+        """Makes the next ring of all workers that asked.
 
         Args:
-            restored_from: what a model begins with, if nobody has it.
-            values_only: of it, no optimizer state and no position.
+            restored_from: checkpoint or exported model that the model is restored from, if no
+                worker has the model.
+            values_only: restore neither the optimizer's state nor the position.
         """
         assert self._asked
         assert self._living <= self._asked.keys()
@@ -150,7 +154,7 @@ class Ring:
             key=lambda asked: asked.worker,
         )
         if not survivors and self._reserve:
-            # It only gives its model: its script is over. The others come first.
+            # The script of the giver is over: it only hands its model on, and comes last.
             giver = max(self._reserve.values(), key=lambda asked: asked.step)
             del self._reserve[giver.worker]
             survivors, members = [giver], [*joiners, giver]
@@ -176,25 +180,27 @@ class Ring:
         return self.current
 
     def stand_by(self, worker: int, ring: int, step: int, store: str, now: float) -> pb.Ring | None:
-        """The script of a member is over: it goes out of the ring, but keeps its model for those
-        who come when nobody else has it.
+        """The script of a member is over: the member leaves the ring, but keeps its model for
+        workers that join when no other process has it.
 
-        Returns the ring in which it is to give it; else it waits.
+        Returns:
+            The ring in which the worker hands its model on. None: the worker waits.
         """
         if worker in self._living and ring < self.number:
             return self.current
         if worker in self._living and step >= 0:
             self._reserve[worker] = _Asked(worker, step, store, survivor=True)
         self._asked.pop(worker, None)
-        self._goes(worker, now)
+        self._remove(worker, now)
         return None
 
     def leave(self, worker: int, now: float, *, finished: bool = False, ends: bool = False) -> None:
-        """A worker does not come along, and is never to ask again.
+        """A worker leaves, and will not ask again.
 
         Args:
-            finished: its script is over, it says.
-            ends: nobody asked it to leave; how its process ends shows whether the script is over.
+            finished: the worker says that its script is over.
+            ends: the worker was not asked to leave; the exit code of its process will show whether
+                its script is over.
         """
         self._left.add(worker)
         self._asked.pop(worker, None)
@@ -203,27 +209,27 @@ class Ring:
             self._claims.add(worker)
         if worker in self._living and not finished:
             self._shrinks = True
-        self._goes(worker, now)
+        self._remove(worker, now)
 
     def exited(self, worker: int, *, well: bool) -> None:
-        """The process of a worker ended. If its script was over, nobody joins any more.
+        """The process of a worker ended. If its script was over, no other worker may join.
 
         Args:
-            well: with exit code 0, and nobody had asked it to leave.
+            well: the exit code was 0, and the worker had not been asked to leave.
         """
-        over = worker in self._claims or worker in self._living  # its last word may be lost
+        over = worker in self._claims or worker in self._living  # its last call may be lost
         self._claims.discard(worker)
         if over and well:
             self.finished = True
             self._asked = {id: a for id, a in self._asked.items() if id in self._living}
 
-    def _goes(self, worker: int, now: float) -> None:
+    def _remove(self, worker: int, now: float) -> None:
         if worker in self._living:
             self._living.remove(worker)
             self._ended_at = now if self._ended_at is None else self._ended_at
 
     def drop(self, worker: int) -> None:
-        """A worker is gone."""
+        """A worker is lost."""
         self._asked.pop(worker, None)
         self._claims.discard(worker)
         self._reserve.pop(worker, None)
@@ -234,7 +240,7 @@ class Ring:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it; workers that wait ask again."""
+        """The state for a restarted master, as JSON values; workers that wait will ask again."""
         return {
             "current": None if self.current is None else MessageToDict(self.current),
             "living": sorted(self._living),

@@ -1,7 +1,7 @@
-"""Where torchrun's agents meet (``--rdzv-backend=edl``): rounds of nodes with ranks. Pure.
+"""The rendezvous of torchrun's agents (``--rdzv-backend=edl``): rounds of nodes with ranks. Pure.
 
-A round is over when a node joins or leaves. Unlike a key in a store, nothing of a round is left
-behind for the next one, and a node that dies before it asks for its rank holds nobody up.
+A round is over when a node joins or leaves. A round leaves no keys behind that could disturb the
+next round, and a node that dies before it asks for its rank does not delay the other nodes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch_edl.wire import master_pb2 as pb
 
-# A node asks all the time while it waits, and for the state of its round while that runs.
+# A waiting node repeats its request, and a node of a round asks for the state of its round.
 SILENT_S = 5.0
-# A round that has all the nodes it may have goes on: only a silence that no setting of the agents'
-# monitor interval explains makes room for those that wait.
+# A round with the largest number of nodes continues: waiting nodes get a place only after a silence
+# that no monitor interval of the agents explains.
 FULL_SILENT_S = 30.0
-# A node of a round tells of itself twice a second whatever its agent is at: this long means lost.
+# A node of a round reports twice a second whatever its agent does; after this silence it is lost.
 LOST_S = 10.0
 
 
@@ -28,25 +28,25 @@ class _Waiting:
 
 
 class Rounds:
-    """The newest round and who waits for the next one."""
+    """The newest round, and the nodes that wait for the next one."""
 
     def __init__(self) -> None:
         self.number = 0
         self.closed = False
-        """The job is over: nobody may join any more."""
+        """The job is over, so no node may join."""
         self._members: dict[str, str] = {}  # node -> its store, in the order of ranks
-        self._seen: dict[str, float] = {}  # members that were not known to leave -> last heard
+        self._seen: dict[str, float] = {}  # members that have not left -> last heard
         self._waiting: dict[str, _Waiting] = {}  # in the order of arrival
         self._last_arrival = 0.0
         self.left = False
-        """There were nodes, and all of them said that they leave."""
+        """All nodes that took part have said that they leave."""
         self._limits = (1, 1)
         self._last_call_s = 0.0
 
     def ask(self, wish: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-        """A node wants to be in a round; None while the round is not formed.
+        """A node asks for a place in the next round; None while the round is not formed.
 
-        Its store was made for this wish; the same one again is the same wish.
+        The node makes a store for each request: the same store means the same request again.
         """
         node = wish.node
         if self.closed:
@@ -54,7 +54,7 @@ class Rounds:
             return pb.JoinRoundResponse(closed=True)
         self.left = False
         if self._members.get(node) == wish.store:
-            # Its answer was lost, or it asks once more.
+            # The answer was lost, or the node repeats its request.
             if node in self._seen:
                 self._seen[node] = now
             return self._place(node)
@@ -68,7 +68,7 @@ class Rounds:
         return None
 
     def look(self, node: str, round: int, now: float) -> pb.GetRoundResponse:
-        """A node asks how its round stands."""
+        """A node asks for the state of its round."""
         if node in self._seen and round == self.number:
             self._seen[node] = now
         return pb.GetRoundResponse(
@@ -78,7 +78,7 @@ class Rounds:
         )
 
     def leave(self, node: str) -> None:
-        """A node gives up or is shut down."""
+        """A node leaves, since it gives up or is shut down."""
         known = node in self._waiting or node in self._seen
         self._waiting.pop(node, None)
         self._seen.pop(node, None)
@@ -89,14 +89,14 @@ class Rounds:
         return node in self._members
 
     def deserted(self, now: float) -> bool:
-        """No node waits, and none of the round that runs is there any more."""
-        # Once the job is over there is nothing that a node which was only slow could go on with.
+        """Whether no node waits, and all nodes of the current round are gone."""
+        # After the end of the job, a node that was only slow has nothing left to continue.
         limit = LOST_S if self.closed else FULL_SILENT_S
         heard = any(now - seen < limit for seen in self._seen.values())
         return not heard and not self._present(now)
 
     def form(self, now: float) -> bool:
-        """Makes the next round if it is time."""
+        """Makes the next round if its nodes are there."""
         for node in [n for n, w in self._waiting.items() if now - w.seen >= SILENT_S]:
             del self._waiting[node]
         least, most = self._limits
@@ -111,7 +111,8 @@ class Rounds:
         return True
 
     def _waited_for(self, now: float) -> int:
-        """Nodes for which the round is to end: those of it that ask again, and room for others."""
+        """Number of nodes for which the round has to end: its own nodes that ask again, and others
+        for which there is room."""
         present = self._present(now)
         again = sum(node in self._members for node in present)
         staying = [n for n, seen in self._seen.items() if now - seen < FULL_SILENT_S]
@@ -119,7 +120,7 @@ class Rounds:
         return again + max(0, min(len(present) - again, room))
 
     def _held_up(self, now: float) -> bool:
-        """A living node of the round that runs has not asked again yet."""
+        """Whether a living node of the current round has not asked again yet."""
         full = len(self._seen) >= self._limits[1] and not self._waiting.keys() & self._seen.keys()
         limit = FULL_SILENT_S if full else SILENT_S
         return any(
@@ -127,7 +128,7 @@ class Rounds:
         )
 
     def _is_short(self, now: float) -> bool:
-        """A node of the round left it, or is lost."""
+        """Whether a node of the round has left, or is lost."""
         return any(now - self._seen.get(node, -LOST_S) >= LOST_S for node in self._members)
 
     def _present(self, now: float) -> dict[str, _Waiting]:
@@ -146,7 +147,7 @@ class Rounds:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it; nodes that wait ask again."""
+        """The state for a restarted master, as JSON values; nodes that wait will ask again."""
         return {
             "number": self.number,
             "members": list(self._members.items()),

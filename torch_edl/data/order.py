@@ -1,9 +1,9 @@
-"""Which records an update takes, and which of them are whose: pure functions of the position.
+"""The records of each update, and the part of each member: pure functions of the position.
 
-A pass is ``epochs`` times over the records of a dataset, in an order that depends on (seed, pass,
-epoch) only. A position counts records of the pass. An update takes the next records from there,
-the same whoever is in the ring as long as it takes the same number; each member has a contiguous
-part of them.
+A pass goes ``epochs`` times over the records of a dataset, in an order that depends on (seed, pass,
+epoch) only. A position counts records of the pass. An update takes the next records from its
+position: for a given size of updates, the records do not depend on the members of the ring. Each
+member has a contiguous part of an update.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Span = tuple[int, int]
 
 
 class Part(NamedTuple):
-    """What one member has of an update."""
+    """The part of one member in an update."""
 
     records: int
-    """Of the whole update, of all members."""
+    """Number of records in the whole update, over all members."""
     spans: Sequence[Span]
-    """Its minibatches, as positions; none if there were not records enough for it."""
+    """The minibatches of the member, as positions; none if the records did not suffice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +39,24 @@ class Pass:
     """One pass over data.
 
     Raises:
-        UsageError: a number that cannot be.
+        UsageError: a number is out of range.
     """
 
     records: int
-    """Of the dataset."""
+    """Number of records in the dataset."""
     batch_size: int
-    """Records of a minibatch, at most."""
+    """Largest number of records in a minibatch."""
     epochs: int = 1
     accumulate: int = 1
     """Minibatches of each member in an update."""
     global_batch_size: int = 0
-    """Records of an update, whatever the number of members; 0: as many as their minibatches."""
+    """Number of records in an update, for any number of members; 0: those of their minibatches."""
     drop_last: bool = False
-    """Leave the records out that do not fill the last update of an epoch."""
+    """Drop the records that do not fill the last update of an epoch."""
     shuffle: bool = False
     seed: int = 0
     end: int = 0
-    """Stop after so many records of the pass; 0: at its end."""
+    """Number of records after which the pass ends early; 0: the pass ends at its last record."""
     files: str = ""
     """Digest of the data files; empty: the dataset is indexed by position."""
 
@@ -69,12 +69,12 @@ class Pass:
         if self.global_batch_size and self.accumulate > 1:
             raise UsageError(
                 f"accumulate {self.accumulate} with global_batch_size {self.global_batch_size}: "
-                "the latter says how much is gathered; leave accumulate out"
+                "global_batch_size determines the number of minibatches; leave accumulate out"
             )
 
     @property
     def identity(self) -> dict[str, int | str]:
-        """What fixes the meaning of a position: compared when a job goes on from a checkpoint."""
+        """What fixes the meaning of a position; compared when a job is restored."""
         made: dict[str, int | str] = {
             "records": self.records,
             "shuffle": self.shuffle,
@@ -87,16 +87,16 @@ class Pass:
 
     @cached_property
     def total(self) -> int:
-        """Records of the whole pass, those that are left out included."""
+        """Number of records in the whole pass, dropped records included."""
         return self.end or self.records * self.epochs
 
     def update_size(self, world: int) -> int:
-        """Records of an update of ``world`` members, but for the last of an epoch."""
+        """Number of records in an update of ``world`` members, except the last of an epoch."""
         return self.global_batch_size or self.batch_size * self.accumulate * world
 
     def next_start(self, position: int, world: int) -> int:
-        """Where the update at ``position`` begins: at the next epoch if the rest of this one is
-        left out; ``total`` at the end."""
+        """The start of the update at ``position``: the next epoch if the rest of this epoch is
+        dropped; ``total`` at the end."""
         if self.drop_last and position < self.total:
             epoch_end = (position // self.records + 1) * self.records
             if position + self.update_size(world) > epoch_end:
@@ -106,7 +106,7 @@ class Pass:
         return position
 
     def part(self, start: int, rank: int, world: int) -> Part:
-        """What the member has of the update that begins at ``start`` (see :meth:`next_start`).
+        """The part of a member in the update that begins at ``start`` (see :meth:`next_start`).
 
         An update ends with its epoch.
         """
@@ -124,7 +124,7 @@ class Pass:
         return {}
 
     def _cut(self, records: int, rank: int, world: int) -> list[Span]:
-        # As equal as can be; the first members have one more.
+        # Sizes differ by one at most; the first members have the larger ones.
         whole, rest = divmod(records, world)
         if not self.global_batch_size and records < self.update_size(world):
             # The end of an epoch: full minibatches first, as a DataLoader would cut them.
@@ -143,10 +143,10 @@ class Pass:
 
 
 class Order:
-    """From positions of a pass to indices of the dataset.
+    """Maps positions of a pass to indices of the dataset.
 
     Args:
-        number: of the pass in the job: each is shuffled anew.
+        number: number of the pass in the job; each pass has an order of its own.
     """
 
     def __init__(self, data: Pass, number: int) -> None:
@@ -156,13 +156,13 @@ class Order:
         self._indices = np.empty(0, np.int64)
 
     def indices(self, span: Span) -> list[int]:
-        """The indices at some positions, all of one epoch."""
+        """The indices at the positions of a span, which lies in one epoch."""
         first, last = span
         epoch, start = divmod(first, self._data.records)
         if not self._data.shuffle:
             return list(range(start, start + last - first))
         if epoch != self._epoch:
-            # 8 bytes a record, as torch's RandomSampler has.
+            # 8 bytes per record, as in torch's RandomSampler.
             generator = torch.Generator()
             text = f"{self._data.seed}/{self._number}/{epoch}".encode()
             digest = hashlib.blake2b(text, digest_size=8).digest()
