@@ -277,14 +277,15 @@ class Calls:
     def report_checkpoint(
         self, request: pb.ReportCheckpointRequest, now: float
     ) -> pb.ReportCheckpointResponse:
-        """A member of the newest ring has committed a checkpoint.
+        """Rank 0 of the newest ring has committed a checkpoint.
 
         A member that joined an earlier ring is in all rings since, and so its checkpoint is of
-        their model, whichever ring it was taken in.
+        their model, whichever ring it was taken in. That of a member that was rank 0 before may be
+        older than the newest one, which has perhaps removed it.
         """
         job = self._job
         over = job.lifecycle.outcome is not None
-        accepted = job.workload.members_save and job.ring.has(request.worker_id) and not over
+        accepted = job.workload.members_save and job.ring.leads(request.worker_id) and not over
         if accepted:
             job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
         return pb.ReportCheckpointResponse(accepted=accepted)

@@ -31,6 +31,11 @@ class RingCoordinator:
         current = self.ring.current
         return current is not None and worker in current.workers and worker in self._members
 
+    def leads(self, worker: int) -> bool:
+        """Whether a living worker is rank 0 of the newest ring, which saves."""
+        current = self.ring.current
+        return current is not None and current.workers[0] == worker and worker in self._members
+
     def may_lease(self, member: Member) -> bool:
         """Whether a worker has a model to evaluate."""
         return not self._tasks.lockstep or self.has(member.id)

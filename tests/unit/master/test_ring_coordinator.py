@@ -208,8 +208,8 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
 def test_members_of_a_model_file_report_no_checkpoints() -> None:
     w = World()
     w.up()
-    w.meet()
-    told = pb.ReportCheckpointRequest(worker_id=1, directory="/c/1")
+    rank_0 = w.meet().ring.workers[0]
+    told = pb.ReportCheckpointRequest(worker_id=rank_0, directory="/c/1")
     assert not w.calls.report_checkpoint(told, w.now).accepted
     assert not w.job.checkpoints.shown
 

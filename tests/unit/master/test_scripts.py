@@ -303,6 +303,19 @@ def test_only_members_of_the_newest_ring_write_checkpoints_and_a_new_life_begins
     assert w.job.fleet.incarnation == 2
 
 
+def test_the_late_checkpoint_of_a_former_rank_0_is_not_gone_back_to() -> None:
+    w = World()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    # It skipped a batch, and the ring broke before it had the state of the others.
+    w.join(0, ring=1, step=-1)
+    assert list(w.ring(1, ring=1, step=9).ring.workers) == [1, 0]
+    assert w.committed(1, to="/c/2")
+    assert not w.committed(0, to="/c/1")
+    assert w.status().checkpoint == "/c/2"
+
+
 def test_the_first_ring_begins_with_the_checkpoint_to_resume() -> None:
     w = World(resumed="/c/step-5")
     w.register(11)
