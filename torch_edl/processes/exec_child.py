@@ -30,6 +30,9 @@ def words(command: list[str], number: int = signal.SIGKILL) -> list[str]:
 def main() -> None:
     """Sets the signal, then replaces this process by the command."""
     parent, number, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    if number != signal.SIGKILL:  # a parent that ignores or blocks it hands that down
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG, {number}): {os.strerror(ctypes.get_errno())}")

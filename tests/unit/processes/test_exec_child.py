@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+
+import pytest
 
 from torch_edl.processes import exec_child
 
@@ -24,6 +27,23 @@ def test_a_parent_that_died_before_the_kernel_was_told_ends_the_child() -> None:
     words = exec_child.words(["true"], signal.SIGTERM)
     words[words.index(str(os.getpid()))] = "1" if os.getpid() != 1 else "2"
     assert run(words).returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "prevent",
+    [
+        lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),
+    ],
+    ids=["ignored", "blocked"],
+)
+def test_a_signal_that_the_parent_does_not_take_ends_the_child(
+    prevent: Callable[[], object],
+) -> None:
+    words = exec_child.words(["sleep", "5"], signal.SIGTERM)
+    words[words.index(str(os.getpid()))] = "1" if os.getpid() != 1 else "2"
+    done = subprocess.run(words, preexec_fn=prevent, timeout=20, check=False)
+    assert done.returncode == -signal.SIGTERM
 
 
 def test_a_command_that_cannot_be_started_is_named() -> None:
