@@ -207,6 +207,8 @@ class MasterRendezvousHandler(RendezvousHandler):
                 if not self._took_part and hosted is None:
                     self._reconnect()
                 continue
+            if hosted is not None:
+                hosted.answered()
             if answer.closed:
                 # An agent that waited for a place, or started the job, does not start it again.
                 if self._belongs or hosted is not None or time.monotonic() > patience:
@@ -254,6 +256,8 @@ class MasterRendezvousHandler(RendezvousHandler):
             request = pb.GetRoundRequest(node=self._node, round=round)
             with contextlib.suppress(grpc.RpcError, ValueError):  # a master that is away: no news
                 seen = self._stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+                if self._master.hosted is not None:
+                    self._master.hosted.answered()
                 if round == self._round:
                     self._seen = seen
 

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from torch_edl.jobs import master_process
 from torch_edl.jobs.catalog import all_jobs
 from torch_edl.torchrun_plugin import handler_creator
 from torch_edl.torchrun_plugin.handler import MasterRendezvousHandler
@@ -209,6 +210,44 @@ def test_the_job_of_one_machine_listens_on_loopback(make: Make, endpoint: str) -
     assert several._master.hosted is not None
     assert listening(psutil.Process(several._master.hosted.pid)) == {"127.0.0.2"}
     assert "127.0.0.2" in listening(psutil.Process())
+
+
+def test_a_master_that_answers_between_its_deaths_is_always_started_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_process, "_MAX_STARTS_IN_A_ROW", 2)
+    one = make(1)
+    meet(one)
+    hosted = one._master.hosted
+    assert hosted is not None
+    for _ in range(2):
+        seen = one._seen
+        wait_for(lambda seen=seen: one._seen is not seen)
+        killed = hosted.pid
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda killed=killed: not one.num_nodes_waiting() and hosted.pid != killed)
+
+
+def test_a_master_that_answers_those_who_wait_for_a_round_is_always_started_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(master_process, "_MAX_STARTS_IN_A_ROW", 2)
+    one, two = make(2), make(2)
+    hosted = one._master.hosted
+    assert hosted is not None
+
+    def kill_twice_and_join() -> RendezvousInfo:
+        for _ in range(2):
+            wait_for(lambda: not hosted._starts_in_a_row)
+            killed = hosted.pid
+            os.kill(killed, signal.SIGKILL)
+            wait_for(lambda killed=killed: hosted.pid != killed)
+        return two.next_rendezvous()
+
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(kill_twice_and_join)
+        assert one.next_rendezvous().world_size == 2  # in the main thread, which starts masters
+        joined.result(timeout=60)
 
 
 def test_another_job_at_the_port_is_named(make: Make) -> None:
