@@ -2,7 +2,7 @@
 
 The same script, twice. Four workers train 64 MB of parameters; rank 1 kills itself in the middle
 of a backward, with gradients on their way to the others. Under `torch-edl run` the others form
-another ring and take the step again. Under torchrun all are started again and go on from the
+another ring and take the step again. Under torchrun all are started again and continue from the
 newest checkpoint (one each 10 steps). Counted: seconds to the next complete step of anybody,
 seconds until a step is complete that nobody had before, and steps that were trained again.
 

@@ -2,7 +2,7 @@
 
 Reads ``job.json`` in the folder of the job, says where it listens in ``master.json``, and runs
 the job to its end. It listens on loopback unless ``--listen HOST:PORT`` says otherwise. Started
-again after it died, the master of a training script goes on where it was, at the same address.
+again after it died, the master of a training script continues where it was, at the same address.
 
 Exit code: 0 finished, 1 failed, 2 for what the user mends, 128 + signal when it was stopped.
 """
@@ -72,7 +72,7 @@ def main(
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
-        # One that goes on waits for room: its workers do, too.
+        # One that continues waits for room: its workers do, too.
         goes_on = folder.master_file.exists()
         store, owner, fence = _with_room(lambda: _open(folder), stop, waits=goes_on)
         left = persistence.left_behind(store, token) if config.kind == "script" else None
@@ -176,7 +176,7 @@ def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
 
 
 def _prepare_checkpoints(config: JobConfig) -> Saved | None:
-    """Makes the folder of checkpoints, and finds the one to go on from."""
+    """Makes the folder of checkpoints, and finds the one to continue from."""
     if not config.checkpoint.dir or config.kind not in ("train", "script"):
         return None
     root = Path(config.checkpoint.dir)

@@ -74,7 +74,7 @@ class MasterLostError(EdlError):
 
 
 class DismissedError(EdlError):
-    """The job goes on without this process, or is over.
+    """The job continues without this process, or is over.
 
     Args:
         last: no other process has the model.

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one worker until the job is over, it is told to leave, or it cannot go on."""
+    """Runs one worker until the job is over, it is told to leave, or it cannot continue."""
     parser = argparse.ArgumentParser(prog="torch_edl.worker")
     parser.add_argument("--id", type=int, required=True)
     worker_id = parser.parse_args(argv).id

@@ -123,7 +123,7 @@ class Persistence:
         self._thread.start()
 
     def keep(self) -> None:
-        """Writes what a restarted master goes on with, if it changed; the caller holds the lock.
+        """Writes what a restarted master continues with, if it changed; the caller holds the lock.
 
         Raises:
             StoreConflictError: another master took the job over.

@@ -184,7 +184,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Failure:
-    """A part of the job cannot go on: the job fails."""
+    """A part of the job cannot continue: the job fails."""
 
     error: str
     traceback: str = ""

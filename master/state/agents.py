@@ -30,7 +30,7 @@ class AgentRecord:
     """Its number among the machines; that of one which has not begun may change."""
     begun: bool = False
     """The agent has started workers. An agent whose rank is beyond the machines of a job waits."""
-    told: bool = False
+    knows_end: bool = False
     """The agent has heard that the job is over."""
     logs: dict[int, str] = field(default_factory=dict)
     """Pid of each of its workers to its log."""
@@ -81,7 +81,7 @@ class Agents:
 
     def over(self, now: float, *, linger_s: float) -> bool:
         """Every agent heard that the job is over, or is silent."""
-        return all(agent.told or now - agent.seen >= linger_s for agent in self)
+        return all(agent.knows_end or now - agent.seen >= linger_s for agent in self)
 
     def report(self, node: str, pid: int, now: float) -> tuple[AgentRecord, bool]:
         """An agent lives. Returns it, and whether another one of that name came before it."""
@@ -99,7 +99,7 @@ class Agents:
         lost = [
             agent
             for agent in self
-            if not agent.done and not agent.told and now - agent.seen >= self._timeout_s
+            if not agent.done and not agent.knows_end and now - agent.seen >= self._timeout_s
         ]
         for agent in lost:
             self._lost[agent.node] = self._agents.pop(agent.node)
@@ -127,6 +127,6 @@ def require_same_experiment(config: JobConfig, request: pb.AgentReportRequest) -
     """
     if config.experiment is None or not request.HasField("experiment"):
         return
-    told = {each.name: getattr(request.experiment, each.name) for each in fields(Experiment)}
-    asked = Experiment(**told | {"args": tuple(told["args"])})
+    given = {each.name: getattr(request.experiment, each.name) for each in fields(Experiment)}
+    asked = Experiment(**given | {"args": tuple(given["args"])})
     config.experiment.require(asked, config.name)

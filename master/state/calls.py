@@ -96,13 +96,13 @@ class Calls:
         job, worker = self._job, request.worker_id
         ring, member = job.ring.ring, job.members.get(worker)
         if member is None:
-            # A worker that has left may go on with its script: it is neither lost nor unknown.
+            # A worker that has left may continue with its script: it is neither lost nor unknown.
             left = worker in ring.left
             if left and ring.current is not None and worker in ring.current.workers:
                 job.workload.heard(request, counts=job.workload.members_save)
                 job.members.last_words(loss=request.loss, logged=request.logged)
             return pb.HeartbeatResponse(known=left, drain=not left)
-        before = member.told
+        before = member.heartbeat
         job.damaged += request.damaged - before.damaged
         if job.members.heartbeat(member, request, now):
             job.tasks.touch(worker, now)
@@ -111,7 +111,7 @@ class Calls:
         newest = request.ring == ring.number
         if job.ring.has(worker) and job.workload.heard(request, counts=newest):
             size = job.config.data.batch_size
-            job.milestones.left_out.told(request.left_out, request.position, size)
+            job.milestones.left_out.reached(request.left_out, request.position, size)
         return pb.HeartbeatResponse(
             known=True,
             drain=member.draining or job.lifecycle.outcome is not None,

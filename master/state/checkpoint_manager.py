@@ -35,7 +35,7 @@ _FINAL_ATTEMPTS = 3
 
 
 class CheckpointManager:
-    """Checkpoints while training goes on; at the end a flush, the last checkpoint, the output.
+    """Checkpoints while training continues; at the end a flush, the last checkpoint, the output.
 
     Checkpoints are taken one at a time: one is due each ``every`` steps, and a final one at the
     end if there is a directory for checkpoints or the model is wanted. Events of an earlier
@@ -43,7 +43,7 @@ class CheckpointManager:
 
     Args:
         folder: of the job; without a directory for checkpoints the final one goes there.
-        resumed: the checkpoint to go on from.
+        resumed: the checkpoint to continue from.
     """
 
     def __init__(self, config: JobConfig, *, folder: Path, resumed: Saved | None) -> None:

@@ -1,5 +1,5 @@
 """What fixes the meaning of a task id, and of a position in the data of a script: compared where a
-job goes on from a checkpoint, and between the workers of a script. Pure.
+job continues from a checkpoint, and between the workers of a script. Pure.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MOST_RECORDS = 1 << 53
 
 
 def check_strategy(config: JobConfig, saved: Saved, strategy: str) -> None:
-    """Raises UsageError unless a job of the strategy can go on from the checkpoint.
+    """Raises UsageError unless a job of the strategy can continue from the checkpoint.
 
-    A ring goes on from a checkpoint whose tasks are the first ones, one after another.
+    A ring continues from a checkpoint whose tasks are the first ones, one after another.
     """
     then = saved.manifest.strategy
     if config.kind == "script" and then != strategy:
         raise UsageError(
-            f"--resume {saved.path}: a checkpoint of the strategy {then}; go on with "
+            f"--resume {saved.path}: a checkpoint of the strategy {then}; continue with "
             f"--strategy {then}, or begin with its values: --load"
         )
     if config.kind == "script" or strategy != "allreduce":
@@ -43,13 +43,13 @@ def check_strategy(config: JobConfig, saved: Saved, strategy: str) -> None:
 
 
 def nothing_left(config: JobConfig) -> str:
-    """What to say where the checkpoint to go on from holds all the training."""
+    """What to say where the checkpoint to continue from holds all the training."""
     more = "epochs=" if config.kind == "script" else "--epochs"
     if config.train.max_steps:
         more = "--epochs or --max-steps"
     return (
         "nothing is left to train: the checkpoint is of the end of the job; raise "
-        f"{more} to go on from there"
+        f"{more} to continue from there"
     )
 
 
@@ -110,34 +110,34 @@ def check_resume(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
     )
 
 
-def with_data(config: JobConfig, told: pb.ScriptData) -> JobConfig:
+def with_data(config: JobConfig, script: pb.ScriptData) -> JobConfig:
     """The configuration of the job, with the data of its loader.
 
     Raises:
-        UsageError: a number that cannot be.
+        UsageError: a number is out of range.
     """
-    if min(told.records, told.records_per_task) < 1:
-        raise UsageError(f"job.loader: {told.records:,} records; at least one is needed")
-    if told.records * max(told.epochs, 1) > _MOST_RECORDS:
+    if min(script.records, script.records_per_task) < 1:
+        raise UsageError(f"job.loader: {script.records:,} records; at least one is needed")
+    if script.records * max(script.epochs, 1) > _MOST_RECORDS:
         raise UsageError(
-            f"job.loader: {told.records:,} records in {told.epochs:,} epochs; at most "
+            f"job.loader: {script.records:,} records in {script.epochs:,} epochs; at most "
             f"{_MOST_RECORDS:,} are counted"
         )
     data = dataclasses.replace(
         config.data,
-        batch_size=told.batch_size,
-        records_per_task=told.records_per_task,
-        epochs=told.epochs,
-        shuffle=told.shuffle,
+        batch_size=script.batch_size,
+        records_per_task=script.records_per_task,
+        epochs=script.epochs,
+        shuffle=script.shuffle,
     )
     return dataclasses.replace(
-        config, data=data, train=dataclasses.replace(config.train, seed=told.seed)
+        config, data=data, train=dataclasses.replace(config.train, seed=script.seed)
     )
 
 
-def check_same(first: pb.ScriptData, told: pb.ScriptData) -> None:
-    """Raises UsageError, naming the first difference, unless two workers tell the same."""
-    parts = [{name: getattr(one, name) for name in _PARTS} for one in (first, told)]
+def check_same(first: pb.ScriptData, second: pb.ScriptData) -> None:
+    """Raises UsageError with the first difference, unless two workers report the same data."""
+    parts = [{name: getattr(one, name) for name in _PARTS} for one in (first, second)]
     differs = difference(*parts)
     if differs is not None:
         others, mine = differs

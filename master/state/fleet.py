@@ -128,7 +128,7 @@ class Fleet:
         Args:
             restore: a checkpoint or exported model that the servers (or the worker) load.
             values_only: it is of another job: its watermarks and optimizer state are not ours.
-            incarnation: more than 1 where a restarted master goes on.
+            incarnation: more than 1 where a restarted master continues.
         """
         assert not self.strategy
         self.strategy = strategy

@@ -57,7 +57,7 @@ class Job:
     Args:
         fleet: its processes, none of them started yet.
         folder: of the job, for what is temporary.
-        resumed: the checkpoint to go on from.
+        resumed: the checkpoint to continue from.
         wall_offset_s: Unix time minus the clock of the events.
     """
 

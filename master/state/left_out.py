@@ -29,10 +29,10 @@ class LeftOut:
         self._steps += counts.steps
         self.nan_steps += counts.nan_steps
 
-    def told(self, left_out: int, position: int, batch_size: int) -> None:
-        """A member of a ring told how many of the records up to its position gave no gradient."""
+    def reached(self, left_out: int, position: int, batch_size: int) -> None:
+        """A member of a ring reported how many records up to its position gave no gradient."""
         if position < self._records:
-            return  # another member told of more
+            return  # another member has reported more
         self._records, self._steps = position, -(-position // batch_size)
         self.nan_steps = self._steps if left_out >= position else left_out // batch_size
 

@@ -220,7 +220,7 @@ class Lifecycle:
         self._end(Outcome("finished", 0), now)
 
     def fail(self, error: str, now: float, *, traceback: str = "", usage: bool = False) -> None:
-        """The job cannot go on; the first cause counts."""
+        """The job cannot continue; the first cause counts."""
         if self.outcome is not None:
             return
         if self.stopping is not None:

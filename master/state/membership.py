@@ -14,12 +14,12 @@ _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing")
 
 @dataclass
 class Member:
-    """One worker as it last told of itself."""
+    """One worker as its heartbeats describe it."""
 
     id: int
     pid: int
     last_heartbeat: float
-    told: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
+    heartbeat: pb.HeartbeatRequest = field(default_factory=lambda: _NOTHING_TOLD)
     """Its last heartbeat."""
     loss: float = math.nan
     """Mean of its last interval that had one."""
@@ -69,13 +69,13 @@ class Membership:
         member.last_heartbeat = now
         return member
 
-    def heartbeat(self, member: Member, told: pb.HeartbeatRequest, now: float) -> bool:
+    def heartbeat(self, member: Member, heartbeat: pb.HeartbeatRequest, now: float) -> bool:
         """The worker lives. Returns whether the worker made progress."""
-        before, member.told, member.last_heartbeat = member.told, told, now
-        if not math.isnan(told.loss):
-            member.loss = told.loss
-        member.logged.update(told.logged)
-        return _progress(before) != _progress(told)
+        before, member.heartbeat, member.last_heartbeat = member.heartbeat, heartbeat, now
+        if not math.isnan(heartbeat.loss):
+            member.loss = heartbeat.loss
+        member.logged.update(heartbeat.logged)
+        return _progress(before) != _progress(heartbeat)
 
     def reported(self, id: int, now: float, *, steps: int, records: int) -> None:
         """The worker reported a task with so many of its minibatches and records."""
@@ -98,16 +98,17 @@ class Membership:
     def forget_open_work(self) -> None:
         """What workers did and did not report yet is void."""
         for member in self._members.values():
-            member.reported_steps, member.reported_records = member.told.steps, member.told.records
+            member.reported_steps = member.heartbeat.steps
+            member.reported_records = member.heartbeat.records
 
     def loss(self) -> float:
-        """Mean over the workers that told of a loss, or that did before the last one left; NaN if
+        """Mean over the workers that reported a loss, or the last mean before they left; NaN if
         none ever did."""
         losses = [m.loss for m in self._members.values() if not math.isnan(m.loss)]
         return sum(losses) / len(losses) if losses else self._last_loss
 
     def last_words(self, *, loss: float, logged: Mapping[str, float]) -> None:
-        """What a worker noted before it left, told after it."""
+        """Values that a worker logged before it left, and reported afterwards."""
         self._last_logged.update(logged)
         if not math.isnan(loss):
             self._last_loss = loss
@@ -132,5 +133,5 @@ class Membership:
             self.register(saved["id"], saved["pid"], now)
 
 
-def _progress(told: pb.HeartbeatRequest) -> tuple[str, int, int]:
-    return told.phase, told.steps, told.records
+def _progress(heartbeat: pb.HeartbeatRequest) -> tuple[str, int, int]:
+    return heartbeat.phase, heartbeat.steps, heartbeat.records

@@ -52,7 +52,7 @@ class Preparation:
     fails.
 
     Args:
-        resumed: the checkpoint to go on from.
+        resumed: the checkpoint to continue from.
     """
 
     def __init__(self, config: JobConfig, tasks: TaskScheduler, *, resumed: Saved | None) -> None:

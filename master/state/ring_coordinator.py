@@ -46,8 +46,8 @@ class RingCoordinator:
         if not self._tasks.lockstep or main is None or not self._tasks.trained:
             return True
         # The last step may have come through at some members only.
-        at_end = member.told.position >= main.records_done
-        return at_end and member.told.ring == self.ring.number
+        at_end = member.heartbeat.position >= main.records_done
+        return at_end and member.heartbeat.ring == self.ring.number
 
     def may_drain(self, worker: int) -> bool:
         """Whether another worker, which stays, has the model too."""

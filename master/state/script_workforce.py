@@ -131,7 +131,7 @@ class ScriptWorkforce(Workforce):
             # No agent reports how the process ends.
             self._ring.leave(worker, now, finished=finished)
             self._ring.exited(worker, well=True)
-        return True  # the process may go on, which is its own affair
+        return True  # the process may continue, which is its own affair
 
     def _lost(self, worker: int, why: str, *, ended_well: bool | None = None) -> WorkerLost:
         self._fleet.abandon(worker, why)
@@ -156,34 +156,34 @@ class ScriptWorkforce(Workforce):
             yield Note("info", f"agent {request.node} on {request.host} joined")
         agent, replaced = self._agents.report(request.node, request.pid, now)
         agent.done, agent.address, agent.port = request.done, request.address, request.port
-        agent.logs = {told.pid: told.log for told in request.workers}
+        agent.logs = {report.pid: report.log for report in request.workers}
         agent.begun = agent.begun or bool(request.workers)
         if replaced:
             for worker in self._workers_of(request.node):
                 yield self._lost(worker, "its agent was started again")
         if request.error:  # before the ends of workers: the job fails
             yield Failure(request.error, request.traceback)
-        for told in request.workers:
-            yield from self._worker_report(agent, told)
+        for report in request.workers:
+            yield from self._worker_report(agent, report)
 
-    def _worker_report(self, agent: AgentRecord, told: pb.AgentWorker) -> Iterator[WorkerLost]:
-        if told.exited:
-            agent.kill.discard(told.pid)
+    def _worker_report(self, agent: AgentRecord, report: pb.AgentWorker) -> Iterator[WorkerLost]:
+        if report.exited:
+            agent.kill.discard(report.pid)
         for worker in self._workers_of(agent.node):
             process = self._fleet.process("worker", worker)
-            if process is None or process.pid != told.pid:
+            if process is None or process.pid != report.pid:
                 continue
-            process.log = told.log or process.log
-            if told.exited:
-                how = f"signal {-told.code}" if told.code < 0 else f"exit code {told.code}"
-                yield self._lost(worker, f"ended with {how}", ended_well=told.code == 0)
+            process.log = report.log or process.log
+            if report.exited:
+                how = f"signal {-report.code}" if report.code < 0 else f"exit code {report.code}"
+                yield self._lost(worker, f"ended with {how}", ended_well=report.code == 0)
 
     def agent_answer(self, node: str) -> pb.AgentReportResponse:
-        """What an agent hears after its report."""
+        """The answer to the report of an agent."""
         agent, outcome = self._agents.get(node), self._lifecycle.outcome
         stopping = self._lifecycle.stopping
         assert agent is not None
-        agent.told = agent.told or outcome is not None
+        agent.knows_end = agent.knows_end or outcome is not None
         rank, first = self._agents.rank(agent), self._agents.first
         return pb.AgentReportResponse(
             kill=sorted(agent.kill),

@@ -87,15 +87,15 @@ class TaskScheduler:
         return self.main.retired_before if self.main is not None else 0
 
     def done(self, members: Membership) -> tuple[int, int]:
-        """(records, minibatches): of finished tasks, and what workers told of running ones."""
+        """(records, minibatches) of finished tasks, and of running ones as workers report them."""
         if self.main is None:
             return (self.evaluations.records_done if self.evaluations is not None else 0), 0
         records, steps = self.main.records_done, self.main.steps_done
         for member in members:
             # A heartbeat may count what a report has counted since: never more than is open.
             open_records, open_steps = self.main.open_steps(member.id)
-            records += min(max(0, member.told.records - member.reported_records), open_records)
-            steps += min(max(0, member.told.steps - member.reported_steps), open_steps)
+            records += min(max(0, member.heartbeat.records - member.reported_records), open_records)
+            steps += min(max(0, member.heartbeat.steps - member.reported_steps), open_steps)
         return records, steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
@@ -144,7 +144,7 @@ class TaskScheduler:
             evaluation: the tasks of the evaluation data.
             shards: those of ``main``.
             identity: see :func:`master.state.data_identity.identity`.
-            resumed: the checkpoint to go on from.
+            resumed: the checkpoint to continue from.
         """
         self.shards, self.identity = shards, identity
         config = self._config
@@ -206,10 +206,10 @@ class TaskScheduler:
             self._snapshot_base = self.main.progress()
         return queue.message(lease)
 
-    def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
-        if self.main is None or not self.lockstep or not counts or told.pass_index != 0:
+    def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        if self.main is None or not self.lockstep or not counts or heartbeat.pass_index != 0:
             return False
-        self.main.advance(told.position)
+        self.main.advance(heartbeat.position)
         return True
 
     def touch(self, worker: int, now: float) -> None:

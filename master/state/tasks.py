@@ -101,7 +101,7 @@ class TaskQueue:
     def retired_before(self) -> int:
         """All tasks below this id are done.
 
-        A task that ``max_steps`` cut is never counted: with a later limit it goes on.
+        A task that ``max_steps`` cut is never counted: with a later limit it continues.
         """
         cut = self.space.cut
         return self._retired if cut is None else min(self._retired, cut.id)

@@ -67,7 +67,7 @@ class Workforce(ABC):
     """
 
     survives_master = False
-    """The workers go on while a master that was killed is started again."""
+    """The workers continue while a master that was killed is started again."""
 
     def __init__(self, fleet: Fleet, ring: Ring) -> None:
         self._fleet = fleet
@@ -129,7 +129,7 @@ class Workforce(ABC):
     def conclusion(
         self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
-        """How the job ends now; None: it goes on.
+        """How the job ends now; None: it continues.
 
         Args:
             work_open: there is work that is not over.

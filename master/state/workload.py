@@ -25,7 +25,7 @@ class Workload(Part, Protocol):
         """(records, minibatches) that are in the model."""
         ...
 
-    def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
+    def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
         """A member of a ring reported its position; whether that is the position of the ring.
 
         Args:
@@ -58,15 +58,15 @@ class ScriptProgress:
     def __init__(self) -> None:
         self.records_before = 0
         self._restarted = False
-        self._told = pb.HeartbeatRequest()
+        self._heartbeat = pb.HeartbeatRequest()
         """Of the member that is farthest, in the newest loader."""
         self._steps = 0
 
-    def heard(self, told: pb.HeartbeatRequest, *, counts: bool) -> bool:
-        self._steps = max(self._steps, told.version, told.steps)
-        farthest = (self._told.pass_index, self._told.position)
-        if counts and (told.pass_index, told.position) > farthest:
-            self._told = told
+    def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
+        self._steps = max(self._steps, heartbeat.version, heartbeat.steps)
+        farthest = (self._heartbeat.pass_index, self._heartbeat.position)
+        if counts and (heartbeat.pass_index, heartbeat.position) > farthest:
+            self._heartbeat = heartbeat
             if self._restarted:
                 # How long these took is not known.
                 self.records_before, self._restarted = self._records, False
@@ -74,24 +74,26 @@ class ScriptProgress:
 
     @property
     def _records(self) -> int:
-        return self._told.records_before + self._told.position
+        return self._heartbeat.records_before + self._heartbeat.position
 
     def done(self, members: Membership) -> tuple[int, int]:
         return self._records, self._steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
-        told = self._told
-        status.epoch = told.epoch
+        heartbeat = self._heartbeat
+        status.epoch = heartbeat.epoch
         # A finished script had as many epochs as are over.
-        status.epochs = told.epoch if finished else told.epochs
+        status.epochs = heartbeat.epoch if finished else heartbeat.epochs
         status.records_done = self._records
-        if told.pass_records:
-            status.records_total = told.records_before + told.pass_records + told.records_to_come
-        if not told.epochs:
-            status.records_begun = told.records_before
+        if heartbeat.pass_records:
+            status.records_total = (
+                heartbeat.records_before + heartbeat.pass_records + heartbeat.records_to_come
+            )
+        if not heartbeat.epochs:
+            status.records_begun = heartbeat.records_before
 
     def restore(self, saved: Saved | None) -> None:
-        self._told, self._steps = pb.HeartbeatRequest(), 0  # the members report how far it is
+        self._heartbeat, self._steps = pb.HeartbeatRequest(), 0  # the members report how far it is
 
     # ---- a restart of the master ----
 

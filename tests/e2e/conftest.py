@@ -98,7 +98,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all tests of a file, so that they can go on from each other's jobs."""
+    """One for all tests of a file, so that they can continue from each other's jobs."""
     return Place(tmp_path_factory.mktemp("place"))
 
 

@@ -7,7 +7,7 @@ A comment before a fenced block says what the block is:
 - ``output``: lines that the commands before it print, in this order. ``...`` stands for any
   lines, any number for any other, and blanks for each other.
 
-``until: COMMAND`` needs no block: the shell goes on when the command succeeds.
+``until: COMMAND`` needs no block: the shell continues when the command succeeds.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_what_a_script_does_is_seen(place: Place) -> None:
 def test_a_worker_that_is_killed_is_replaced(
     place: Place, start: Callable[[list[str]], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    """With 2:3 workers: training goes on, and all that end have the same model."""
+    """With 2:3 workers: training continues, and all that end have the same model."""
     process = start([*EDL, SCRIPT, "--workers", "2:3", "--job-name", "digits", "--epochs", "100"])
     victim = _trains(place, "digits", process)
     os.kill(victim, signal.SIGKILL)

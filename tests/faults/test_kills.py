@@ -54,7 +54,7 @@ def test_a_killed_server(start_job: Callable[..., Any], checkpoints: bool) -> No
 
 
 def test_the_local_worker_is_killed(start_job: Callable[..., Any]) -> None:
-    """It held the model: the next one goes on from the last checkpoint."""
+    """It held the model: the next one continues from the last checkpoint."""
     job = start_job(RECORDS, "--strategy", "local", "--no-shuffle", *TASKS, *KEEP)
     job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
     job.kill("worker")

@@ -94,7 +94,7 @@ def test_a_server_is_killed_without_checkpoints(start: Callable[..., ScriptJob])
 
 @pytest.mark.slow
 def test_the_master_is_killed(start: Callable[..., ScriptJob]) -> None:
-    """Its servers die with it; the job ends and says why, and goes on from its checkpoint."""
+    """Its servers die with it; the job ends and says why, and continues from its checkpoint."""
     first = start("--ps", "2", "--workers", "2", *KEEP, name="first")
     first.wait_for(lambda: first.status().checkpoint)
     first.kill("master")

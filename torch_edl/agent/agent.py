@@ -196,7 +196,7 @@ class Agent:
                 with contextlib.suppress(grpc.RpcError):
                     self._stub.call(request, timeout_s=_STOP_CALL_S)
                 self._is_stopped = True
-            else:  # the others go on without this machine
+            else:  # the others continue without this machine
                 self._reporter.tell(self._workers.running, done=True)
         if self._signals.count > 1 and self._stops_all and not self._hurried:
             self._hurried = True
@@ -256,7 +256,7 @@ class Agent:
         has_place = response.node_rank < self._config.max_nodes and bool(response.master_addr)
         # As under torchrun: no worker starts before the least number of machines has joined.
         if has_place and (self._placement or response.nodes >= self._config.min_nodes):
-            self._placement = Placement.told(response, self._config, before=self._placement)
+            self._placement = Placement.of(response, self._config, before=self._placement)
         elif self._placement is None and first and response.nodes < self._config.min_nodes:
             log.info("waiting for machines: %d of at least %d joined", response.nodes,
                      self._config.min_nodes)  # fmt: skip
@@ -295,7 +295,7 @@ class Agent:
             error = f"{self._nodes} of at least {least} machines joined {within}"
         else:
             error = f"--nnodes {least}:{most}: no place became free {within}"
-        # Without the master the job is over; otherwise the other machines go on without this one.
+        # Without the master the job is over; otherwise the other machines continue alone.
         hosts = self._master.hosted is not None
         self._reporter.tell(self._workers.running, done=not hosts, error=error if hosts else "")
         self._leave(error, now)

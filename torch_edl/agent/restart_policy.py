@@ -22,7 +22,7 @@ class RestartDecision(enum.Enum):
     DONE = "the script of the worker is over"
     STOPPED = "the agent has stopped the worker"
     REPLACE = "another worker takes its place"
-    FAIL = "the job cannot go on"
+    FAIL = "the job cannot continue"
 
 
 @dataclass(kw_only=True)

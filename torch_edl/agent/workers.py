@@ -1,6 +1,6 @@
 """The workers of one agent: processes with the environment, logs and error files of torchrun.
 
-torch starts, watches and stops a gang as one; here one worker can end while its siblings go on.
+torch starts, watches and stops a gang as one; here one worker can end while its siblings continue.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Placement:
     master_port: int
 
     @classmethod
-    def told(
+    def of(
         cls, response: pb.AgentReportResponse, config: LaunchConfig, *, before: Placement | None
     ) -> Placement:
         """The placement that an answer of the master gives.

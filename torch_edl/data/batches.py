@@ -112,7 +112,7 @@ class StreamBatches:
     """The minibatches of one member, of a dataset that can only be iterated.
 
     Every member reads the whole stream and takes its part, so the stream must be the same in all
-    of them; a job that goes on from a checkpoint reads up to there first.
+    of them; a job that continues from a checkpoint reads up to there first.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class TaskReader:
 
     def _order(self, task: Task, seed: int) -> tuple[int, Any]:
         """One after the last record that the order of a task is about, and its order."""
-        # A task that was cut short begins as the whole of it would: a job that goes on from there
+        # A task that was cut short begins as the whole of it would: a job that continues from there
         # later finds the records that are left.
         end = min(task.start + self._records_per_task, self.source(task.shard).count)
         end = max(task.end, end)

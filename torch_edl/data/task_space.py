@@ -1,5 +1,5 @@
 """What task ``i`` of a pass over data is: a pure function that holds nothing per task; and what
-fixes the meaning of ``i``, which is compared when a job goes on. No torch here."""
+fixes the meaning of ``i``, which is compared when a job continues. No torch here."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class NoMoreTasks:
     """The master has no more work for this worker."""
 
     leave: bool
-    """The job goes on without this worker."""
+    """The job continues without this worker."""
 
 
 @dataclass(frozen=True)

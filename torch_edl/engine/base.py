@@ -54,7 +54,7 @@ class Engine(Protocol):
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
         """The body of a model file has the loss of the minibatch. What waits for other processes
-        goes on while backward runs.
+        continues while backward runs.
 
         Args:
             compute: runs backward; None: the minibatch gives no gradient.

@@ -163,7 +163,7 @@ class Replica:
         return State(header, tensors, [(store.table, store.table.step) for store in stores])
 
     def copy(self) -> State:
-        """The current state in memory of its own, on the CPU, so that training may go on.
+        """The current state in memory of its own, on the CPU, so that training may continue.
 
         The rows of tables are frozen instead of copied, until :func:`write` has written them.
         """

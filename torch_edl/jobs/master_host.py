@@ -128,7 +128,7 @@ def _succeed(job: JobFolder, config: JobConfig, endpoint: str, *, follows: bool)
     if named and named != master.token:
         raise UsageError(
             f"{ENV_TOKEN}: not the token of job {job.name}, whose agents wait for its master; "
-            f"end them first, or unset {ENV_TOKEN} to go on with them"
+            f"end them first, or unset {ENV_TOKEN} to continue with them"
         )
     begun = job.config()
     if begun.experiment is not None and config.experiment is not None:

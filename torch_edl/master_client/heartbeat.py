@@ -133,7 +133,7 @@ class Heartbeat:
         try:
             answer = self._master.call(request, timeout_s=5)
         except grpc.RpcError as error:
-            # Not fatal by itself: training goes on, on the leases that are held.
+            # Not fatal by itself: training continues, on the leases that are held.
             log.debug("heartbeat: %s", error.code())
             return
         self._contact = sent

@@ -61,7 +61,7 @@ class Ending:
 
     @contextlib.contextmanager
     def dismissal(self) -> Iterator[None]:
-        """Ends the process in an orderly way where the job goes on without it."""
+        """Ends the process in an orderly way where the job continues without it."""
         try:
             yield
         except DismissedError as error:

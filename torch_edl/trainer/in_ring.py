@@ -39,7 +39,7 @@ class ScriptInRing:
     """This process's part in a job whose processes train in step.
 
     :class:`~torch_edl.trainer.job.Job` documents what has the same name there. All calls raise
-    DismissedError where the job goes on without this process.
+    DismissedError where the job continues without this process.
 
     Args:
         rendezvous: where rings are formed; None: this process trains alone.
@@ -256,7 +256,7 @@ class _PassUpdates(PositionUpdates):
 
     def leave(self) -> bool:
         """The next pass begins where it begins; until then the rest of this one is what a
-        checkpoint goes on with."""
+        checkpoint continues with."""
         if self._engine.replica.position.pass_index != self._number:
             return False
         return self._engine.settle()

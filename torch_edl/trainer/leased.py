@@ -323,7 +323,7 @@ class LeasedUpdates:
         held = self._forget()
         if not self._heartbeat.lost.is_set():
             self._leases.release(held)
-        raise DismissedError("the job goes on without this worker, or is over")
+        raise DismissedError("the job continues without this worker, or is over")
 
 
 def _is_training(item: Item) -> TypeGuard[RecordTask]:

@@ -22,7 +22,7 @@ class Source(Protocol):
         """The updates of this pass. Between two of them the source does whatever else is due.
 
         Raises:
-            DismissedError: the job goes on without this process.
+            DismissedError: the job continues without this process.
         """
         ...
 

@@ -1,6 +1,6 @@
 """A training script whose model is on parameter servers.
 
-There is no ring: each process has tasks of its own, and goes on without waiting for the others.
+There is no ring: each process has tasks of its own, and continues without waiting for the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ScriptOnServers:
     """This process's part in a job whose model is on servers.
 
     :class:`~torch_edl.trainer.job.Job` documents what has the same name there. All calls raise
-    DismissedError where the job goes on without this process.
+    DismissedError where the job continues without this process.
 
     Args:
         scheduler: of learning rates; it follows the updates of the servers.

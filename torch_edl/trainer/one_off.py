@@ -136,7 +136,7 @@ class OneOffTasks:
             self._writing.join()
 
     def _snapshot(self, lease: Lease) -> None:
-        """Copies the model now; training goes on while the copy is written."""
+        """Copies the model now; training continues while the copy is written."""
         self.close()
         write = self._engine.snapshot()
 

@@ -39,7 +39,7 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
     """Does the tasks of a job until there are none, or this worker is to leave.
 
     Raises:
-        EdlError: the job cannot go on.
+        EdlError: the job cannot continue.
     """
     train, status = file.config.train, master.progress
     leases = LeaseClient(master.master, master.worker_id)

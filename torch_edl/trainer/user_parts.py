@@ -181,5 +181,5 @@ class Schedule:
             self._scheduler.step()
             return
         loss = figures.get("eval_loss", figures.get("loss"))
-        if loss is not None:  # a job may go on from the very end of an epoch
+        if loss is not None:  # a job may continue from the very end of an epoch
             self._scheduler.step(loss)

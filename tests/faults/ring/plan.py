@@ -121,7 +121,7 @@ class Plan:
     """One job and what happens to it."""
 
     workers: int = 3
-    """Of one machine: the maximum; the job goes on with one."""
+    """Of one machine: the maximum; the job continues with one."""
     machines: int = 1
     """2: two workers on each, the second one in a network of its own."""
     later: bool = False

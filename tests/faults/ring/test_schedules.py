@@ -64,7 +64,7 @@ def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> 
 def test_master_and_worker_are_killed_at_once_and_one_joins(
     carry_out: Callable[[Plan], RingJob],
 ) -> None:
-    """The survivor goes on with the new master; the newcomer takes its state."""
+    """The survivor continues with the new master; the newcomer takes its state."""
     plan = Plan(workers=2, events=(At(10, KillMaster((0,))), At(11, Grown(2))), records=240)
     carry_out(plan)
 

@@ -226,7 +226,7 @@ def test_a_job_that_does_not_begin_in_time_is_left(
     assert code == 1
     assert said in err
     assert "--rdzv-conf last_call_timeout: no effect" in err
-    assert master.told[-1][1].done, "the others go on"
+    assert master.told[-1][1].done, "the others continue"
     assert not master.told[-1][1].error
     assert not out, "no worker is started"
 

@@ -178,7 +178,7 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     assert sorted(env["RANK"] for env in first.values()) == ["0", "1"]
     assert sorted(env["RANK"] for env in second.values()) == ["2", "3"]
     assert {env["GROUP_RANK"] for env in second.values()} == {"1"}
-    # One machine leaves; the job goes on with the other.
+    # One machine leaves; the job continues with the other.
     two.process.send_signal(signal.SIGTERM)
     assert two.finish()[0] == 143
     assert one.workers(2).keys() == first.keys()

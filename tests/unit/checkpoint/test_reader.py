@@ -55,7 +55,7 @@ def test_an_exported_model_without_its_tables_is_refused(tmp_path: Path) -> None
 
 
 def test_slots_are_matched_by_name() -> None:
-    """A job may go on with another optimizer: what it shares with the old one it keeps."""
+    """A job may continue with another optimizer: what it shares with the old one it keeps."""
     info = pb.EmbeddingTableInfo(name="t", dim=2, initializer=pb.Initializer(kind="zeros"))
 
     def table(kind: str, **hyper: float) -> EmbeddingTable:

@@ -1,4 +1,4 @@
-"""A client that goes on without the terminal, whosever the job is."""
+"""A client that continues without the terminal, whosever the job is."""
 
 from __future__ import annotations
 

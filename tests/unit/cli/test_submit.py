@@ -99,7 +99,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> bool
 
 
 def start_slow(torch_edl: Run, place: Path) -> subprocess.Popen[str]:
-    """A job that would go on for minutes; returns once it trains."""
+    """A job that would continue for minutes; returns once it trains."""
     words = "run net.py --data x.csv --epochs 1000 --job-name slow --summary s.json -- slow"
     process = torch_edl(*words.split())
     log = place / "home/jobs/slow/logs/worker-0.log"

@@ -1,4 +1,4 @@
-"""Each number of each request, at its extremes: refused by name, or taken; the job goes on."""
+"""Each number of each request, at its extremes: refused by name, or taken; the job continues."""
 
 from __future__ import annotations
 

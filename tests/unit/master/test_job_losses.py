@@ -252,7 +252,7 @@ class TestGoingBack:
         assert again.actions == []
         (text,) = again.texts("warning")
         assert text.startswith("nothing is left to train")
-        assert "raise --epochs to go on" in text
+        assert "raise --epochs to continue" in text
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -263,7 +263,7 @@ def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
         rest.unlink()
         assert [len(answer.result().ring.workers) for answer in waiting] == [2, 2]
         fill(small_disk)
-        # One that goes on waits, too; it does not end its job.
+        # One that continues waits, too; it does not end its job.
         master.kill()
         again = pool.submit(master.start)
         with pytest.raises(TimeoutError):

@@ -78,7 +78,7 @@ def test_every_living_member_is_waited_for() -> None:
     ring.drop(1)
     assert not ring.due(1e9, min_workers=1, max_workers=9)
     ring.leave(2, 1.0)
-    assert ring.due(1.0, min_workers=3, max_workers=9), "those that live go on, few as they are"
+    assert ring.due(1.0, min_workers=3, max_workers=9), "those that live continue, few as they are"
 
 
 def test_a_lost_answer_is_given_again_and_a_late_request_changes_nothing() -> None:

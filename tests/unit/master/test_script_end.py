@@ -29,7 +29,7 @@ def test_without_agents_it_is_finished_when_every_worker_said_so() -> None:
     w.leave(0, finished=True)
     w.tick()
     assert w.outcome is None
-    assert w.beat(0).known, "its script may go on after its training"
+    assert w.beat(0).known, "its script may continue after its training"
     w.leave(1, finished=True)
     w.tick()
     assert w.job.state == "finished"

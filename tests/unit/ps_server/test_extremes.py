@@ -1,4 +1,4 @@
-"""Each number of each request, at its extremes: refused by name, or taken; the server goes on."""
+"""Each number of each request, at its extremes: refused by name, or taken; the server continues."""
 
 from __future__ import annotations
 

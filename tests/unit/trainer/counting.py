@@ -61,7 +61,7 @@ def counting(member: Member, records: int, size: int, options: dict[str, Any], a
 
 
 def finish(members: list[Any]) -> list[tuple[Any, ...]]:
-    """Lets them go on; what they say at the end."""
+    """Lets them continue; what they say at the end."""
     ends = []
     for each in members:
         while True:

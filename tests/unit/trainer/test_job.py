@@ -63,7 +63,7 @@ def test_a_stopped_member_holds_the_others_up_until_it_is_given_up() -> None:
 
 
 def leaving_out(member: Member) -> None:
-    """Bodies that go on before backward, in one member or in all; and a loop that ends early."""
+    """Bodies that continue before backward, in one member or in all; and a loop that ends early."""
     job = member.job(check_every=1)
     model, optimizer = counted(16, 4, job)
     for (batch,) in job.loader(numbers(16), batch_size=2):

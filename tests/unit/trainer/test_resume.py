@@ -1,4 +1,4 @@
-"""A job that goes on from its checkpoint: what may differ then, and what may not."""
+"""A job that continues from its checkpoint: what may differ then, and what may not."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Membership:
             handing_over: this process only gives its state to the others; it is asked to leave.
 
         Raises:
-            DismissedError: the job goes on without this process.
+            DismissedError: the job continues without this process.
         """
         assert self._rendezvous is not None
         self.close()

@@ -34,9 +34,8 @@ _LAUNCHERS = (
     "processes of one job are started by torchrun or torch-edl run; have srun or mpirun start one "
     "of these on each machine, or unset RANK and WORLD_SIZE to train in one process"
 )
-# Of the seconds without a heartbeat after which the master declares a worker lost: so long may a
-# ring whose members are all cut off from the master go on. Less than all of them, so that the ring
-# has stopped when the master forms another.
+# A ring whose members are all cut off from the master may continue for this part of the heartbeat
+# timeout: the ring has stopped when the master declares its members lost and forms another.
 _AUTHORITY = 0.8
 
 
@@ -139,7 +138,7 @@ class MasterRendezvous(RingRendezvous):
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
         formed = self._ask(ring, progress, handing_over=handing_over)
         if formed is None:
-            raise DismissedError("the job goes on without this worker, or is over")
+            raise DismissedError("the job continues without this worker, or is over")
         return formed
 
     def stand_by(self, ring: int, progress: int) -> pb.Ring | None:

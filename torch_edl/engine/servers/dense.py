@@ -109,7 +109,7 @@ def _check_type(name: str, tensor: torch.Tensor, group: int) -> None:
 
 
 class ExactBuffers:
-    """Values that keep their type: this process goes on with its own, and the servers are told of
+    """Values that keep their type: this process continues with its own, and the servers are told of
     those that change, for checkpoints and outputs."""
 
     def __init__(self, tensors: Mapping[str, DenseTensor], given: Mapping[str, Array]) -> None:

@@ -4,7 +4,7 @@ Each update is a pull, its minibatches, and a push. Where the rows of an update 
 of time, and with ``staleness`` 1 or more, the pull of the next update and the push of the last
 travel while this one is computed; otherwise they strictly follow each other. One push at most is
 on its way, so a server gets them in order. Between the minibatches of an update the dense
-parameters go on as the user's optimizer moves them, here.
+parameters continue as the user's optimizer moves them, here.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class ServersEngine:
         return compute is not None
 
     def commit(self, update: Update) -> bool:
-        """Pushes what was collected. In sync mode, and where the script's own loop goes on from
+        """Pushes what was collected. In sync mode, and where the script's own loop continues from
         here, the push is acknowledged when this returns."""
         if self._incarnation != update.incarnation:
             known = f"of incarnation {update.incarnation}, the servers are at {self._incarnation}"

@@ -77,7 +77,7 @@ def test_a_failed_collective_leaves_a_flag_and_no_gradient() -> None:
         assert sorted(words) == ["ok", "reduced", "reduced"]
         for each, word in zip(started, words, strict=True):
             if word == "reduced":
-                each.tell("go on")
+                each.tell("continue")
                 assert each.hear() == "ok"
 
 

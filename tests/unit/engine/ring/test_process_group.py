@@ -102,7 +102,7 @@ def test_interrupt_ends_a_collective_with_a_stopped_peer() -> None:
             each.hear()
         members[2].signal(signal.SIGSTOP)
         for each in members[:2]:
-            each.tell("go on")
+            each.tell("continue")
         for each in members[:2]:
             waited, closed = each.hear(10.0)
             assert waited < SOON_S
@@ -250,7 +250,7 @@ def test_keys_of_an_old_ring_do_not_disturb_the_next() -> None:
         first, second = (members[worker] for worker in one.seats[0].workers)
         for _ in range(4):
             assert first.hear(10.0) == "forming"
-            second.tell("go on")
+            second.tell("continue")
             assert second.hear(10.0) == "forming"
         assert first.hear(10.0) == second.hear(10.0) == "ok"
 

@@ -3,7 +3,7 @@
 Plan of a worker (``"0"``, or ``"*"`` for all others): ``exit_at_start`` CODE; ``model_error``,
 ``model_traceback``; ``kill_at`` N: SIGKILL to itself with N tasks done and one in hand;
 ``freeze_at`` N: SIGSTOP then; ``fail_task`` ID: reports that task as failed; ``wait_at`` N: with N
-tasks done goes on only when ``$SCRIPT/go`` exists.
+tasks done continues only when ``$SCRIPT/go`` exists.
 
 Each record of a task that the master took as done is a line of ``$SCRIPT/records-<id>.txt``.
 """
