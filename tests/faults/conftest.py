@@ -113,7 +113,9 @@ class Job:
     def report(self) -> str:
         """The logs, for who looks for what went wrong."""
         logs = sorted((Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "logs").glob("*"))
-        return "\n".join(f"==== {f.name}\n{f.read_text()[-3000:]}" for f in [self.log, *logs])
+        return "\n".join(
+            f"==== {f.name}\n{f.read_text()[-3000:]}" for f in [self.log, *logs] if f.is_file()
+        )
 
     def close(self) -> None:
         """Nothing outlives its job, whatever the test did to it."""
