@@ -1,9 +1,9 @@
 """The compiled core; all other metadata lives in setup.cfg."""
 
+from glob import glob
+
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
-
-_CSRC = "torch_edl/csrc/"
 
 # No -march=native: hot loops are compiled several times and the best is picked at load time
 # (target_clones), so a wheel built here runs on any x86-64 or Arm machine. Without fused
@@ -13,15 +13,8 @@ with ParallelCompile():
         ext_modules=[
             Pybind11Extension(
                 "torch_edl._core",
-                sources=[
-                    f"{_CSRC}{name}.cc"
-                    for name in ("bindings", "ids", "initializer", "optimizer", "table")
-                ],
-                depends=[
-                    f"{_CSRC}{name}.h"
-                    for name in ("arrays", "hash", "ids", "initializer", "optimizer", "pages")
-                ]
-                + [f"{_CSRC}table.h"],
+                sources=sorted(glob("torch_edl/csrc/*.cc")),
+                depends=glob("torch_edl/csrc/*.h"),
                 cxx_std=17,
                 extra_compile_args=[
                     "-O3",

@@ -1,4 +1,4 @@
-// numpy arrays to pointers, checked: the message says what was expected and what came.
+// The arguments of a call, checked: the message says what was expected and what came.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -42,6 +42,41 @@ T* checked(const py::array& array, const char* name, std::vector<py::ssize_t> sh
                           " array of shape (" + wanted + "), got " + describe(array));
   }
   return const_cast<T*>(static_cast<const T*>(array.data()));
+}
+
+inline py::ssize_t ssize(size_t n) { return static_cast<py::ssize_t>(n); }
+
+inline size_t length(const py::array& array) {
+  return array.ndim() ? static_cast<size_t>(array.shape(0)) : 0;
+}
+
+// Ids and buffers of one call must be counted in 32 bits, where the core sorts them.
+inline size_t count_ids(const py::array& ids) {
+  checked<int64_t>(ids, "ids", {-1});
+  const size_t n = length(ids);
+  if (n >= (size_t{1} << 31)) throw py::value_error("ids: 2^31 or more in one call; split it");
+  return n;
+}
+
+inline uint32_t count_shards(int64_t shards) {
+  if (shards < 1 || shards > 65536) {
+    throw py::value_error("shards " + std::to_string(shards) + ": must be in 1..65536");
+  }
+  return static_cast<uint32_t>(shards);
+}
+
+inline size_t check_dim(int64_t dim) {
+  if (dim < 1 || dim > (1 << 20)) {
+    throw py::value_error("dim " + std::to_string(dim) + ": must be in 1..1048576");
+  }
+  return static_cast<size_t>(dim);
+}
+
+// A new bytes object to fill, which CPython allows as long as nobody else has seen it.
+inline py::bytes new_bytes(size_t size) {
+  auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, ssize(size)));
+  if (!out) throw py::error_already_set();
+  return out;
 }
 
 }  // namespace edl

@@ -17,13 +17,20 @@
 #include "hash.h"
 #include "ids.h"
 #include "initializer.h"
+#include "numerics.h"
 #include "optimizer.h"
 #include "table.h"
 
 namespace py = pybind11;
 using Array = py::array;
 using Hyper = std::map<std::string, double>;
+using edl::check_dim;
 using edl::checked;
+using edl::count_ids;
+using edl::count_shards;
+using edl::length;
+using edl::new_bytes;
+using edl::ssize;
 
 namespace {
 
@@ -39,34 +46,6 @@ class Unlocked {
   static constexpr size_t kSmall = 100'000;
   std::optional<py::gil_scoped_release> release_;
 };
-
-py::ssize_t ssize(size_t n) { return static_cast<py::ssize_t>(n); }
-
-size_t length(const Array& array) {
-  return array.ndim() ? static_cast<size_t>(array.shape(0)) : 0;
-}
-
-// Ids and buffers of one call must be counted in 32 bits, where the core sorts them.
-size_t count_ids(const Array& ids) {
-  checked<int64_t>(ids, "ids", {-1});
-  const size_t n = length(ids);
-  if (n >= (size_t{1} << 31)) throw py::value_error("ids: 2^31 or more in one call; split it");
-  return n;
-}
-
-uint32_t count_shards(int64_t shards) {
-  if (shards < 1 || shards > 65536) {
-    throw py::value_error("shards " + std::to_string(shards) + ": must be in 1..65536");
-  }
-  return static_cast<uint32_t>(shards);
-}
-
-size_t check_dim(int64_t dim) {
-  if (dim < 1 || dim > (1 << 20)) {
-    throw py::value_error("dim " + std::to_string(dim) + ": must be in 1..1048576");
-  }
-  return static_cast<size_t>(dim);
-}
 
 std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                                        const std::string& initializer, const Hyper& args,
@@ -87,13 +66,6 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
   options.max_age = max_age;
   return std::make_unique<edl::Table>(name, check_dim(dim), initializer, args, seed, optimizer,
                                       options);
-}
-
-// A new bytes object to fill, which CPython allows as long as nobody else has seen it.
-py::bytes new_bytes(size_t size) {
-  auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, ssize(size)));
-  if (!out) throw py::error_already_set();
-  return out;
 }
 
 py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {

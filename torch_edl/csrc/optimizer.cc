@@ -2,15 +2,10 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <limits>
 #include <stdexcept>
 
 #include "hash.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
 namespace edl {
 namespace {
@@ -346,18 +341,6 @@ void ftrl_power(const Scalars& s, const Span* spans, size_t n, size_t dim) {
   });
 }
 
-// All ones in the exponent is NaN or infinity; integer arithmetic vectorizes where isfinite does
-// not.
-EDL_CLONES uint32_t any_nonfinite(const float* values, size_t n) {
-  uint32_t found = 0;
-  for (size_t i = 0; i < n; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, values + i, sizeof bits);
-    found |= static_cast<uint32_t>((bits & 0x7f800000u) == 0x7f800000u);
-  }
-  return found;
-}
-
 }  // namespace
 
 void Optimizer::apply(const Scalars& s, const Span* spans, size_t n, size_t dim) const {
@@ -377,33 +360,5 @@ void Optimizer::apply(const Scalars& s, const Span* spans, size_t n, size_t dim)
       return s.power == 0.5f ? ftrl(s, spans, n, dim) : ftrl_power(s, spans, n, dim);
   }
 }
-
-int64_t first_nonfinite(const float* values, size_t n) {
-  constexpr size_t kBlock = 4096;
-  for (size_t start = 0; start < n; start += kBlock) {
-    const size_t end = start + kBlock < n ? start + kBlock : n;
-    if (!any_nonfinite(values + start, end - start)) continue;
-    for (size_t i = start; i < end; ++i) {
-      if (!std::isfinite(values[i])) return static_cast<int64_t>(i);
-    }
-  }
-  return -1;
-}
-
-#if defined(__x86_64__)
-FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) {
-  _mm_setcsr(static_cast<unsigned>(saved_) | 0x8040);  // flush to zero, denormals are zero
-}
-FlushDenormals::~FlushDenormals() { _mm_setcsr(static_cast<unsigned>(saved_)); }
-#elif defined(__aarch64__)
-FlushDenormals::FlushDenormals() {
-  __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-  __asm__ volatile("msr fpcr, %0" : : "r"(saved_ | (1ULL << 24)));
-}
-FlushDenormals::~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(saved_)); }
-#else
-FlushDenormals::FlushDenormals() = default;
-FlushDenormals::~FlushDenormals() = default;
-#endif
 
 }  // namespace edl

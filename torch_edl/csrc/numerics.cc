@@ -1,0 +1,57 @@
+#include "numerics.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "hash.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace edl {
+namespace {
+
+// All ones in the exponent is NaN or infinity; integer arithmetic vectorizes where isfinite does
+// not.
+EDL_CLONES uint32_t any_nonfinite(const float* values, size_t n) {
+  uint32_t found = 0;
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    found |= static_cast<uint32_t>((bits & 0x7f800000u) == 0x7f800000u);
+  }
+  return found;
+}
+
+}  // namespace
+
+int64_t first_nonfinite(const float* values, size_t n) {
+  constexpr size_t kBlock = 4096;
+  for (size_t start = 0; start < n; start += kBlock) {
+    const size_t end = start + kBlock < n ? start + kBlock : n;
+    if (!any_nonfinite(values + start, end - start)) continue;
+    for (size_t i = start; i < end; ++i) {
+      if (!std::isfinite(values[i])) return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+#if defined(__x86_64__)
+FlushDenormals::FlushDenormals() : saved_(_mm_getcsr()) {
+  _mm_setcsr(static_cast<unsigned>(saved_) | 0x8040);  // flush to zero, denormals are zero
+}
+FlushDenormals::~FlushDenormals() { _mm_setcsr(static_cast<unsigned>(saved_)); }
+#elif defined(__aarch64__)
+FlushDenormals::FlushDenormals() {
+  __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+  __asm__ volatile("msr fpcr, %0" : : "r"(saved_ | (1ULL << 24)));
+}
+FlushDenormals::~FlushDenormals() { __asm__ volatile("msr fpcr, %0" : : "r"(saved_)); }
+#else
+FlushDenormals::FlushDenormals() = default;
+FlushDenormals::~FlushDenormals() = default;
+#endif
+
+}  // namespace edl
