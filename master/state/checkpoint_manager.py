@@ -193,6 +193,7 @@ class CheckpointManager:
         """The model is lost and goes back to the newest checkpoint, which is returned."""
         self._incarnation = incarnation
         self._reset()
+        self._failures = 0  # those of servers that are gone
         return self.newest
 
     def apply(self, event: EffectEvent, now: float) -> list[Note | Failure]:

@@ -13,7 +13,6 @@ from master.state.actions import Action, Failure, Start, Stop
 from master.state.processes import (
     DRAINING,
     EXITED,
-    KILLS,
     RUNNING,
     STARTING,
     STOPPING,
@@ -232,12 +231,17 @@ class Fleet:
         if exit.role == "ps":
             if self._ending is not None or process not in self._servers:
                 return None
-            return self._deaths.server(named) or Gone(text)
-        if self._ending is not None or (was in (DRAINING, STOPPING) and not process.lost):
+            if exit.was_killed:
+                return self._deaths.killed("parameter servers", named) or Gone(text)
+            return (None if exit.was_terminated else self._deaths.server(named)) or Gone(text)
+        asked = exit.was_terminated or was in (DRAINING, STOPPING)
+        if self._ending is not None or (asked and not process.lost):
             return Gone(text, expected=True)
         if process.trained:
             return Gone(text)
-        return self._deaths.worker(named, now, killed=exit.signal in KILLS) or Gone(text)
+        if exit.was_killed:
+            return self._deaths.killed("workers", named) or Gone(text)
+        return self._deaths.worker(named, now) or Gone(text)
 
     def end(self, now: float, *, leave_s: float) -> None:
         """The job is over: nothing starts any more.
@@ -337,6 +341,7 @@ class Fleet:
             "restored_from": self.restored_from,
             "values_only": self.values_only,
             "workers_wanted": self.workers_wanted,
+            "trained": self._deaths.trained,
             "workers": [[p.id, p.pid, p.log] for p in self.alive("worker")],
         }
 
@@ -350,6 +355,7 @@ class Fleet:
                 incarnation=state["incarnation"],
             )
         self.workers_wanted = state["workers_wanted"]
+        self._deaths.trained = state["trained"]
         for id, pid, log in state["workers"]:
             self.adopt(id, pid, log)
 

@@ -227,10 +227,10 @@ class Job:
                 self._renew(result.text, now)
             case _ if self.lifecycle.stopping is not None:
                 return
-            case _ if result.expected:
-                self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _ if self.fleet.strategy == "local" and self.config.kind == "train":
                 self._renew(result.text, now)
+            case _ if result.expected:
+                self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _:
                 self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
         alive, wanted = len(self.fleet.alive("worker")), self.config.cluster.min_workers

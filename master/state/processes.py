@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from master.state.actions import Failure
@@ -51,44 +50,54 @@ class Gone:
     """A worker that had been told to leave."""
 
 
-# Deaths in a row of workers that trained nothing, while nobody trained, before the job fails.
+# Deaths in a row of processes while nobody trained, before the job fails.
 CRASH_LIMIT = 5
-# The same for those that somebody ended with SIGKILL or SIGTERM. That is how machines are taken
-# away, which is no fault of the job; but so does the kernel when memory is short, for ever.
+# SIGKILL is how machines are taken away, which is no failure of the job; but the kernel does so too
+# when memory is short, for ever. So these deaths count only until anything was ever trained.
 KILL_LIMIT = 30
-KILLS = (signal.SIGKILL, signal.SIGTERM)
 _FIRST_BACKOFF_S = 0.5
 
 
 class Deaths:
-    """Counts the deaths of processes since something was trained."""
+    """Counts the deaths of processes since something was trained.
+
+    A process that was preempted counts for nothing: one that got SIGTERM never does, and one that
+    got SIGKILL only before anything was trained.
+    """
 
     def __init__(self) -> None:
         self.start_after = 0.0
         """No worker is started before."""
+        self.trained = False
+        """Something was trained, ever: the job fits the memory of its machines."""
         self._crashes = 0
         self._kills = 0
         self._servers = 0
 
     def forget(self) -> None:
         """Something was trained."""
+        self.trained = True
         self._crashes = self._kills = self._servers = 0
 
-    def worker(self, text: str, now: float, *, killed: bool) -> Failure | None:
-        """A worker that has trained nothing died; returns whether the job fails.
+    def killed(self, role: str, text: str) -> Failure | None:
+        """SIGKILL ended a process; returns whether the job fails.
 
         Args:
+            role: ``workers`` or ``parameter servers``.
             text: how it died.
-            killed: with SIGKILL or SIGTERM.
         """
-        if killed:
-            self._kills += 1
-            if self._kills >= KILL_LIMIT:
-                return Failure(
-                    f"workers were killed {KILL_LIMIT} times in a row before anything was trained; "
-                    f"is there enough memory? {text}"
-                )
+        if self.trained:
             return None
+        self._kills += 1
+        if self._kills < KILL_LIMIT:
+            return None
+        return Failure(
+            f"{role} were killed {KILL_LIMIT} times in a row before anything was trained; "
+            f"is there enough memory? {text}"
+        )
+
+    def worker(self, text: str, now: float) -> Failure | None:
+        """A worker that has trained nothing died by itself; returns whether the job fails."""
         self._crashes += 1
         # The first replacement comes at once: one death is more likely a preemption.
         if self._crashes > 1:
@@ -100,7 +109,7 @@ class Deaths:
         return None
 
     def server(self, text: str) -> Failure | None:
-        """A parameter server died; returns whether the job fails."""
+        """A parameter server died by itself; returns whether the job fails."""
         self._servers += 1
         if self._servers < CRASH_LIMIT:
             return None

@@ -6,9 +6,12 @@ import enum
 import signal
 from dataclasses import dataclass
 
-_PREEMPTED = (-signal.SIGKILL, -signal.SIGTERM)
-# Workers that are killed as often before the job makes a step do not fit in memory.
-MAX_LOST_IN_A_ROW = 30
+from torch_edl.processes.spec import ended_by, was_preempted
+
+# Workers that get SIGKILL as often, one soon after its start, before the job ever makes a step, do
+# not fit in memory.
+MAX_KILLED = 30
+_SOON_S = 60.0
 # The first lost workers in a row are replaced at once, further ones after a pause.
 _AT_ONCE = 3
 _PAUSE_S = 1.0
@@ -34,7 +37,9 @@ class RestartPolicy:
     restarts: int = 0
     """Rounds of failures so far."""
     lost_in_a_row: int = 0
-    """Workers that were killed since the job last made a step."""
+    """Workers that were preempted since the job last made a step."""
+    killed: int = 0
+    """Workers that were killed soon after their start, before the job ever made a step."""
     _steps: int = 0
     _counted_at: float = float("-inf")
     _counted_steps: int = 0
@@ -57,11 +62,16 @@ class RestartPolicy:
             return RestartDecision.DONE
         if stopping:
             return RestartDecision.STOPPED
-        if code in _PREEMPTED:
+        if was_preempted(code):
             self.lost_in_a_row = 1 if steps > self._steps else self.lost_in_a_row + 1
             self._steps = max(steps, self._steps)
-            fits = self.lost_in_a_row <= MAX_LOST_IN_A_ROW
-            return RestartDecision.REPLACE if fits else RestartDecision.FAIL
+            # A script that does not use torch_edl reports no steps.
+            fits = self._steps > 0 or now - started_at >= _SOON_S
+            if fits or not ended_by(code, signal.SIGKILL):
+                self.killed = 0 if fits else self.killed
+                return RestartDecision.REPLACE
+            self.killed += 1
+            return RestartDecision.REPLACE if self.killed <= MAX_KILLED else RestartDecision.FAIL
         went_on = steps > self._counted_steps and now - self._counted_at > _SAME_MOMENT_S
         if started_at <= self._counted_at and not went_on:
             return RestartDecision.REPLACE

@@ -6,6 +6,24 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+# How machines are taken away: asked first, as a rule.
+_PREEMPTIONS = (signal.SIGTERM, signal.SIGKILL)
+
+
+def ended_by(code: int, *signals: int) -> bool:
+    """Whether one of these signals ended a process.
+
+    Args:
+        code: its exit code; -N: signal N ended it. A shell, and a program that heard the signal,
+            say 128 + N.
+    """
+    return any(code in (-number, 128 + number) for number in signals)
+
+
+def was_preempted(code: int) -> bool:
+    """Whether somebody took the process away, which is never a failure of its own."""
+    return ended_by(code, *_PREEMPTIONS)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
@@ -37,6 +55,20 @@ class ProcessExit:
     code: int | None
     """Exit code; None where a signal ended the process."""
     signal: int | None = None
+
+    @property
+    def was_terminated(self) -> bool:
+        """Somebody asked it to leave, with SIGTERM."""
+        return ended_by(self._number, signal.SIGTERM)
+
+    @property
+    def was_killed(self) -> bool:
+        """Somebody ended it with SIGKILL: as a rule the kernel, or who takes the machine away."""
+        return ended_by(self._number, signal.SIGKILL)
+
+    @property
+    def _number(self) -> int:
+        return self.code or 0 if self.signal is None else -self.signal
 
     def __str__(self) -> str:
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"

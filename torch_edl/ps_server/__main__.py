@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code: 128 + the signal, 1 for an error."""
     _core.tune_malloc()
     args = _parser().parse_args()
     setup_logging("ps", args.shard)
@@ -110,12 +110,12 @@ def _run(args: argparse.Namespace) -> int:
     address = f"{args.host}:{port}"
     try:
         _announce(args, address, token)
-        signal.sigwait(_STOP_SIGNALS)
+        number = signal.sigwait(_STOP_SIGNALS)
     finally:
         service.close()
         server.stop(_STOP_GRACE_S).wait()
     log.info("stopped")
-    return 1 if failed.is_set() else 0
+    return 1 if failed.is_set() else 128 + number
 
 
 def _announce(args: argparse.Namespace, address: str, token: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_edl.agent.restart_policy import MAX_LOST_IN_A_ROW, RestartDecision, RestartPolicy
+from torch_edl.agent.restart_policy import MAX_KILLED, RestartDecision, RestartPolicy
 
 REPLACE = RestartDecision.REPLACE
 
@@ -28,6 +28,9 @@ def decide(
         (0, True, RestartDecision.DONE),
         (-9, False, REPLACE),
         (-15, False, REPLACE),
+        (143, False, REPLACE),
+        (137, False, REPLACE),
+        (130, False, RestartDecision.FAIL),
         (-15, True, RestartDecision.STOPPED),
         (1, True, RestartDecision.STOPPED),
         (1, False, RestartDecision.FAIL),
@@ -64,13 +67,31 @@ def test_a_failure_long_after_another_one_is_a_round_of_its_own() -> None:
     assert decide(policy, 1, steps=900, now=500) is RestartDecision.FAIL
 
 
-def test_losses_without_a_step_in_between_end_the_job() -> None:
+def test_losses_in_a_row_are_replaced_after_a_pause() -> None:
     policy = RestartPolicy(max_restarts=0)
-    for _ in range(MAX_LOST_IN_A_ROW):
-        assert decide(policy, -9, steps=7) is REPLACE
+    for _ in range(4):
+        assert decide(policy, -15, steps=7) is REPLACE
     assert policy.pause_s > 0
     assert decide(policy, -9, steps=8) is REPLACE, "there was progress"
     assert policy.pause_s == 0
-    for _ in range(MAX_LOST_IN_A_ROW - 1):
-        assert decide(policy, -9, steps=8) is REPLACE
-    assert decide(policy, -9, steps=8) is RestartDecision.FAIL
+
+
+def test_kills_before_the_first_step_end_the_job() -> None:
+    policy = RestartPolicy(max_restarts=0)
+    for _ in range(MAX_KILLED):
+        assert decide(policy, -9) is REPLACE
+        assert decide(policy, -15) is REPLACE, "that was no lack of memory"
+    assert decide(policy, 137) is RestartDecision.FAIL
+
+
+@pytest.mark.parametrize("code", [-9, -15, 137, 143])
+def test_preemptions_end_no_job_that_has_made_a_step(code: int) -> None:
+    policy = RestartPolicy(max_restarts=0)
+    assert {decide(policy, code, steps=1) for _ in range(1000)} == {REPLACE}
+
+
+def test_preemptions_long_after_the_start_end_no_job() -> None:
+    """A script that does not use torch_edl reports no steps."""
+    policy = RestartPolicy(max_restarts=0)
+    ends = [decide(policy, -9, started_at=0, now=61) for _ in range(1000)]
+    assert set(ends) == {REPLACE}

@@ -154,6 +154,46 @@ def test_servers_that_cannot_live_end_the_job():
     assert "/logs/ps.log" in gone.error
 
 
+def killed(f: Fleet, role: str, how: dict[str, int], times: int) -> list[object]:
+    """What the ends of a process and of its replacements mean."""
+    ends = []
+    for now in range(times):
+        process = f.alive(role)[-1]
+        ends.append(f.exited(exit(role, process.id, **how), float(now), log="/logs/x"))
+        if role == "ps":
+            f.renew(restore="")
+        f.plan(float(now))
+    return ends
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+@pytest.mark.parametrize("how", [{"signal": 15}, {"code": 143}])
+def test_sigterm_never_fails_a_job(role, how):
+    ends = killed(running(workers=1), role, how, 100)
+    assert all(isinstance(end, Gone) and end.expected == (role == "worker") for end in ends)
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+@pytest.mark.parametrize("how", [{"signal": 9}, {"code": 137}])
+def test_sigkill_fails_a_job_only_where_nothing_was_ever_trained(role, how):
+    ends = killed(running(workers=1), role, how, 30)
+    assert all(isinstance(end, Gone) for end in ends[:-1])
+    assert isinstance(ends[-1], Failure)
+    assert "is there enough memory?" in ends[-1].error
+    f = running(workers=1)
+    f.trained(0)
+    assert all(isinstance(end, Gone) for end in killed(f, role, how, 100))
+
+
+def test_a_restarted_master_knows_that_the_job_has_trained():
+    before, after = running(workers=1), fleet(workers=1)
+    before.trained(0)
+    after.external = True
+    after.from_state(before.to_state(), 0.0)
+    after.plan(0.0)
+    assert all(isinstance(end, Gone) for end in killed(after, "ps", {"signal": 9}, 100))
+
+
 def test_scaling_down_drains_the_youngest_and_up_starts_more():
     f = running(workers=3)
     f.workers_wanted = 1

@@ -31,7 +31,7 @@ def test_it_starts_fast_without_torch_and_stops_on_sigterm(start: Callable[..., 
     assert "_core" in maps
     for library in ("libtorch", "libarrow"):
         assert library not in maps
-    assert server.stop() == 0
+    assert server.stop() == 128 + signal.SIGTERM
     server.log.seek(0)
     assert "stopped" in server.log.read()
 
@@ -53,7 +53,7 @@ def test_it_stops_while_a_push_waits_for_a_hold(start: Callable[..., Any]) -> No
     thread.join(0.2)
     assert thread.is_alive()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(10) == 128 + signal.SIGTERM
     thread.join(10)
     assert codes[0] in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
 
