@@ -142,6 +142,7 @@ def _pattern(line: str) -> re.Pattern[str]:
     "name",
     [
         "README.md",
+        "examples/counting/README.md",
         # They start a dozen jobs.
         pytest.param("docs/tutorial.md", marks=pytest.mark.slow),
         pytest.param("docs/trainer.md", marks=pytest.mark.slow),

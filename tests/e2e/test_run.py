@@ -27,7 +27,7 @@ from torch_edl.data.sources.tfrecord import TFRecordWriter
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).with_name("models")
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
-COUNTING = ROOT / "tests" / "faults" / "counting_model.py"
+COUNTING = ROOT / "examples" / "counting" / "model.py"
 FAST = "--batch-size 50 --records-per-task 100"
 
 
