@@ -114,6 +114,7 @@ class Service:
             "GetStatus": self._status,
             "Scale": now(calls.scale),
             "Stop": now(calls.stop),
+            "AddEvents": now(calls.add_events),
         }
         return {name: _checked(handler) for name, handler in handlers.items()}
 

@@ -332,6 +332,15 @@ class Calls:
         self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
         return pb.StopResponse()
 
+    def add_events(self, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
+        """A command has done something to the job.
+
+        Raises:
+            UsageError: an event is not one.
+        """
+        self._job.lifecycle.log.add_from(request.source, request.events)
+        return pb.AddEventsResponse()
+
     # ---- agents ----
 
     def agent_report(self, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:

@@ -92,6 +92,7 @@ class Job:
         self.damaged = 0
         self.reason = "a training script" if script else ""
         """Why the strategy was chosen."""
+        self._fell_from = 0  # records that were done before the model went back, if that is new
         self.changed = False
         """Workers that wait for a ring or a round have an answer."""
 
@@ -259,6 +260,7 @@ class Job:
         if self.lifecycle.stopping is not None:
             self.lifecycle.stopped(now, text)
             return
+        self._fell_from = max(self._fell_from, self.done()[0])
         kept = self.checkpoints
         point = kept.restore_from or "the beginning, there is no checkpoint"
         self.tasks.void()
@@ -266,6 +268,7 @@ class Job:
         self.members.forget_open_work()
         if self.config.trains:
             self.lifecycle.resumed()
+            self.lifecycle.rollbacks += 1
             self.workload.restore(kept.restore(self.fleet.incarnation))
             self.milestones.restored()
         who = _RESTARTED[self.fleet.strategy]
@@ -347,6 +350,9 @@ class Job:
     def _advance(self, now: float) -> None:
         """Evaluates and saves when it is time."""
         records, steps = self.done()
+        if self._fell_from and (records or not self.workload.members_save):
+            self.lifecycle.records_rolled_back += max(0, self._fell_from - records)
+            self._fell_from = 0
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
         if self.tasks.ready:

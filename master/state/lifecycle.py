@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 # A worker that does not come to the end of its step within this is ended, and a final checkpoint
@@ -15,6 +16,10 @@ LEAVE_WITHIN_S = 20.0
 STOP_WITHIN_S = 80.0
 # Events that are kept.
 _EVENTS = 1000
+# Commands whose events are remembered, and the size of an event of theirs.
+_SOURCES = 100
+_TEXT_CHARS = 2000
+_LEVELS = ("info", "warning", "error")
 _WINDOW_S = 10.0
 _SAMPLE_S = 0.5
 
@@ -67,6 +72,8 @@ class EventLog:
     def __init__(self) -> None:
         self._kept: deque[pb.Event] = deque(maxlen=_EVENTS)
         self._count = 0
+        self.sources: dict[str, int] = {}
+        """Commands that added events: the number of the last one of each."""
 
     def continue_after(self, sequence: int) -> None:
         """An earlier master of the job wrote the events up to that number."""
@@ -81,6 +88,22 @@ class EventLog:
                 sequence=self._count, time=wall_time, level=level, text=text, traceback=traceback
             )
         )
+
+    def add_from(self, source: str, events: Iterable[pb.Event]) -> None:
+        """Appends the events of a command, each once however often the command sends it.
+
+        Raises:
+            UsageError: there is no such level; nothing was added.
+        """
+        new = [event for event in events if event.sequence > self.sources.get(source, 0)]
+        for event in new:
+            if event.level not in _LEVELS:
+                raise UsageError(f"an event of level {event.level!r}; expected info to error")
+        for event in new:
+            self.add(event.level, event.text[:_TEXT_CHARS], event.time)
+            self.sources[source] = event.sequence
+        while len(self.sources) > _SOURCES:
+            del self.sources[next(iter(self.sources))]
 
     def after(self, sequence: int) -> list[pb.Event]:
         """The events with a higher number that are still kept, in order."""
@@ -133,6 +156,10 @@ class Lifecycle:
         self.stopping: Stopping | None = None
         self.over = False
         """Every process has ended too."""
+        self.rollbacks = 0
+        """How often the model went back to a checkpoint, or to the beginning."""
+        self.records_rolled_back = 0
+        """Records that were done and had to be trained again."""
         self._began_at: float | None = None
         self._trained_at: float | None = None
         self._wall_offset_s = wall_offset_s
@@ -236,9 +263,17 @@ class Lifecycle:
 
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
-        return {"running": self._began_at is not None}
+        return {
+            "running": self._began_at is not None,
+            "sources": self.log.sources,
+            "rollbacks": self.rollbacks,
+            "records_rolled_back": self.records_rolled_back,
+        }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
         if state["running"]:
             self.began(now)
+        self.log.sources.update(state["sources"])
+        self.rollbacks = state["rollbacks"]
+        self.records_rolled_back = state["records_rolled_back"]

@@ -37,6 +37,8 @@ def describe(
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
         logged=job.members.logged(),
+        rollbacks=lifecycle.rollbacks,
+        records_rolled_back=lifecycle.records_rolled_back,
     )
     outcome = lifecycle.outcome
     if outcome is not None and lifecycle.over:

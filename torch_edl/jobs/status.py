@@ -68,6 +68,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "evaluations": [{"steps": e.steps, "metrics": metrics_of(e)} for e in status.evaluations],
         "workers_wanted": status.workers_wanted,
         "checkpoint": status.checkpoint,
+        "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
         "damaged": status.damaged,
         "nan_steps": status.nan_steps,
         "wall_s": round(status.wall_s, 3),

@@ -24,6 +24,8 @@ from torch_edl.wire.control_pb2 import ScaleRequest as ScaleRequest
 from torch_edl.wire.control_pb2 import ScaleResponse as ScaleResponse
 from torch_edl.wire.control_pb2 import StopRequest as StopRequest
 from torch_edl.wire.control_pb2 import StopResponse as StopResponse
+from torch_edl.wire.control_pb2 import AddEventsRequest as AddEventsRequest
+from torch_edl.wire.control_pb2 import AddEventsResponse as AddEventsResponse
 from torch_edl.wire.metrics_pb2 import StateTensor as StateTensor
 from torch_edl.wire.metrics_pb2 import MetricState as MetricState
 from torch_edl.wire.metrics_pb2 import Metrics as Metrics

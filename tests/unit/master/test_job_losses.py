@@ -156,6 +156,8 @@ class TestGoingBack:
         w.counted = counted
         w.work()
         assert w.counted == every_record()
+        log = w.job.lifecycle
+        assert (log.rollbacks, log.records_rolled_back) == (1, 8)
 
     def test_without_a_checkpoint_it_starts_over(self):
         w = World()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.lifecycle import EventLog, Rates
+from master.state.lifecycle import EventLog, Lifecycle, Rates
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
 
 
 def test_events_are_numbered_and_told_once():
@@ -25,6 +27,43 @@ def test_old_events_go():
     assert len(kept) == 1000
     assert kept[-1].sequence == 1500
     assert [e.sequence for e in events.after(1498)] == [1499, 1500]
+
+
+class TestEventsOfCommands:
+    def events(self, *numbers: int, level: str = "warning") -> list[pb.Event]:
+        return [pb.Event(sequence=n, time=5.0, level=level, text=f"kill {n}") for n in numbers]
+
+    def test_each_is_added_once_however_often_it_is_sent(self):
+        log = EventLog()
+        log.add_from("chaos-a", self.events(1, 2))
+        log.add_from("chaos-a", self.events(1, 2, 3))
+        log.add_from("chaos-b", self.events(1))
+        texts = [e.text for e in log.after(0)]
+        assert texts == ["kill 1", "kill 2", "kill 3", "kill 1"]
+        assert [e.sequence for e in log.after(0)] == [1, 2, 3, 4]
+
+    def test_a_restarted_master_remembers_them(self):
+        before, after = Lifecycle(wall_offset_s=0.0), Lifecycle(wall_offset_s=0.0)
+        before.log.add_from("chaos-a", self.events(1, 2))
+        before.rollbacks, before.records_rolled_back = 1, 640
+        after.from_state(before.to_state(), 0.0)
+        after.log.add_from("chaos-a", self.events(2, 3))
+        assert [e.text for e in after.log.after(0)] == ["kill 3"]
+        assert (after.rollbacks, after.records_rolled_back) == (1, 640)
+
+    def test_an_event_that_is_none_is_refused_with_all_that_came_with_it(self):
+        log = EventLog()
+        with pytest.raises(UsageError, match="level 'loud'"):
+            log.add_from("chaos-a", [*self.events(1), *self.events(2, level="loud")])
+        assert log.after(0) == []
+
+    def test_what_is_kept_is_bounded(self):
+        log = EventLog()
+        for source in range(1000):
+            log.add_from(f"chaos-{source}", self.events(1))
+        assert len(log.sources) == 100
+        log.add_from("long", [pb.Event(sequence=1, level="info", text="x" * 100_000)])
+        assert len(log.after(0)[-1].text) == 2000
 
 
 def test_rates_slide():
