@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_edl.durability import DurabilityConfig
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declare, option
@@ -282,6 +283,9 @@ class JobConfig(Checked):
     checkpoint: CheckpointConfig = field(
         default_factory=CheckpointConfig, metadata={"section": "checkpoints and output"}
     )
+    durability: DurabilityConfig = field(
+        default_factory=DurabilityConfig, metadata={"section": "durability"}
+    )
     tensorboard: str = _training_option(
         "", "--tensorboard DIR", "write TensorBoard scalars to DIR", group="monitoring"
     )
@@ -300,6 +304,17 @@ class JobConfig(Checked):
             self.kind != "script" or self.train.strategy != "local",
             "--strategy local: it is for model files; a script of one worker runs without "
             "torch-edl too, or with --strategy allreduce",
+        )
+        durability, servers = self.durability.mode, self.cluster.servers
+        _require(
+            durability == "checkpoint" or self.train.strategy not in ("allreduce", "local"),
+            f"--durability {durability}: it is for parameter servers, and --strategy "
+            f"{self.train.strategy} has none; leave it out",
+        )
+        _require(
+            durability != "replica" or servers > 1,
+            f"--durability replica: the replica of a shard is kept by the server of another one, "
+            f"and --ps {servers} has no other; write --ps 2 or more, or --durability journal",
         )
 
     @property

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import EdlError, ServersLostError, UsageError
-from torch_edl.wire import codec, services, tensor_pb2
+from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -126,20 +126,15 @@ class Pending(Generic[T]):
 
 
 class PsClient:
-    """The servers of one cluster, in shard order.
+    """The servers of one cluster, in shard order."""
 
-    Args:
-        addresses: ``host:port`` of each server.
-        incarnation: incarnation of the servers that this client calls.
-    """
-
-    def __init__(self, addresses: Sequence[str], *, job: str, incarnation: int, token: str) -> None:
+    def __init__(self, servers: Sequence[cluster_pb2.Server], *, job: str, token: str) -> None:
         # No retries: they would slow every call, and a task whose call failed is trained again.
         self._stubs = [
-            Stub(services.PSERVER, address, token, retries=False) for address in addresses
+            Stub(services.PSERVER, server.address, token, retries=False) for server in servers
         ]
-        self._fence = pb.Fence(job=job, incarnation=incarnation)
-        self.layout: list[list[Segment]] = [[] for _ in addresses]
+        self._fences = [pb.Fence(job=job, incarnation=server.incarnation) for server in servers]
+        self.layout: list[list[Segment]] = [[] for _ in servers]
         self.exact: dict[str, Array] = {}
         """Values that are not float32 by name, as the servers had them at :meth:`initialize`."""
         self._owners: dict[str, int] = {}
@@ -171,16 +166,14 @@ class PsClient:
         self._owners = dense_owners({each.name: elements(each) for each in dense}, self.servers)
         parts = [[p for p in dense if self._owners[p.name] == s] for s in range(self.servers)]
         self.layout = [segments(mine) for mine in parts]
-        infos = pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=tables)
+        table_calls = [pb.PushEmbeddingTableInfosRequest(infos=tables) for _ in parts]
         dense_calls = [
-            pb.PushDenseParametersRequest(
-                fence=self._fence, optimizer=optimizer, seed=seed, parameters=mine
-            )
+            pb.PushDenseParametersRequest(optimizer=optimizer, seed=seed, parameters=mine)
             for mine in parts
         ]
         # On these calls servers restore a checkpoint, which may be large.
         answers = self._ask(dense_calls, timeout_s=_RESTORE_TIMEOUT_S)
-        self._ask([infos] * self.servers, timeout_s=_RESTORE_TIMEOUT_S)
+        self._ask(table_calls, timeout_s=_RESTORE_TIMEOUT_S)
         self.exact = {p.name: codec.from_proto(p.value) for a in answers for p in a.exact}
 
     def pull(
@@ -200,7 +193,6 @@ class PsClient:
         calls = []
         for server in range(self.servers):
             call = pb.PullRequest(
-                fence=self._fence,
                 dense=dense,
                 dense_version=known[server] if known else -1,
                 read_only=read_only,
@@ -244,7 +236,6 @@ class PsClient:
         calls = []
         for server in range(self.servers):
             call = pb.PushGradientsRequest(
-                fence=self._fence,
                 range=records,
                 version=versions[server],
                 retired_before=retired_before,
@@ -269,9 +260,7 @@ class PsClient:
         cursors = [0] * self.servers
         while asked := [server for server, cursor in enumerate(cursors) if cursor >= 0]:
             calls = [
-                pb.ReadRowsRequest(fence=self._fence, name=table, cursor=cursor)
-                if cursor >= 0
-                else None
+                pb.ReadRowsRequest(name=table, cursor=cursor) if cursor >= 0 else None
                 for cursor in cursors
             ]
             for server, answer in zip(asked, self._ask(calls), strict=True):
@@ -282,8 +271,8 @@ class PsClient:
 
     def watermarks(self, task_id: int) -> int:
         """Records of the task from its start that every server has applied."""
-        call = pb.GetWatermarksRequest(fence=self._fence, task_ids=[task_id])
-        answers = self._ask([call] * self.servers, wait=True)
+        calls = [pb.GetWatermarksRequest(task_ids=[task_id]) for _ in range(self.servers)]
+        answers = self._ask(calls, wait=True)
         return min(int(a.offsets[0]) for a in answers)
 
     def close(self) -> None:
@@ -298,16 +287,20 @@ class PsClient:
         wait: bool = False,
         timeout_s: float = _TIMEOUT_S,
     ) -> list[Any]:
-        """Starts one call to each server, and returns the futures. A call of None is left out.
+        """Starts one call to each server, behind its fence, and returns the futures. A call of None
+        is left out.
 
         Args:
             wait: wait for a connection instead of failing at once without one.
         """
-        return [
-            stub.start(call, timeout_s=timeout_s, wait=wait)
-            for stub, call in zip(self._stubs, calls, strict=True)
-            if call is not None
-        ]
+        futures = []
+        for stub, fence, call in zip(self._stubs, self._fences, calls, strict=True):
+            if call is None:
+                continue
+            if call.DESCRIPTOR.fields_by_name.get("fence") is not None:  # all calls but Status
+                call.fence.CopyFrom(fence)
+            futures.append(stub.start(call, timeout_s=timeout_s, wait=wait))
+        return futures
 
     def _ask(self, calls: Sequence[Any], **how: Any) -> list[Any]:
         """As :meth:`_start`, and waits for the answers; raises as :meth:`Pending.wait`."""

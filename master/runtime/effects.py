@@ -36,6 +36,7 @@ from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.errors import CheckpointError, EdlError
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -124,9 +125,9 @@ def save_servers(action: SaveServers, token: str) -> Saved:
         CheckpointError: a server does not answer, is not initialised, or could not write.
         OSError: the disk is full or read-only.
     """
-    fence = ps.Fence(job=action.manifest.job, incarnation=action.incarnation)
-    with _stubs(action.addresses, token) as stubs, _releasing(stubs, fence):
-        held = _all(stubs, ps.HoldRequest(fence=fence, timeout_ms=_HOLD_MS), _CALL_S)
+    called = _Servers(action.servers, action.manifest.job, token)
+    with contextlib.closing(called) as servers, _releasing(servers):
+        held = servers.call(ps.HoldRequest(timeout_ms=_HOLD_MS), _CALL_S)
         if not all(answer.initialized for answer in held):
             raise CheckpointError("the servers have no model yet")
         applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
@@ -136,10 +137,8 @@ def save_servers(action: SaveServers, token: str) -> Saved:
         steps = steps_of(action.space, progress)
 
         def write(directory: Path) -> Manifest:
-            request = ps.SnapshotRequest(
-                fence=fence, targets=progress.to_proto(), directory=str(directory)
-            )
-            written = _all(stubs, request, _WRITE_S)
+            request = ps.SnapshotRequest(targets=progress.to_proto(), directory=str(directory))
+            written = servers.call(request, _WRITE_S)
             stalled = max(answer.stall_ms for answer in written)
             log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
             shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
@@ -179,41 +178,51 @@ def flush(action: Flush, token: str) -> None:
     Raises:
         CheckpointError: one did not.
     """
-    request = ps.FlushRequest(fence=ps.Fence(job=action.job, incarnation=action.incarnation))
-    with _stubs(action.addresses, token) as stubs:
-        _all(stubs, request, _CALL_S)
+    with contextlib.closing(_Servers(action.servers, action.job, token)) as servers:
+        servers.call(ps.FlushRequest(), _CALL_S)
 
 
-@contextlib.contextmanager
-def _stubs(addresses: Sequence[str], token: str) -> Iterator[list[Stub]]:
-    stubs = [Stub(services.PSERVER, address, token) for address in addresses]
-    try:
-        yield stubs
-    finally:
-        for stub in stubs:
+class _Servers:
+    """All servers of a job, in the order of shards."""
+
+    def __init__(self, servers: Sequence[pb.Server], job: str, token: str) -> None:
+        self._stubs = [Stub(services.PSERVER, server.address, token) for server in servers]
+        self._fences = [ps.Fence(job=job, incarnation=server.incarnation) for server in servers]
+
+    def call(self, request: Message, timeout_s: float) -> list[Any]:
+        """Calls every server at once, each behind its fence, and waits for all answers.
+
+        Raises:
+            CheckpointError: one did not answer, or rejected the call.
+        """
+        calls = []
+        for stub, fence in zip(self._stubs, self._fences, strict=True):
+            fenced: Any = type(request)()
+            fenced.CopyFrom(request)
+            fenced.fence.CopyFrom(fence)
+            calls.append(stub.start(fenced, timeout_s=timeout_s))
+        answers, errors = [], []
+        for shard, call in enumerate(calls):
+            try:
+                answers.append(call.result())
+            except grpc.RpcError as error:
+                method = services.method_of(request).name
+                errors.append(f"{method} on the server of shard {shard}: {error.details()}")
+        if errors:
+            raise CheckpointError("; ".join(errors))
+        return answers
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for stub in self._stubs:
             stub.close()
 
 
-def _all(stubs: Sequence[Stub], request: Message, timeout_s: float) -> list[Any]:
-    """Calls every server at once and waits for all answers."""
-    calls = [stub.start(request, timeout_s=timeout_s) for stub in stubs]
-    answers, errors = [], []
-    for shard, call in enumerate(calls):
-        try:
-            answers.append(call.result())
-        except grpc.RpcError as error:
-            method = services.method_of(request).name
-            errors.append(f"{method} on the server of shard {shard}: {error.details()}")
-    if errors:
-        raise CheckpointError("; ".join(errors))
-    return answers
-
-
 @contextlib.contextmanager
-def _releasing(stubs: Sequence[Stub], fence: ps.Fence) -> Iterator[None]:
+def _releasing(servers: _Servers) -> Iterator[None]:
     """Ends the hold afterwards, where no snapshot has ended it."""
     try:
         yield
     finally:
         with contextlib.suppress(CheckpointError):
-            _all(stubs, ps.ReleaseRequest(fence=fence), _CALL_S)
+            servers.call(ps.ReleaseRequest(), _CALL_S)

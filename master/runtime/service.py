@@ -21,6 +21,7 @@ from torch_edl.wire.server import Handler, serve
 _LEASE_WAIT_S = 2.0
 _READY_S = 5.0
 _RING_WAIT_S = 2.0
+_CLUSTER_WAIT_S = 2.0
 _ANY = ("0.0.0.0", "[::]", "*")
 _ENDED = ("finished", "failed", "stopped")
 # Counts, positions, sizes and ids of tasks stay below: a float64 holds them exactly. Python counts
@@ -71,7 +72,8 @@ class Service:
             UsageError: it cannot be had.
         """
         # Calls that wait hold a thread each, and `torch-edl scale` may add workers.
-        threads = max(64, 4 * self.job.config.cluster.max_workers)
+        cluster = self.job.config.cluster
+        threads = max(64, (4 + cluster.servers) * cluster.max_workers)
         self._server, port = serve(
             services.MASTER,
             self.handlers(),
@@ -90,6 +92,10 @@ class Service:
         handlers: dict[str, Handler] = {
             "Register": now(calls.register, keep=True),
             "RegisterServer": now(calls.register_server),
+            "ServerHeartbeat": now(calls.server_heartbeat, notify=False),
+            "GetCluster": wait(
+                calls.get_cluster, _CLUSTER_WAIT_S, calls.cluster_now, changes=False
+            ),
             "ReportModel": now(calls.report_model, keep=True),
             "ReportData": now(calls.report_data, keep=True),
             "ReportFailure": now(calls.report_failure, keep=True),

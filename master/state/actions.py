@@ -14,6 +14,7 @@ from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.spec import ProcessSpec
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class Stop:
 class SaveServers:
     """Take a checkpoint of all servers."""
 
-    addresses: Sequence[str]
+    servers: Sequence[pb.Server]
     incarnation: int
+    """Of the model."""
     progress: Watermarks
     """What was done before the checkpoint began."""
     manifest: Manifest
@@ -76,8 +78,9 @@ class CommitLocal:
 class Flush:
     """Have the servers apply the pushes that wait for their quorum."""
 
-    addresses: Sequence[str]
+    servers: Sequence[pb.Server]
     incarnation: int
+    """Of the model."""
     job: str
 
 

@@ -133,7 +133,7 @@ class CheckpointManager:
             return trained
         if not self._flushing:
             self._flushing = True
-            self._actions.append(Flush(tuple(cluster.servers), cluster.incarnation, self._job))
+            self._actions.append(Flush(cluster.servers, cluster.incarnation, self._job))
         return False
 
     def take(
@@ -159,9 +159,10 @@ class CheckpointManager:
         if not settled:
             self._next = self._after(steps)
         if cluster.servers:
-            servers = tuple(cluster.servers)
             self._actions.append(
-                SaveServers(servers, cluster.incarnation, progress, manifest, space, self.root)
+                SaveServers(
+                    cluster.servers, cluster.incarnation, progress, manifest, space, self.root
+                )
             )
             return None
         self._snapshots += 1

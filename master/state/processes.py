@@ -37,6 +37,11 @@ class Process:
     """Given up by us; its end is no crash of its own."""
     shard: int = 0
     incarnation: int = 0
+    """Of a server; no other server of the job has it or had it."""
+    heard_at: float = 0.0
+    """The last word of a server."""
+    problem: str = ""
+    """What keeps a server from accepting pushes."""
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
 

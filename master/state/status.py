@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from master.state.job import Job
+from master.state.processes import EXITED
 from torch_edl.wire import master_pb2 as pb
 
 LogPath = Callable[[str, int], str]
@@ -68,6 +69,7 @@ def describe(
             state=process.state,
             address=process.address,
             exit=process.exit,
+            problem=process.problem if process.state != EXITED else "",
             log=process.log if agents_own else log_path(process.role, process.id),
         )
     return status

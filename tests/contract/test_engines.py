@@ -44,7 +44,7 @@ class Count(nn.Module):
 class Driven:
     """An engine, and the body of a model file."""
 
-    def __init__(self, kind: str, start: Callable[..., list[str]]) -> None:
+    def __init__(self, kind: str, start: Callable[..., list[pb.Server]]) -> None:
         self.model = Count()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         contract = Contract(
@@ -92,7 +92,7 @@ def update(number: int, value: float = 1.0) -> Update:
 
 
 @pytest.fixture(params=["local", "ring", "servers", "servers, script"])
-def driven(request: Any, start_servers: Callable[..., list[str]]) -> Any:
+def driven(request: Any, start_servers: Callable[..., list[pb.Server]]) -> Any:
     made = Driven(request.param, start_servers)
     yield made
     made.engine.close()

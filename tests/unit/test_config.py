@@ -47,6 +47,7 @@ def test_what_the_user_leaves_out_is_not_given() -> None:
         "cluster": {"servers": 2},
         "train": {},
         "checkpoint": {},
+        "durability": {},
     }
 
 

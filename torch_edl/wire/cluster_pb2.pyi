@@ -1,24 +1,34 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterServerRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "address")
+    __slots__ = ("shard", "incarnation", "address", "lost")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     address: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    lost: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class RegisterServerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Server(_message.Message):
+    __slots__ = ("address", "incarnation")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("incarnation", "servers", "restored_from", "values_only")
@@ -27,7 +37,43 @@ class Cluster(_message.Message):
     RESTORED_FROM_FIELD_NUMBER: _ClassVar[int]
     VALUES_ONLY_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
-    servers: _containers.RepeatedScalarFieldContainer[str]
+    servers: _containers.RepeatedCompositeFieldContainer[Server]
     restored_from: str
     values_only: bool
-    def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
+
+class ServerHeartbeatRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    version: int
+    problem: str
+    leaving: bool
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class ServerHeartbeatResponse(_message.Message):
+    __slots__ = ("known", "peer")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    peer: Server
+    def __init__(self, known: _Optional[bool] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+
+class GetClusterRequest(_message.Message):
+    __slots__ = ("shard", "after")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    after: int
+    def __init__(self, shard: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+
+class GetClusterResponse(_message.Message):
+    __slots__ = ("cluster",)
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    cluster: Cluster
+    def __init__(self, cluster: _Optional[_Union[Cluster, _Mapping]] = ...) -> None: ...

@@ -14,7 +14,12 @@ from torch_edl.wire.agents_pb2 import AgentReportRequest as AgentReportRequest
 from torch_edl.wire.agents_pb2 import AgentReportResponse as AgentReportResponse
 from torch_edl.wire.cluster_pb2 import RegisterServerRequest as RegisterServerRequest
 from torch_edl.wire.cluster_pb2 import RegisterServerResponse as RegisterServerResponse
+from torch_edl.wire.cluster_pb2 import Server as Server
 from torch_edl.wire.cluster_pb2 import Cluster as Cluster
+from torch_edl.wire.cluster_pb2 import ServerHeartbeatRequest as ServerHeartbeatRequest
+from torch_edl.wire.cluster_pb2 import ServerHeartbeatResponse as ServerHeartbeatResponse
+from torch_edl.wire.cluster_pb2 import GetClusterRequest as GetClusterRequest
+from torch_edl.wire.cluster_pb2 import GetClusterResponse as GetClusterResponse
 from torch_edl.wire.control_pb2 import ProcessStatus as ProcessStatus
 from torch_edl.wire.control_pb2 import Event as Event
 from torch_edl.wire.control_pb2 import EvaluationResult as EvaluationResult

@@ -9,32 +9,34 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from torch_edl.wire import master_pb2 as pb
+
 TOKEN = "strategy-test"
 
 
 @pytest.fixture
-def start_servers() -> Iterator[Callable[..., list[str]]]:
-    """``start(n, *flags)`` starts n servers of job ``t`` and returns their addresses."""
+def start_servers() -> Iterator[Callable[..., list[pb.Server]]]:
+    """``start(n, *flags)`` starts n servers of job ``t``, with the incarnations 1 to n."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(count: int, *flags: str) -> list[str]:
+    def start(count: int, *flags: str) -> list[pb.Server]:
         started = [
             subprocess.Popen(
                 [sys.executable, "-m", "torch_edl.ps_server", "--job", "t", "--shard", str(shard),
-                 "--shards", str(count), "--incarnation", "1", *flags],
+                 "--shards", str(count), "--incarnation", str(shard + 1), *flags],
                 stdout=subprocess.PIPE, text=True,
                 env={**os.environ, "TORCH_EDL_TOKEN": TOKEN},
             )
             for shard in range(count)
         ]  # fmt: skip
         running.extend(started)
-        addresses = []
-        for process in started:
+        servers = []
+        for shard, process in enumerate(started):
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line.startswith("listening on "), line
-            addresses.append(line.split()[-1])
-        return addresses
+            servers.append(pb.Server(address=line.split()[-1], incarnation=shard + 1))
+        return servers
 
     yield start
     for process in running:

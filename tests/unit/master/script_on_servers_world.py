@@ -78,11 +78,12 @@ class World:
     def servers_up(self) -> None:
         """All servers of today say that they listen."""
         self.tick()
-        life = self.job.fleet.incarnation
         for process in self.job.fleet.alive("ps"):
-            if process.incarnation == life:
+            if process.state == "starting":
                 request = pb.RegisterServerRequest(
-                    shard=process.shard, incarnation=life, address=f"s{process.id}:1"
+                    shard=process.shard,
+                    incarnation=process.incarnation,
+                    address=f"s{process.id}:1",
                 )
                 self.calls.register_server(request, self.now)
 

@@ -23,7 +23,7 @@ from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
-CLUSTER = pb.Cluster(incarnation=1, servers=["s0"])
+CLUSTER = pb.Cluster(incarnation=1, servers=[pb.Server(address="s0", incarnation=2)])
 MANIFEST = Manifest(job="j", strategy="ps", steps=0)
 SPACE = TaskSpace([Shard("a", 40)], 4)
 

@@ -15,6 +15,7 @@ from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire import services
 from torch_edl.wire.server import serve
@@ -56,7 +57,7 @@ class Shard0:
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this test")
 
     def _hold(self, request: ps.HoldRequest, context) -> ps.HoldResponse:
-        assert (request.fence.job, request.fence.incarnation) == ("j", 3)
+        assert (request.fence.job, request.fence.incarnation) == ("j", 3 + self.number)
         assert request.timeout_ms > 0
         self.calls.append("Hold")
         return ps.HoldResponse(initialized=self.initialized, watermarks=self.watermarks)
@@ -91,8 +92,8 @@ def start():
 
 
 def save(servers, root: Path, known: Watermarks | None = None):
-    addresses = [s.address for s in servers]
-    action = SaveServers(addresses, 3, known or Watermarks(), MANIFEST, SPACE, root)
+    each = [pb.Server(address=s.address, incarnation=3 + s.number) for s in servers]
+    action = SaveServers(each, 1, known or Watermarks(), MANIFEST, SPACE, root)
     return effects.save_servers(action, "t")
 
 
@@ -152,7 +153,7 @@ def test_a_dead_server_is_named(start, tmp_path):
 
 def test_flush_asks_all(start):
     servers = [start(0, {}), start(1, {})]
-    effects.flush(Flush([s.address for s in servers], 3, "j"), "t")
+    effects.flush(Flush([pb.Server(address=s.address) for s in servers], 3, "j"), "t")
     assert [s.calls for s in servers] == [["Flush"]] * 2
 
 

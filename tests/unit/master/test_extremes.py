@@ -117,7 +117,9 @@ class World:
         )
         requests: dict[str, Any] = {
             "Register": pb.RegisterRequest(worker_id=worker, pid=7, host="h", node="n"),
-            "RegisterServer": pb.RegisterServerRequest(incarnation=life, address="s:1"),
+            "RegisterServer": pb.RegisterServerRequest(incarnation=1, address="s:1"),
+            "ServerHeartbeat": pb.ServerHeartbeatRequest(incarnation=1, version=3, problem="full"),
+            "GetCluster": pb.GetClusterRequest(shard=0, after=0),
             "ReportModel": pb.ReportModelRequest(
                 embeddings=[embedding], shards=[pb.SourceShard(records=4)]
             ),

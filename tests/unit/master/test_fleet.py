@@ -9,6 +9,7 @@ from master.state.fleet import Fleet
 from master.state.processes import Gone, check_scale
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit
+from torch_edl.wire import master_pb2 as pb
 
 
 def fleet(workers: int = 2, servers: int = 2) -> Fleet:
@@ -31,7 +32,7 @@ def running(workers: int = 2, servers: int = 2) -> Fleet:
     f.decide("ps", restore="")
     f.plan(0.0)
     for shard in range(servers):
-        assert f.server_registered(shard, 1, f"host:{shard}")
+        assert f.server_registered(shard, shard + 1, f"host:{shard}", 0.0)
     for id in range(workers):
         assert f.registered(id)
     return f
@@ -41,7 +42,7 @@ def test_workers_at_once_and_servers_when_the_strategy_is_known():
     f = fleet(workers=3)
     assert names(f.plan(0.0)) == ["start worker-0", "start worker-1", "start worker-2"]
     assert f.plan(1.0) == []
-    assert f.addresses is None
+    assert f.cluster() is None
     f.decide("ps", restore="")
     assert names(f.plan(2.0)) == ["start ps-0", "start ps-1"]
 
@@ -52,7 +53,7 @@ def test_servers_know_what_they_are():
     f.decide("ps", restore="/ck/step-1")
     spec = f.plan(0.0)[1].spec
     assert " ".join(spec.args) == (
-        "--job job --shard 1 --shards 2 --incarnation 1 --mode sync --restore /ck/step-1"
+        "--job job --shard 1 --shards 2 --incarnation 2 --mode sync --restore /ck/step-1"
     )
     assert (spec.module, spec.env) == ("torch_edl.ps_server", {"A": "b"})
 
@@ -62,19 +63,36 @@ def test_local_has_no_servers():
     f.plan(0.0)
     f.decide("local", restore="")
     assert f.plan(0.0) == []
-    assert f.addresses == ()
-    assert f.incarnation == 1
+    assert f.cluster() == pb.Cluster(incarnation=1)
 
 
-def test_addresses_are_there_once_all_registered_in_shard_order():
+def addresses(f: Fleet) -> list[str]:
+    return [server.address for server in f.servers_now()]
+
+
+def test_the_cluster_is_there_once_all_registered_in_shard_order():
     f = fleet()
     f.decide("ps", restore="")
     f.plan(0.0)
-    assert f.server_registered(1, 1, "host:b")
-    assert f.addresses is None
-    assert not f.server_registered(0, 7, "host:x")
-    assert f.server_registered(0, 1, "host:a")
-    assert f.addresses == ["host:a", "host:b"]
+    assert f.server_registered(1, 2, "host:b", 0.0)
+    assert f.cluster() is None
+    assert [(s.address, s.incarnation) for s in f.cluster(starting=True).servers] == [
+        ("", 1),
+        ("host:b", 2),
+    ]
+    assert not f.server_registered(0, 7, "host:x", 0.0)
+    assert not f.server_registered(0, 2, "host:x", 0.0)
+    assert f.server_registered(0, 1, "host:a", 0.0)
+    assert addresses(f) == ["host:a", "host:b"]
+    assert f.cluster() == f.cluster(starting=True)
+
+
+def test_the_peer_of_a_shard_is_the_server_of_the_next():
+    f = running(servers=3)
+    assert [f.peer(shard).address for shard in range(3)] == ["host:1", "host:2", "host:0"]
+    f.renew(restore="")
+    assert f.peer(0) is None
+    assert running(servers=1).peer(0) is None
 
 
 def test_a_dead_worker_is_replaced_under_a_new_id():
@@ -135,13 +153,17 @@ def test_a_dead_server_renews_all_under_a_higher_incarnation():
     assert names(actions) == ["stop ps-1", "start ps-2", "start ps-3"]
     assert actions[0].grace_s == 0
     assert "--restore /ck/step-5" in " ".join(actions[1].spec.args)
-    assert "--incarnation 2" in " ".join(actions[1].spec.args)
-    assert f.addresses is None
+    assert "--incarnation 3" in " ".join(actions[1].spec.args)
+    assert f.cluster() is None
     assert f.exited(exit("ps", 1, signal=9), 1.1, log="") is None
+    assert f.server_heard(pb.ServerHeartbeatRequest(shard=1, incarnation=2), 1.1) is None
     for shard in (0, 1):
-        assert not f.server_registered(shard, 1, "old")
-        assert f.server_registered(shard, 2, f"new:{shard}")
-    assert f.addresses == ["new:0", "new:1"]
+        assert not f.server_registered(shard, shard + 1, "old", 1.1)
+        assert f.is_superseded(shard, shard + 1)
+        assert not f.is_superseded(shard, shard + 3)
+        assert f.server_registered(shard, shard + 3, f"new:{shard}", 1.2)
+    assert addresses(f) == ["new:0", "new:1"]
+    assert f.incarnation == 2
 
 
 def test_servers_that_cannot_live_end_the_job():

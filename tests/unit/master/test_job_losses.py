@@ -129,7 +129,7 @@ class TestWorkers:
         w.all_up()
         answer = w.calls.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=0), w.now)
         assert answer.next == pb.LeaseResponse.CLUSTER_CHANGED
-        assert list(answer.cluster.servers) == ["s0", "s1"]
+        assert [s.address for s in answer.cluster.servers] == ["s0", "s1"]
 
 
 class TestGoingBack:
@@ -146,10 +146,11 @@ class TestGoingBack:
         w.actions.clear()
         w.exit("ps", 1, signal=9)
         assert w.job.done() == (8, 4)
-        assert w.lease(0) is None
+        ask = pb.LeaseRequest(worker_id=0, want=1, incarnation=1)
+        assert w.calls.lease(ask, w.now) is None
         assert not w.complete(0, lost)
         w.all_up()
-        answer = w.calls.lease(pb.LeaseRequest(worker_id=0, want=1, incarnation=1), w.now)
+        answer = w.calls.lease(ask, w.now)
         assert answer.next == pb.LeaseResponse.CLUSTER_CHANGED
         assert answer.cluster.incarnation == 2
         assert answer.cluster.restored_from == str(saved.path)

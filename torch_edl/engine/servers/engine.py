@@ -115,10 +115,7 @@ class ServersEngine:
     def connect(self, cluster: master_pb2.Cluster) -> None:
         """Meets the servers of a cluster and tells them what to hold."""
         self.close()
-        client = PsClient(
-            cluster.servers, job=self._config.name, incarnation=cluster.incarnation,
-            token=self._token,
-        )  # fmt: skip
+        client = PsClient(cluster.servers, job=self._config.name, token=self._token)
         group = group_of(self._optimizer)
         tables = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
         try:

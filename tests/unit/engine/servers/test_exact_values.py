@@ -22,6 +22,7 @@ from torch_edl.engine.replica import read_model
 from torch_edl.errors import UsageError
 from torch_edl.nn.model_tables import dense_names
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import master_pb2 as pb
 
 ODD = 2**25 + 1  # no float32
 BATCH = 8
@@ -64,25 +65,25 @@ def batches() -> list[Batch]:
     return [Batch(ids + step, ids.float().view(-1, 1), BATCH) for step in range(STEPS)]
 
 
-def save(made: Trained, addresses: list[str], root: Path) -> Path:
+def save(made: Trained, servers: list[str], root: Path) -> Path:
     """An output, as the master writes it at the end."""
     space = TaskSpace([Shard("x", STEPS * BATCH)], records_per_task=100, batch_size=BATCH)
     manifest = Manifest(job="t", strategy="ps", steps=0)
-    action = SaveServers(addresses, 1, Watermarks(), manifest, space, root)
+    action = SaveServers(servers, 1, Watermarks(), manifest, space, root)
     saved = effects.save_servers(action, TOKEN)
     write_output(saved.path, root / "output")
     return root / "output"
 
 
 def test_the_model_comes_back_bit_by_bit(
-    start_servers: Callable[..., list[str]], tmp_path: Path
+    start_servers: Callable[..., list[pb.Server]], tmp_path: Path
 ) -> None:
-    addresses = start_servers(2)
+    servers = start_servers(2)
     model = Model()
-    made = Trained(model, sgd, addresses, staleness=0)
+    made = Trained(model, sgd, servers, staleness=0)
     made.train(batches())
     assert model.offsets.tolist() == [0, ODD]
-    output = save(made, addresses, tmp_path)
+    output = save(made, servers, tmp_path)
     written = load_file(output / "model.safetensors")
     wanted = {name: getattr(part, key).detach() for name, part, key, _ in dense_names(model)}
     assert written.keys() == wanted.keys()
@@ -112,7 +113,7 @@ def test_the_model_comes_back_bit_by_bit(
     with pytest.raises(RuntimeError, match="--load DIR"):
         model.load_state_dict(gathered)
     with pytest.raises(UsageError, match=r"load_state_dict\(\) gave it rows .*--load DIR"):
-        Trained(alone, sgd, addresses)
+        Trained(alone, sgd, servers)
 
     again = Model(value=7)
     restored = start_servers(1, f"--restore={output}")
@@ -121,16 +122,18 @@ def test_the_model_comes_back_bit_by_bit(
         assert torch.equal(again.get_buffer(name), model.get_buffer(name))
 
 
-def test_the_first_workers_values_hold_for_all(start_servers: Callable[..., list[str]]) -> None:
-    addresses = start_servers(2)
-    Trained(Model(), sgd, addresses)
+def test_the_first_workers_values_hold_for_all(
+    start_servers: Callable[..., list[pb.Server]],
+) -> None:
+    servers = start_servers(2)
+    Trained(Model(), sgd, servers)
     second = Model(value=7)
-    Trained(second, sgd, addresses)
+    Trained(second, sgd, servers)
     assert second.offsets.tolist() == [0, ODD]
     third = Model()
     third.seen = third.seen.int()
     with pytest.raises(UsageError, match=r"another layout.*'seen'.*int64.*int32"):
-        Trained(third, sgd, addresses)
+        Trained(third, sgd, servers)
 
 
 def test_types_that_lose_something_are_refused() -> None:

@@ -27,6 +27,7 @@ from tests.unit.engine.servers.trained import (
 from torch_edl.data.batch import Batch
 from torch_edl.errors import NanLossError, UsageError, UserCodeError
 from torch_edl.master_client.leases import Lease
+from torch_edl.wire import master_pb2 as pb
 
 OPTIMIZERS: dict[str, tuple[Make, bool]] = {
     # name: how to make it, and whether a row without a gradient stays as it is in torch too
@@ -56,7 +57,7 @@ OPTIMIZERS: dict[str, tuple[Make, bool]] = {
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_200_steps_equal_a_plain_loop(
-    name: str, servers: int, start_servers: Callable[..., list[str]]
+    name: str, servers: int, start_servers: Callable[..., list[pb.Server]]
 ) -> None:
     make, sparse = OPTIMIZERS[name]
     torch.manual_seed(0)
@@ -76,7 +77,7 @@ def test_200_steps_equal_a_plain_loop(
 
 
 def test_local_steps_of_sgd_are_plain_sgd_for_dense_parameters(
-    start_servers: Callable[..., list[str]],
+    start_servers: Callable[..., list[pb.Server]],
 ) -> None:
     def make(params: object) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.01)  # type: ignore[arg-type]
@@ -103,7 +104,7 @@ def test_local_steps_of_sgd_are_plain_sgd_for_dense_parameters(
 
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_overlap_applies_every_gradient_once(
-    staleness: int, start_servers: Callable[..., list[str]]
+    staleness: int, start_servers: Callable[..., list[pb.Server]]
 ) -> None:
     """A loss that is linear in the parameters has the same gradients however stale they are."""
 
@@ -128,7 +129,7 @@ def test_overlap_applies_every_gradient_once(
     assert rows_of(made, "ids", 1).squeeze(1).tolist() == counted.tolist()
 
 
-def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[str]]) -> None:
+def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[pb.Server]]) -> None:
     def make(params: object) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1)  # type: ignore[arg-type]
 
@@ -153,16 +154,16 @@ def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[str
     compare(ours, made, theirs)
 
 
-def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[str]]) -> None:
+def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[pb.Server]]) -> None:
     torch.manual_seed(0)
     model = Model()
-    addresses = start_servers(1)
+    servers = start_servers(1)
     bad = Batch(torch.zeros(BATCH, 3, dtype=torch.int64), torch.full((BATCH, 1), torch.inf), BATCH)
     lease = Lease(lease_id=1, task_id=0, end=BATCH)
     with pytest.raises(NanLossError, match="--on-nan skip"):
-        Trained(model, sgd, addresses).compute(update(lease, [bad]))
+        Trained(model, sgd, servers).compute(update(lease, [bad]))
     before = {n: p.clone() for n, p in model.named_parameters()}
-    made = Trained(model, sgd, addresses, on_nan="skip")
+    made = Trained(model, sgd, servers, on_nan="skip")
     made.compute(update(lease, [bad]))
     (done,) = made.engine.acknowledged(wait=True)
     assert (done.count, done.not_finite) == (1, 1)
@@ -171,7 +172,9 @@ def test_a_loss_that_is_not_finite(start_servers: Callable[..., list[str]]) -> N
         assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
-def test_errors_of_the_users_model_are_told_apart(start_servers: Callable[..., list[str]]) -> None:
+def test_errors_of_the_users_model_are_told_apart(
+    start_servers: Callable[..., list[pb.Server]],
+) -> None:
     made = Trained(Model(), sgd, start_servers(1))
     lease = Lease(lease_id=1, task_id=0, end=BATCH)
     labels = torch.zeros(BATCH, 1)
@@ -183,14 +186,14 @@ def test_errors_of_the_users_model_are_told_apart(start_servers: Callable[..., l
         made.compute(update(lease, [wrong]))
 
 
-def test_another_model_is_refused(start_servers: Callable[..., list[str]]) -> None:
-    addresses = start_servers(2)
-    Trained(Model(), sgd, addresses)
+def test_another_model_is_refused(start_servers: Callable[..., list[pb.Server]]) -> None:
+    servers = start_servers(2)
+    Trained(Model(), sgd, servers)
     other = Model()
     other.linear = nn.Linear(12, 7)
     other.out = nn.Linear(7, 1)
     with pytest.raises(UsageError, match="linear"):
-        Trained(other, sgd, addresses)
+        Trained(other, sgd, servers)
 
 
 def test_the_path_of_a_module_names_its_table(tmp_path: Path) -> None:
@@ -205,7 +208,7 @@ def test_the_path_of_a_module_names_its_table(tmp_path: Path) -> None:
         bind_tables(shared)
 
 
-def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[str]]) -> None:
+def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[pb.Server]]) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -228,7 +231,7 @@ def test_views_of_one_tensor_are_told_apart(start_servers: Callable[..., list[st
     assert rows_of(made, "b", 1)[:6].flatten().tolist() == [0, -2, -4, -1, -3, -5]
 
 
-def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) -> None:
+def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[pb.Server]]) -> None:
     class Shifted(nn.Module):
         """Looks its ids up, adds one to them in place, and looks them up again."""
 
@@ -264,7 +267,7 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[str]]) ->
 
 
 def test_each_worker_may_draw_the_weights_that_are_swapped(
-    start_servers: Callable[..., list[str]],
+    start_servers: Callable[..., list[pb.Server]],
 ) -> None:
     from torch_edl.nn.model_tables import swap_large
 
@@ -274,11 +277,11 @@ def test_each_worker_may_draw_the_weights_that_are_swapped(
             self.rows = nn.Embedding(IDS, dim)
             swap_large(self, 10)
 
-    addresses = start_servers(2)
+    servers = start_servers(2)
     torch.manual_seed(0)
-    first = Trained(Swapped(), sgd, addresses)
+    first = Trained(Swapped(), sgd, servers)
     wanted = rows_of(first, "rows", 2)
-    second = Trained(Swapped(), sgd, addresses)
+    second = Trained(Swapped(), sgd, servers)
     assert torch.equal(rows_of(second, "rows", 2), wanted)
     with pytest.raises(UsageError, match="table rows: not the first worker's; that one is dim 2"):
-        Trained(Swapped(dim=3), sgd, addresses)
+        Trained(Swapped(dim=3), sgd, servers)

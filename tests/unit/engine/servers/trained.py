@@ -73,7 +73,7 @@ class Trained:
     """An engine, and the body of a model file that goes through updates with it."""
 
     def __init__(
-        self, model: nn.Module, make: Make, addresses: list[str], scheduler: object = None,
+        self, model: nn.Module, make: Make, servers: list[pb.Server], scheduler: object = None,
         **train: object,
     ) -> None:  # fmt: skip
         config = JobConfig(
@@ -89,7 +89,7 @@ class Trained:
             model, optimizer, made,
             config=config, token=TOKEN, status=WorkerStatus(), forward=self.step.forward,
         )  # fmt: skip
-        self.engine.connect(pb.Cluster(incarnation=1, servers=addresses))
+        self.engine.connect(pb.Cluster(incarnation=1, servers=servers))
         self._body = contract_body(self.step, self.engine, optimizer, made)
 
     def compute(self, update: Update) -> bool:
