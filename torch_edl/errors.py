@@ -45,6 +45,10 @@ class CheckpointError(EdlError):
     """A checkpoint is missing, incomplete or damaged."""
 
 
+class JournalDamagedError(EdlError):
+    """A record of a journal, before its last ones, is not as it was written."""
+
+
 class StoreConflictError(EdlError):
     """A compare-and-set lost: somebody else wrote the key, or holds the lock."""
 

@@ -1,4 +1,4 @@
-"""Files that are replaced whole."""
+"""Files that are replaced whole, and what makes them last."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """
     with replacing(path, mode) as file:
         file.write(text.encode())
+
+
+def sync(path: Path) -> None:
+    """Returns when a file, or what a folder lists, is on the disk.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.files import sync
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def save(
         if directory.exists():  # without a manifest: of a crash
             shutil.rmtree(directory)
         os.rename(temporary, directory)
-        _sync(root)
+        sync(root)
         return directory, manifest
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # unless it was renamed
@@ -108,10 +109,10 @@ def seal(directory: Path, manifest: Manifest) -> None:
     """
     verify_files(directory, manifest)
     for name in manifest.files:
-        _sync(directory / name)
+        sync(directory / name)
     (directory / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    _sync(directory / MANIFEST)
-    _sync(directory)
+    sync(directory / MANIFEST)
+    sync(directory)
 
 
 def read(directory: str | Path) -> Manifest:
@@ -211,11 +212,3 @@ def _folders(root: str | Path) -> list[Path]:
     found = {path: _NAME.fullmatch(path.name) for path in Path(root).glob("step-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match}
     return sorted(steps, key=lambda path: steps[path])
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""Which journal a file or folder is of. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch_edl.errors import UsageError
+
+FORMAT = 1
+_NAMES = {
+    "job": "job",
+    "shard": "shard",
+    "shards": "number of shards",
+    "model": "incarnation of the model",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """One journal: of one shard, from one checkpoint on."""
+
+    job: str
+    shard: int
+    shards: int
+    model: int
+    """Incarnation of the model: it rises when the job returns to a checkpoint."""
+
+    def to_json(self) -> str:
+        """The text that :meth:`require` reads."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    def require(self, text: str | bytes, where: Path) -> None:
+        """Compares with what :meth:`to_json` wrote there.
+
+        Raises:
+            UsageError: it is another journal; the message names each difference.
+            KeyError, TypeError: the text is not that of an identity.
+        """
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise TypeError(f"not JSON: {error}") from None
+        if found["format"] != FORMAT:
+            raise UsageError(
+                f"{where}: a journal of format {found['format']}; this version of torch-edl reads "
+                f"format {FORMAT}, so finish the job with the version that began it"
+            )
+        differ = [
+            f"{what} {found[name]!r} (this server: {getattr(self, name)!r})"
+            for name, what in _NAMES.items()
+            if found[name] != getattr(self, name)
+        ]
+        if differ:
+            raise UsageError(
+                f"{where}: a journal of {', '.join(differ)}; choose another --journal-dir, or "
+                "remove the folder if nothing in it is needed"
+            )

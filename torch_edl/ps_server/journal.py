@@ -1,0 +1,349 @@
+"""The journal of a shard: every change since its newest snapshot, on a disk, in the one order in
+which the changes were made.
+
+The folder of the owner (:mod:`.ownership`) holds segments of records (:mod:`.segments`), and
+``snapshot-NUMBER``: a folder with the state after the record of that number. A snapshot appears by
+one rename; the segments that it covers are deleted after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.files import sync
+from torch_edl.ps_server import segments
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.ownership import Ownership
+from torch_edl.ps_server.records import Entry, Record
+from torch_edl.ps_server.segments import Segment, SegmentWriter
+
+log = logging.getLogger(__name__)
+
+FSYNC_MODES = ("never", "interval", "always")
+FSYNC_INTERVAL_S = 1.0
+SEGMENT_BYTES = 64 << 20
+_SNAPSHOT = re.compile(r"snapshot-(\d{20})")
+_TEMPORARY = ".snapshot"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The state that the records continue."""
+
+    sequence: int = 0
+    """Of the last record that is in it."""
+    path: Path | None = None
+    """Folder of the snapshot; None: the state in which a server starts."""
+
+
+class Journal:
+    """Takes the journal in a folder over from an earlier server, or begins one.
+
+    Read :meth:`records` to the end before the first :meth:`append`.
+
+    Args:
+        incarnation: of this server; no other server of the job ever has the same.
+        fsync: when records are forced to the disk. ``never``: when the kernel likes; ``interval``:
+            each second; ``always``: before they are acknowledged, one time for all that wait. In
+            every mode they survive the death of the process, in ``always`` that of the machine too.
+        on_lost: called with the reason, once, when this journal can never acknowledge again: a
+            later server has taken over, or the disk lost what was written. The process must end.
+
+    Raises:
+        StaleIncarnationError: a later server has taken over.
+        UsageError: the folder holds another journal, or cannot be used.
+        JournalDamagedError: the description of the journal is damaged.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        identity: Identity,
+        incarnation: int,
+        *,
+        fsync: str = "interval",
+        on_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        assert fsync in FSYNC_MODES, fsync
+        self._identity = identity
+        self._incarnation = incarnation
+        self._fsync = fsync
+        self._on_lost = on_lost
+        self._lost = ""
+        try:
+            self._owner = Ownership(root, identity, incarnation)
+            self.folder = self._owner.folder
+            with self._gone_means_lost():
+                self.base = self._tidy()
+        except OSError as error:
+            raise UsageError(
+                f"--journal {root}: {error.strerror} ({error.filename}); name a folder that this "
+                "user may write to, on a disk with room"
+            ) from error
+        self._write_lock = threading.Lock()  # of the fields below, for one write at a time
+        self._writer: SegmentWriter | None = None
+        self._unsynced: list[SegmentWriter] = []  # complete, and perhaps not on the disk
+        self._listed: SegmentWriter | None = None  # its name is on the disk
+        self._last = self.base.sequence
+        self._read = False
+        self.bytes = 0
+        """Of all records since the base."""
+        self.problem = ""
+        """Why nothing can be appended at present; empty: the last append succeeded."""
+        self._commit_lock = threading.Lock()  # held by the thread that commits for all that wait
+        self._durable = self.base.sequence
+        self._sync_lock = threading.Lock()  # held while files are forced to the disk
+        self._base_lock = threading.RLock()  # held while the base, or what follows it, must stay
+        self._closing = threading.Event()
+        self._syncer = threading.Thread(target=self._sync_regularly, name="journal", daemon=True)
+        if fsync == "interval":
+            self._syncer.start()
+
+    def _tidy(self) -> Base:
+        """Finds the newest snapshot, and removes what a crash left or a snapshot covers."""
+        found = [Base()]
+        for path in self.folder.iterdir():
+            match = _SNAPSHOT.fullmatch(path.name)
+            if match:
+                found.append(Base(int(match[1]), path))
+            elif path.name.startswith(_TEMPORARY):
+                shutil.rmtree(path)
+        found.sort(key=lambda base: base.sequence)
+        for base in found[:-1]:
+            if base.path:
+                shutil.rmtree(base.path)
+        for segment in segments.chain(self.folder, found[-1].sequence)[1]:
+            segment.path.unlink()
+        return found[-1]
+
+    @property
+    def last(self) -> int:
+        """Number of the last record; 0: there was none yet."""
+        return self._last
+
+    # ---- reading ----
+
+    def records(self, after: int | None = None) -> Iterator[Record]:
+        """The records since the base, or after number ``after``, that are there now.
+
+        Raises:
+            JournalDamagedError: a record is damaged or missing; the message names it.
+            UsageError: a segment is of another journal.
+        """
+        begin = self.base.sequence if after is None else after
+        with self._write_lock:
+            stop = self._last if self._read else None
+        sequence = begin
+        with self._gone_means_lost():
+            used, _ = segments.chain(self.folder, begin)
+            for record in segments.read(used, self._identity, begin):
+                if stop is not None and record.sequence > stop:
+                    break
+                sequence = record.sequence
+                yield record
+        if not self._read:
+            with self._write_lock:
+                self._last = self._durable = sequence
+                self.bytes = sum(s.path.stat().st_size for s in used)
+                self._read = True
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[Base, Iterator[Record]]]:
+        """The base and the records since then, as of now. No snapshot replaces them until the block
+        ends."""
+        with self._base_lock:
+            yield self.base, self.records()
+
+    # ---- appending ----
+
+    def append(self, entry: Entry) -> int:
+        """See :meth:`torch_edl.ps_server.records.Sink.append`."""
+        with self._write_lock:
+            return self._append(self._last + 1, entry)
+
+    def append_record(self, record: Record) -> None:
+        """Appends a record of another journal, which must be the next one; a record that is there
+        is left alone.
+
+        Raises:
+            UsageError: records between the last one and this one are missing.
+            OSError: see :meth:`append`.
+        """
+        with self._write_lock:
+            if record.sequence > self._last + 1:
+                raise UsageError(
+                    f"record {record.sequence}: the journal ends with record {self._last}; send "
+                    "the records in between first"
+                )
+            if record.sequence == self._last + 1:
+                self._append(record.sequence, Entry.of(record.kind, record.payload))
+
+    def _append(self, sequence: int, entry: Entry) -> int:
+        assert self._read, "read the journal to its end first"
+        if self._lost:
+            raise StaleIncarnationError(self._lost)
+        try:
+            if self._writer is None or self._writer.size >= SEGMENT_BYTES:
+                self._rotate()
+                segment = Segment.named(self.folder, sequence, self._incarnation)
+                self._writer = SegmentWriter(segment, self._identity)
+            before = self._writer.size
+            self._writer.append(sequence, entry)
+        except OSError as error:
+            self._require_owned()
+            self.problem = f"journal: {error.strerror}: {self.folder}"
+            raise OSError(
+                error.errno, f"{self.problem}; the change was not made and may be repeated"
+            ) from error
+        self.problem = ""
+        self.bytes += self._writer.size - before
+        self._last = sequence
+        return sequence
+
+    def _rotate(self) -> None:
+        if self._writer is not None:
+            self._unsynced.append(self._writer)
+            self._writer = None
+
+    def rotate(self) -> int:
+        """Ends the segment, so that a snapshot can cover all of it; returns the number of the last
+        record."""
+        with self._write_lock:
+            self._rotate()
+            return self._last
+
+    # ---- durability ----
+
+    def wait_durable(self, sequence: int) -> None:
+        """See :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
+        while self._durable < sequence:
+            # One thread commits for all that wait here; the others find it done.
+            with self._commit_lock:
+                if self._durable < sequence:
+                    self._commit()
+
+    def _commit(self) -> None:
+        if self._lost:
+            raise StaleIncarnationError(self._lost)
+        last = self._last
+        if self._fsync == "always":
+            try:
+                self.sync()
+            except OSError as error:
+                self._lose(f"journal: {error.strerror}: {self.folder}")
+                raise
+        self._require_owned()
+        self._durable = last
+
+    def _require_owned(self) -> None:
+        try:
+            self._owner.check()
+        except StaleIncarnationError as error:
+            self._lose(str(error))
+            raise
+
+    @contextmanager
+    def _gone_means_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            self._require_owned()
+            raise
+
+    def _lose(self, reason: str) -> None:
+        if not self._lost:
+            self._lost = reason
+            log.critical("%s", reason)
+            self._on_lost(reason)
+
+    def sync(self) -> None:
+        """Forces to the disk what was appended before the call.
+
+        Raises:
+            OSError: the disk lost a part of it.
+        """
+        with self._sync_lock:
+            with self._write_lock:
+                complete, self._unsynced = self._unsynced, []
+                current = self._writer
+            for writer in complete:
+                writer.sync()
+                writer.close()
+            if current is not None:
+                current.sync()
+            if current is not self._listed:
+                sync(self.folder)
+                self._listed = current
+
+    def _sync_regularly(self) -> None:
+        synced = self._last
+        while not self._closing.wait(FSYNC_INTERVAL_S):
+            last = self._last
+            if last != synced:
+                try:
+                    self.sync()
+                except OSError as error:
+                    self._lose(f"journal: {error.strerror}: {self.folder}")
+                    return
+                synced = last
+
+    def close(self) -> None:
+        """Forces everything to the disk. Appends fail from now on."""
+        self._closing.set()
+        if self._syncer.is_alive():
+            self._syncer.join()
+        with self._write_lock:
+            self._lost = self._lost or "this server stops; ask the master for the servers"
+            self._rotate()
+        self.sync()
+
+    # ---- snapshots ----
+
+    def temporary(self) -> Path:
+        """A new folder to write a snapshot in; a crash leaves nothing of it."""
+        path = self.folder / f"{_TEMPORARY}-{self._incarnation}-{os.urandom(4).hex()}"
+        path.mkdir()
+        return path
+
+    def commit_snapshot(self, temporary: Path, sequence: int) -> None:
+        """Makes a folder, whose files are on the disk, the base, and deletes what it covers.
+
+        Args:
+            sequence: number of the last record that is in the snapshot. A snapshot that was
+                received may be ahead of all records here.
+
+        Raises:
+            StaleIncarnationError: a later server has taken over.
+            OSError: the disk refused.
+        """
+        self.sync()
+        path = self.folder / f"snapshot-{sequence:020d}"
+        with self._base_lock:
+            self._require_owned()
+            if path == self.base.path:  # nothing has changed since
+                shutil.rmtree(temporary)
+                return
+            os.rename(temporary, path)
+            sync(self.folder)
+            with self._write_lock:
+                old, self.base = self.base, Base(sequence, path)
+                used, covered = segments.chain(self.folder, sequence)
+                if sequence >= self._last:
+                    self._rotate()
+                    covered += used
+                    used = []
+                    self._last = self._durable = sequence
+                self.bytes = sum(s.path.stat().st_size for s in used)
+            for segment in covered:
+                segment.path.unlink()
+            if old.path:
+                shutil.rmtree(old.path)

@@ -1,0 +1,109 @@
+"""The records of a journal as bytes. Pure: no files, no clock.
+
+A record is a head and a payload. The head has its own checksum, so that a reader trusts a length
+before it reads what the length says::
+
+    sequence   u64   counts the records of a journal from 1
+    length     u32   bytes of the payload
+    kind       u8    see Kind; three bytes of padding follow
+    payload    u32   CRC-32 of the payload
+    head       u32   CRC-32 of the bytes before
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Protocol
+
+_FIELDS = struct.Struct("<QIB3xI")
+_CRC = struct.Struct("<I")
+HEAD_BYTES = _FIELDS.size + _CRC.size
+LONGEST_PAYLOAD = (1 << 32) - 1
+
+
+class Kind(enum.IntEnum):
+    """What changed a shard. The payload is the request as the wire brought it, but for EVICTION."""
+
+    DENSE = 1
+    """PushDenseParametersRequest"""
+    TABLES = 2
+    """PushEmbeddingTableInfosRequest"""
+    GRADIENTS = 3
+    """PushGradientsRequest"""
+    FLUSH = 4
+    """FlushRequest"""
+    CUT = 5
+    """SnapshotRequest: in sync mode its targets decide what is applied."""
+    EVICTION = 6
+    """TableIds: the rows that a table removed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is appended. The checksum is computed here, before any lock is taken."""
+
+    kind: int
+    payload: bytes
+    crc: int
+
+    @classmethod
+    def of(cls, kind: int, payload: bytes) -> Entry:
+        """The entry with the checksum of its payload."""
+        return cls(kind, payload, zlib.crc32(payload))
+
+
+@dataclass(frozen=True)
+class Record:
+    """An entry at its place."""
+
+    sequence: int
+    kind: int
+    payload: bytes
+
+
+class Sink(Protocol):
+    """Where a shard appends what changes it, before the change: a journal on a disk, or a peer."""
+
+    def append(self, entry: Entry) -> int:
+        """Appends, in the order of the calls; returns the sequence number of the record.
+
+        Raises:
+            OSError: nothing was appended, and the change must not be made. It may be tried again.
+        """
+
+    def wait_durable(self, sequence: int) -> None:
+        """Returns when the record, and all before it, survive the loss of this process; a change
+        may be acknowledged then.
+
+        Raises:
+            StaleIncarnationError: another process has taken the shard over; it decides whether the
+                change was made.
+            OSError: the sink failed for good.
+        """
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a record says about its payload."""
+
+    sequence: int
+    length: int
+    kind: int
+    crc: int
+
+
+def pack_head(sequence: int, entry: Entry) -> bytes:
+    """The head of the record with that number, HEAD_BYTES long."""
+    fields = _FIELDS.pack(sequence, len(entry.payload), entry.kind, entry.crc)
+    return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def unpack_head(content: bytes) -> Head | None:
+    """The inverse of :func:`pack_head`; None if the checksum does not match."""
+    if zlib.crc32(content[: _FIELDS.size]) != _CRC.unpack_from(content, _FIELDS.size)[0]:
+        return None
+    sequence, length, kind, crc = _FIELDS.unpack_from(content)
+    return Head(sequence, length, kind, crc)
