@@ -44,6 +44,9 @@ class Table:
         num_embeddings: ids are in ``[0, num_embeddings)``; 0: any int64.
         min_count: a row changes from the ``min_count``-th push that names it on.
         max_age: :meth:`evict` removes rows unused for more updates than this; 0: none.
+        max_rows: :meth:`evict` keeps so many rows, those used last; 0: all. A frozen table evicts
+            nothing: at the bound, a pull of an unseen id makes no row.
+        max_bytes: the same bound, as memory of rows and buckets; 0: none.
 
     Raises:
         ValueError: an unknown initializer or argument, or a size out of range.
@@ -60,6 +63,8 @@ class Table:
         num_embeddings: int = 0,
         min_count: int = 0,
         max_age: int = 0,
+        max_rows: int = 0,
+        max_bytes: int = 0,
     ) -> None: ...
     def pull(self, ids: _Ids, read_only: bool = False) -> bytes:
         """Rows of ``ids`` (n,) as n * dim little-endian float32; duplicates are allowed.
@@ -85,8 +90,19 @@ class Table:
         count: _Ids | None = None,
     ) -> None:
         """Sets rows: ``vectors`` (n, dim), ``slots`` (n, len(slots), dim), the others (n,)."""
-    def evict(self, step: int) -> int:
-        """Removes rows that no update after ``step - max_age - 1`` used; returns how many."""
+    def evict(self, step: int, aged: bool = True) -> _Ids:
+        """Removes rows beyond the bound, least recently used first (of a table of more than 65,536
+        rows, as a sample tells); returns their ids (n,).
+
+        One call does a part of the work, which takes some milliseconds: call it after each push.
+        While another thread evicts, a call does nothing.
+
+        Args:
+            aged: begin a round that also removes the rows that no update after
+                ``step - max_age - 1`` used.
+        """
+    def remove(self, ids: _Ids) -> None:
+        """Removes the rows of ``ids`` (n,); an id without a row is no error."""
     def begin_snapshot(self) -> None:
         """Cuts, in microseconds: the snapshot is the table as it is now."""
     def next_chunk(self, max_rows: int) -> tuple[_Ids, _Floats, _Floats, _Ids, _Ids] | None:
@@ -108,6 +124,9 @@ class Table:
     @property
     def slots(self) -> int:
         """How many slots each row has."""
+    @property
+    def bound(self) -> int:
+        """Rows that :meth:`evict` leaves at most; 0: any number."""
     @property
     def size(self) -> int:
         """Rows."""

@@ -141,6 +141,14 @@ class TrainConfig(Checked):
         "place embeddings above N elements on servers (default: 4e6)",
         group="model",
     )
+    max_rows: int = _training_option(
+        0,
+        "--max-rows N",
+        "rows of a table without num_embeddings (default: no limit)",
+        group="model",
+        minimum=0,
+    )
+    """Of a table that has no bound of its own; beyond, the least recently used rows are removed."""
     seed: int = option(
         0,
         "--seed N",

@@ -247,7 +247,7 @@ class CheckpointReader:
         trained.CopyFrom(info)
         begins = saved.info["initializer"]
         trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
-        table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, declared=info)
+        table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, info, self._shards)
         for path, rows in saved.rows():
             mine = np.flatnonzero(_core.owner(rows.ids, self._shards) == self._shard)
             part = Rows(

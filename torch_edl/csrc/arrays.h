@@ -79,4 +79,20 @@ inline py::bytes new_bytes(size_t size) {
   return out;
 }
 
+// A contiguous buffer of another object.
+class View {
+ public:
+  explicit View(py::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  }
+  ~View() { PyBuffer_Release(&view_); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  const char* data() const { return static_cast<const char*>(view_.buf); }
+  size_t size() const { return static_cast<size_t>(view_.len); }
+
+ private:
+  Py_buffer view_;
+};
+
 }  // namespace edl

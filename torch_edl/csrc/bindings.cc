@@ -24,6 +24,7 @@
 namespace py = pybind11;
 using Array = py::array;
 using Hyper = std::map<std::string, double>;
+using edl::View;
 using edl::check_dim;
 using edl::checked;
 using edl::count_ids;
@@ -51,19 +52,19 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                                        const std::string& initializer, const Hyper& args,
                                        int64_t seed, const edl::Optimizer* optimizer,
                                        int64_t num_embeddings, int64_t min_count,
-                                       int64_t max_age) {
-  const std::pair<const char*, int64_t> sizes[] = {
-      {"num_embeddings", num_embeddings}, {"min_count", min_count}, {"max_age", max_age}};
+                                       int64_t max_age, int64_t max_rows, int64_t max_bytes) {
+  const std::pair<const char*, int64_t> sizes[] = {{"num_embeddings", num_embeddings},
+                                                   {"min_count", min_count},
+                                                   {"max_age", max_age},
+                                                   {"max_rows", max_rows},
+                                                   {"max_bytes", max_bytes}};
   for (const auto& [what, value] : sizes) {
     if (value < 0 || value > (int64_t{1} << 62)) {
       throw py::value_error("table " + name + ": " + what + " " + std::to_string(value) +
                             ": must be 0 or more");
     }
   }
-  edl::TableOptions options;
-  options.num_embeddings = num_embeddings;
-  options.min_count = min_count;
-  options.max_age = max_age;
+  const edl::TableOptions options{num_embeddings, min_count, max_age, max_rows, max_bytes};
   return std::make_unique<edl::Table>(name, check_dim(dim), initializer, args, seed, optimizer,
                                       options);
 }
@@ -77,22 +78,6 @@ py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {
   table.pull(from, n, to, read_only);
   return out;
 }
-
-// A contiguous buffer of another object.
-class View {
- public:
-  explicit View(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw py::error_already_set();
-  }
-  ~View() { PyBuffer_Release(&view_); }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
-  const char* data() const { return static_cast<const char*>(view_.buf); }
-  size_t size() const { return static_cast<size_t>(view_.len); }
-
- private:
-  Py_buffer view_;
-};
 
 // One piece of a message: bytes to copy, or rows to pull.
 struct Piece {
@@ -226,6 +211,29 @@ py::object next_chunk(edl::Table& table, int64_t max_rows) {
   return py::make_tuple(ids[rows], vectors[rows], slots[rows], last_used[rows], count[rows]);
 }
 
+// A numpy array that owns the vector's memory, without a copy.
+py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
+  auto* kept = new std::vector<int64_t>(std::move(values));
+  const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
+  return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
+}
+
+py::array_t<int64_t> evict(edl::Table& table, int64_t step, bool aged) {
+  std::vector<int64_t> removed;
+  {
+    py::gil_scoped_release release;
+    removed = table.evict(step, aged);
+  }
+  return to_array(std::move(removed));
+}
+
+void remove_rows(edl::Table& table, const Array& ids) {
+  const size_t n = count_ids(ids);
+  const auto* from = static_cast<const int64_t*>(ids.data());
+  py::gil_scoped_release release;
+  table.remove(from, n);
+}
+
 py::array_t<float> init_rows(const std::string& name, int64_t seed, const std::string& kind,
                              const Hyper& args, const Array& ids, int64_t dim) {
   const size_t n = count_ids(ids), d = check_dim(dim);
@@ -249,13 +257,6 @@ py::array_t<int32_t> owner(const Array& ids, int64_t shards) {
     to[i] = static_cast<int32_t>(edl::owner_of_hash(edl::hash_id(from[i]), s));
   }
   return out;
-}
-
-// A numpy array that owns the vector's memory, without a copy.
-py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
-  auto* kept = new std::vector<int64_t>(std::move(values));
-  const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
-  return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
 }
 
 py::tuple unique_partition(const Array& ids, int64_t shards) {
@@ -354,14 +355,16 @@ PYBIND11_MODULE(_core, m) {
   py::class_<edl::Table>(m, "Table")
       .def(py::init(&make_table), py::arg("name"), py::arg("dim"), py::arg("initializer"),
            py::arg("initializer_args"), py::arg("seed"), py::arg("optimizer").none(true),
-           py::arg("num_embeddings") = 0, py::arg("min_count") = 0, py::arg("max_age") = 0)
+           py::arg("num_embeddings") = 0, py::arg("min_count") = 0, py::arg("max_age") = 0,
+           py::arg("max_rows") = 0, py::arg("max_bytes") = 0)
       .def("pull", &pull, py::arg("ids"), py::arg("read_only") = false)
       .def("pull_into", &pull_into, py::arg("ids"), py::arg("out"), py::arg("read_only") = false)
       .def("check", &check_push, py::arg("ids"), py::arg("grads"))
       .def("push", &push, py::arg("ids"), py::arg("grads"), py::arg("lr"), py::arg("step"))
       .def("load", &load, py::arg("ids"), py::arg("vectors"), py::arg("slots") = py::none(),
            py::arg("last_used") = py::none(), py::arg("count") = py::none())
-      .def("evict", &edl::Table::evict, py::arg("step"), unlocked)
+      .def("evict", &evict, py::arg("step"), py::arg("aged") = true)
+      .def("remove", &remove_rows, py::arg("ids"))
       .def("begin_snapshot", &edl::Table::begin_snapshot)
       .def("next_chunk", &next_chunk, py::arg("max_rows"))
       .def("end_snapshot", &edl::Table::end_snapshot, unlocked)
@@ -369,6 +372,7 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("name", &edl::Table::name)
       .def_property_readonly("dim", &edl::Table::dim)
       .def_property_readonly("slots", &edl::Table::slots)
+      .def_property_readonly("bound", &edl::Table::bound)
       .def_property_readonly("size", &edl::Table::size)
       .def_property_readonly("bytes", &edl::Table::bytes);
 

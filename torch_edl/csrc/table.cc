@@ -16,8 +16,6 @@ constexpr size_t kRun = 4096;           // ids that are worked on under the lock
 constexpr size_t kBlock = 128;          // ids whose cache misses are in flight together
 constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
 constexpr int kRowBits = 48;             // of a cursor: the sub-table stands above them
-constexpr size_t kWalk = 512;           // rows that a snapshot or a sweep visits under one lock
-constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
 
 inline size_t sub_of(uint64_t hash) { return (hash >> 28) & 15; }
 
@@ -34,7 +32,8 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       slots_(optimizer_ ? optimizer_->slots().size() : 0),
       meta_at_(round_up(dim * (1 + slots_) * sizeof(float), alignof(RowMeta))),
       stride_(round_up(meta_at_ + sizeof(RowMeta), row_alignment(dim))),
-      arena_(kSlabRows * stride_, kSubTables) {
+      arena_(kSlabRows * stride_, kSubTables),
+      bound_(bound_of(options)) {
   for (SubTable& sub : subs_) grow(sub);
 }
 
@@ -73,6 +72,7 @@ char* Table::insert(SubTable& sub, int64_t id, uint64_t hash) {
   while (sub.buckets[at].row) at = (at + 1) & sub.mask;
   sub.buckets[at] = {id, row};
   ++sub.size;
+  rows_.fetch_add(1, std::memory_order_relaxed);
   return row;
 }
 
@@ -111,6 +111,14 @@ void Table::erase(SubTable& sub, int64_t id) {
   }
   sub.buckets[hole] = {0, nullptr};
   --sub.size;
+}
+
+void Table::release(SubTable& sub, char* row) {
+  before_change(sub, row);
+  erase(sub, meta(row).id);
+  meta(row).epoch = kFree;
+  sub.free.push_back(row);
+  rows_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Table::before_change(SubTable& sub, char* row) {
@@ -165,10 +173,12 @@ void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work w
 void Table::pull(const int64_t* ids, size_t n, char* out, bool read_only) {
   check_ids(ids, n);
   // Only eviction asks when a row was used: without it a pull writes nothing.
-  const bool touch = !read_only && options_.max_age > 0;
+  const bool touch = !read_only && (options_.max_age > 0 || bound_ > 0);
+  // A frozen table cannot make room, and the rows that it lacks are its initial ones.
+  const bool full = !optimizer_ && bound_ > 0 && rows_.load(std::memory_order_relaxed) >= bound_;
   const int64_t step = step_.load(std::memory_order_relaxed);
   std::vector<float> initial;
-  visit(ids, n, touch ? stride_ : dim_ * sizeof(float), !read_only,
+  visit(ids, n, touch ? stride_ : dim_ * sizeof(float), !read_only && !full,
         [&](size_t from, const Found* found, size_t m) {
           for (size_t i = 0; i < m; ++i) {
             char* to = out + (from + i) * dim_ * sizeof(float);
@@ -249,27 +259,14 @@ void Table::load(const Chunk& rows, size_t n) {
   });
 }
 
-size_t Table::evict(int64_t step) {
-  if (options_.max_age == 0) return 0;
-  size_t removed = 0;
-  for (SubTable& sub : subs_) {
-    size_t at = 0;
-    for (bool more = true; more;) {
-      std::lock_guard<std::mutex> guard(sub.lock);
-      for (const size_t end = std::min(sub.rows_used, at + kWalk); at < end; ++at) {
-        char* row = row_at(sub, at);
-        RowMeta& m = meta(row);
-        if (m.epoch == kFree || m.last_used + options_.max_age >= step) continue;
-        before_change(sub, row);
-        erase(sub, m.id);
-        m.epoch = kFree;
-        sub.free.push_back(row);
-        ++removed;
-      }
-      more = at < sub.rows_used;
+void Table::remove(const int64_t* ids, size_t n) {
+  visit(ids, n, stride_, false, [&](size_t, const Found* found, size_t m) {
+    for (size_t i = 0; i < m; ++i) {
+      // Of an id that comes twice the row is gone the second time.
+      if (!found[i].row || meta(found[i].row).epoch == kFree) continue;
+      release(*found[i].sub, found[i].row);
     }
-  }
-  return removed;
+  });
 }
 
 void Table::begin_snapshot() {

@@ -35,6 +35,8 @@ struct TableOptions {
   int64_t num_embeddings = 0;  // ids are in [0, num_embeddings); 0: any int64
   int64_t min_count = 0;       // a row changes from its min_count-th update on
   int64_t max_age = 0;         // evict() removes rows unused for more updates than this; 0: none
+  int64_t max_rows = 0;        // evict() removes the least recently used rows beyond; 0: no bound
+  int64_t max_bytes = 0;       // the same bound, as memory of rows and buckets; 0: none
 };
 
 // Rows as flat arrays: what a snapshot yields and load() takes.
@@ -63,8 +65,15 @@ class Table {
   void check_ids(const int64_t* ids, size_t n) const;
   // Sets rows. slots == nullptr: they start as the optimizer's; last_used and count: as zero.
   void load(const Chunk& rows, size_t n);
-  // Removes rows not used in the max_age updates before `step`; returns how many.
-  size_t evict(int64_t step);
+  // Removes rows beyond the bound, least recently used first, and, in the round that a call with
+  // `aged` begins, rows not used in the max_age updates before `step`; returns their ids. One call
+  // does a part of the work, some milliseconds, so that no push waits longer: call it after each
+  // push. While another thread is at it, a call does nothing. A frozen table keeps its rows.
+  std::vector<int64_t> evict(int64_t step, bool aged);
+  // Removes the rows of these ids; an id without a row is no error.
+  void remove(const int64_t* ids, size_t n);
+  // Rows that evict() leaves; 0: any number.
+  size_t bound() const { return bound_; }
 
   // A snapshot holds the rows as they are at begin_snapshot(), which takes microseconds. Each row is
   // copied once: by next_chunk(), or before that by whoever is about to change it.
@@ -91,6 +100,8 @@ class Table {
  private:
   static constexpr size_t kSubTables = 16;
   static constexpr size_t kSlabRows = 4096;
+  static constexpr size_t kWalk = 512;  // rows that a snapshot or a sweep visits under one lock
+  static constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
   static constexpr uint32_t kFree = 0xffffffffu;
 
   struct Bucket {
@@ -128,6 +139,15 @@ class Table {
   char* insert(SubTable& sub, int64_t id, uint64_t hash);
   void grow(SubTable& sub);
   void erase(SubTable& sub, int64_t id);
+  // Takes the row from its id, and keeps its memory for the next one.
+  void release(SubTable& sub, char* row);
+  size_t bound_of(const TableOptions& options) const;
+  struct Oldest {
+    int64_t last_used;  // rows used before this update go,
+    size_t ties;        // and so many of those used last by this one
+  };
+  // The time of last use that parts the `excess` least recently used rows from the others.
+  Oldest oldest(size_t excess);
   // Copies the row to the snapshot in progress, if that lacks it.
   void before_change(SubTable& sub, char* row);
   void emit(const char* row, const Chunk& out, size_t at) const;
@@ -144,7 +164,16 @@ class Table {
   const size_t stride_;   // bytes of a row
   SlabArena arena_;
   std::array<SubTable, kSubTables> subs_;
+  const size_t bound_;
   std::atomic<int64_t> step_{0};  // newest update, for rows that are pulled
+  std::atomic<size_t> rows_{0};
+  // Eviction: a hand goes round over the rows of all sub-tables, as in the clock algorithm.
+  std::mutex evicting_;
+  size_t hand_sub_ = 0;
+  size_t hand_ = 0;
+  size_t aging_left_ = 0;  // sub-tables that the round for max_age still has to visit
+  bool shrinking_ = false;  // the bound was exceeded, and some room is still to be made
+  uint64_t draws_ = 0;
   uint32_t epoch_ = 0;
 };
 

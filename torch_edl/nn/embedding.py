@@ -102,6 +102,8 @@ class Table(nn.Module):
         initializer: InitializerLike = "uniform",
         min_count: int = 0,
         max_age: int | None = None,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         super().__init__()
         if num_embeddings is not None and num_embeddings < 1:
@@ -110,14 +112,20 @@ class Table(nn.Module):
             )
         if embedding_dim < 1:
             raise UsageError(f"embedding_dim {embedding_dim}: must be 1 or more")
-        if min_count < 0 or (max_age is not None and max_age < 1):
-            raise UsageError(f"min_count {min_count}, max_age {max_age}: must be positive")
+        if min_count < 0:
+            raise UsageError(f"min_count {min_count}: must be 0 or more")
+        limits = {"max_age": max_age, "max_rows": max_rows, "max_bytes": max_bytes}
+        for limit, value in limits.items():
+            if value is not None and value < 1:
+                raise UsageError(f"{limit} {value}: must be 1 or more, or None for no limit")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
         self.initializer = resolve(initializer, num_embeddings, embedding_dim)
         self.min_count = min_count
         self.max_age = max_age
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
         self.named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
         self.modules_of_table: list[str] = []
@@ -162,6 +170,8 @@ class Table(nn.Module):
             group=group,
             min_count=self.min_count,
             max_age=self.max_age or 0,
+            max_rows=self.max_rows or 0,
+            max_bytes=self.max_bytes or 0,
             modules=self.modules_of_table,
         )
 
@@ -252,6 +262,9 @@ class Embedding(Table):
             ``("normal", {"std": 0.01})``.
         min_count: a row is trained from this number of occurrences of its id on.
         max_age: a row is removed after this number of updates without use.
+        max_rows: the table, over all servers, has about this number of rows at most: beyond, the
+            least recently used ones are removed. An id that comes back starts anew.
+        max_bytes: the same bound, as memory of the rows with their optimizer state and their index.
 
     Example:
         >>> embedding = torch_edl.nn.Embedding(None, 16)
@@ -268,8 +281,8 @@ class EmbeddingBag(Table):
     """Like :class:`torch.nn.EmbeddingBag`, over a table that grows id by id.
 
     Args:
-        num_embeddings, embedding_dim, padding_idx, name, initializer, min_count, max_age: as in
-            :class:`Embedding`.
+        num_embeddings, embedding_dim, padding_idx, name, initializer, min_count, max_age,
+            max_rows, max_bytes: as in :class:`Embedding`.
         mode: ``sum``; ``mean``: divided by the sum of weights; ``sqrtn``: divided by the root of
             the sum of squared weights. A row without a weight weighs 1, padding weighs 0.
         include_last_offset: ``offsets`` ends with the length of ``input``.
@@ -287,6 +300,8 @@ class EmbeddingBag(Table):
         initializer: InitializerLike = "uniform",
         min_count: int = 0,
         max_age: int | None = None,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -296,6 +311,8 @@ class EmbeddingBag(Table):
             initializer=initializer,
             min_count=min_count,
             max_age=max_age,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
         )
         if mode not in _MODES:
             raise UsageError(f"mode {mode!r}: choose one of {', '.join(_MODES)}")

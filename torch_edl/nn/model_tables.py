@@ -41,6 +41,15 @@ def swap_large(
     return swapped
 
 
+def limit_rows(model: nn.Module, max_rows: int) -> None:
+    """Bounds every table that has neither ``num_embeddings`` nor a bound of its own; 0: none."""
+    for module in model.modules():
+        if not (isinstance(module, Table) and max_rows):
+            continue
+        if module.num_embeddings is module.max_rows is module.max_bytes is None:
+            module.max_rows = max_rows
+
+
 def _replace(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:
     """Replaces a large weight by the empty one of a table; some optimizers have a state of it."""
     for group in optimizer.param_groups:

@@ -151,6 +151,7 @@ class LocalRows:
         ids = np.concatenate([i for i, _ in done])
         gradients = np.concatenate([g for _, g in done])
         self.table.apply(ids, gradients, [float(g["lr"]) for g in optimizer.param_groups])
+        self.table.evict()
 
     def rows(self) -> tuple[Ids, Floats]:
         """All rows that exist: ids (n,) in no order, and vectors (n, dim)."""

@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
     service = PserverService(
-        Shard(rules, source, fail),
+        Shard(rules, source, fail, args.shards),
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
         stem=f"shard-{args.shard}-of-{args.shards}",
     )

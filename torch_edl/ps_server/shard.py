@@ -72,12 +72,18 @@ class Shard:
             those of the first worker.
         on_fatal: called when an update failed half-way. The model then holds a part of a push,
             which no retry can repair: the process has to end and be restored.
+        shards: number of servers, which share the bounds of the tables.
     """
 
     def __init__(
-        self, rules: TrainConfig, source: CheckpointReader | None, on_fatal: Callable[[], None]
+        self,
+        rules: TrainConfig,
+        source: CheckpointReader | None,
+        on_fatal: Callable[[], None],
+        shards: int = 1,
     ) -> None:
         self._rules = rules
+        self._shards = shards
         self._is_sync = rules.mode == "sync"
         self._source = source
         self._on_fatal = on_fatal
@@ -145,7 +151,7 @@ class Shard:
 
     def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
         if self._source is None:
-            return EmbeddingTable(info, self._seed, optimizers)
+            return EmbeddingTable(info, self._seed, optimizers, shards=self._shards)
         table = self._source.restore_table(info, optimizers)
         log.info("table %s: %d rows restored", info.name, table.core.size)
         return table
@@ -278,6 +284,7 @@ class Shard:
             self.dense.assign_exact(gradients.exact)
             for table, ids, values in gradients.tables:
                 table.apply(ids, values, rates)
+                table.evict()
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             log.critical("an update failed half-way", exc_info=True)
@@ -331,7 +338,8 @@ def _line(info: pb.EmbeddingTableInfo) -> str:
     start, args = info.initializer.kind, dict(sorted(info.initializer.args.items()))
     return (
         f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, "
-        f"min_count {info.min_count}, max_age {info.max_age}, rows start as {start} {args}"
+        f"min_count {info.min_count}, max_age {info.max_age}, max_rows {info.max_rows}, "
+        f"max_bytes {info.max_bytes}, rows start as {start} {args}"
     )
 
 

@@ -42,6 +42,8 @@ class EmbeddingTable:
     Args:
         info: description of the table.
         seed: an initial row is f(seed, name, id).
+        shards: the rows are spread over so many tables; each has its share of ``max_rows`` and
+            ``max_bytes``.
         declared: the description that the workers sent, where it differs from ``info``: a restored
             table keeps the initializer that it was trained with.
 
@@ -55,6 +57,7 @@ class EmbeddingTable:
         seed: int,
         optimizers: Optimizers,
         declared: pb.EmbeddingTableInfo | None = None,
+        shards: int = 1,
     ) -> None:
         self.info = info
         self.declared = declared or info
@@ -85,6 +88,8 @@ class EmbeddingTable:
                 info.num_embeddings,
                 info.min_count,
                 info.max_age,
+                -(-info.max_rows // shards),
+                -(-info.max_bytes // shards),
             )
         except ValueError as error:
             raise UsageError(f"table {info.name}: {error}") from None
@@ -121,9 +126,14 @@ class EmbeddingTable:
             self._step += 1
             step = self._step
         self.core.push(ids, gradient, rates[self.info.group], step)
-        # A sweep visits every row: often enough that an old row stays a quarter of the age longer.
-        if self.info.max_age and step % max(1, self.info.max_age // 4) == 0:
-            self.core.evict(step)
+
+    def evict(self) -> Ids:
+        """A part of the work of eviction, due after each update: removes some of the rows that are
+        too old, or beyond the bound; returns their ids (n,)."""
+        step, max_age = self._step, self.info.max_age
+        # A round visits every row: often enough that an old row stays a quarter of the age longer.
+        aged = max_age > 0 and step % max(1, max_age // 4) == 0
+        return self.core.evict(step, aged)
 
     def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
         """The rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
@@ -134,7 +144,8 @@ class EmbeddingTable:
             self.core.end_snapshot()
 
     def load(self, rows: Rows, slot_names: Sequence[str]) -> None:
-        """Sets rows; slots are matched by name, and missing slots get their initial values.
+        """Sets rows; slots are matched by name, and missing slots get their initial values. Beyond
+        the bound, the least recently used rows go.
 
         Raises:
             ValueError: the arrays do not fit each other or the table.
@@ -146,6 +157,8 @@ class EmbeddingTable:
             else:
                 slots[:, k] = initial
         self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
+        while not self._frozen and 0 < self.core.bound < self.core.size:
+            self.core.evict(self._step, aged=False)
 
     def resume_at(self, step: int) -> None:
         """Counts updates from ``step`` on."""

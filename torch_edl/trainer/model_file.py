@@ -13,7 +13,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import ContractError, describe_error
-from torch_edl.nn.model_tables import swap_large
+from torch_edl.nn.model_tables import limit_rows, swap_large
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class ModelFile:
         """Sets this process up for the strategy that the master chose."""
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)
+        limit_rows(self.model, self.config.train.max_rows)
         if ready.strategy == "ps":
             # Rows that decay towards zero become denormal numbers, which are many times slower.
             # Elsewhere a model gives the same bits as under `python`.

@@ -26,7 +26,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
-from torch_edl.nn.model_tables import swap_large
+from torch_edl.nn.model_tables import limit_rows, swap_large
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.in_ring import Make, Merge
 from torch_edl.trainer.leased import LeasedUpdates
@@ -71,6 +71,7 @@ class ScriptOnServers:
         self._rendezvous = rendezvous
         self._meter = meter
         self._ending = ending
+        limit_rows(model, session.config.train.max_rows)
         swap_large(model, session.config.train.large_embedding, optimizer)
         self._engine = ServersEngine(
             model,

@@ -88,6 +88,7 @@ def test_the_age_of_a_row_counts_in_the_updates_of_this_job(
     def update(table: EmbeddingTable, times: int, *ids: int) -> None:
         for _ in range(times):
             table.apply(np.array(ids), np.ones((len(ids), 2), np.float32), [1.0])
+            table.evict()
 
     old = EmbeddingTable(info, 0, optimizers)
     update(old, 195, 1)

@@ -24,9 +24,9 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--ps 3 --worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 --max-task-failures 9 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
         "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
-        "--log-layers deep.* --large-embedding 12 --checkpoint-dir ck --checkpoint-every 20 "
-        "--keep-checkpoints 6 --resume --load start --output out --job-name j --tensorboard tb "
-        "-- --hidden 3"
+        "--log-layers deep.* --large-embedding 12 --max-rows 900 --checkpoint-dir ck "
+        "--checkpoint-every 20 --keep-checkpoints 6 --resume --load start --output out "
+        "--job-name j --tensorboard tb -- --hidden 3"
     )
     assert model_file_job(parse(words.split()), "train") == JobConfig(
         name="j",
@@ -57,6 +57,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             on_nan="skip",
             log_layers="deep.*",
             large_embedding=12,
+            max_rows=900,
         ),
         cluster=ClusterConfig(
             min_workers=2,

@@ -171,3 +171,20 @@ def test_weighted_bags() -> None:
     torch.testing.assert_close(
         bag(ids, per_sample_weights=weights), torch.tensor([[1.4, 1.4], [1.0, 1.0]])
     )
+
+
+@pytest.mark.parametrize("kind", [torch_edl.nn.Embedding, torch_edl.nn.EmbeddingBag])
+def test_a_table_keeps_to_its_bound(kind: type[torch_edl.nn.embedding.Table]) -> None:
+    embedding = kind(None, 4, max_rows=100)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0)
+    for step in range(40):
+        optimizer.zero_grad()
+        embedding(torch.arange(step * 10, step * 10 + 10).reshape(1, 10)).sum().backward()
+        optimizer.step()
+    local = embedding.local_rows
+    assert local is not None
+    assert 90 <= len(local.rows()[0]) <= 100
+    assert min(local.rows()[0]) >= 300
+    for limit in ("max_age", "max_rows", "max_bytes"):
+        with pytest.raises(UsageError, match=f"{limit} 0: must be 1 or more, or None"):
+            kind(None, 4, **{limit: 0})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_edl.nn import Embedding, EmbeddingBag
-from torch_edl.nn.model_tables import distribution, swap_large
+from torch_edl.nn.model_tables import distribution, limit_rows, swap_large
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,24 @@ def test_only_what_is_large_and_plain_is_swapped() -> None:
     assert isinstance(model.small, nn.Embedding)
     assert isinstance(model.tied, nn.Embedding)
     assert model.deep["a"][0].num_embeddings == 2000
+
+
+def test_only_tables_without_any_bound_get_one() -> None:
+    model = nn.ModuleDict(
+        {
+            "open": Embedding(None, 4),
+            "bounded": Embedding(1000, 4),
+            "own": EmbeddingBag(None, 4, max_rows=7),
+            "bytes": Embedding(None, 4, max_bytes=1 << 20),
+            "torch": nn.Embedding(10, 4),
+        }
+    )
+    limit_rows(model, 0)
+    assert model["open"].max_rows is None
+    limit_rows(model, 50)
+    limits = {name: getattr(module, "max_rows", None) for name, module in model.items()}
+    assert limits == {"open": 50, "bounded": None, "own": 7, "bytes": None, "torch": None}
+    assert model["open"].info(0).max_rows == 50
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])

@@ -83,6 +83,40 @@ def test_three_servers_become_two_become_five(
         assert dense == pytest.approx(expected_dense, rel=1e-6)
 
 
+def test_a_bounded_table_is_shared_over_servers_and_cut_where_it_is_restored(
+    start: Callable[..., Any], save: Callable[..., Path]
+) -> None:
+    """Every server holds its share of the bound; the newest rows stay."""
+
+    def push_rows(servers: list[Any], step: int) -> None:
+        ids = np.arange(step * 100, step * 100 + 100)
+        owners = _core.owner(ids, len(servers))
+        for server in servers:
+            mine = ids[owners == server.shard]
+            server.push(step, 0, 1, rows={"t": (mine, np.full((len(mine), 4), -1, np.float32))})
+
+    servers = start(3)
+    for server in servers:
+        server.initialize(DENSE, {"t": 4}, max_rows=1000)
+    for step in range(40):
+        push_rows(servers, step)
+        assert all(s.status().rows["t"] <= 334 for s in servers)
+    assert sum(s.status().rows["t"] for s in servers) >= 900
+    directory = save(servers)
+    for shards, bound in ((2, 1000), (2, 600), (4, 500)):
+        restored = start(shards, f"--restore={directory}")
+        for server in restored:
+            server.initialize(DENSE, {"t": 4}, max_rows=bound)
+        total = sum(s.status().rows["t"] for s in restored)
+        assert bound * 0.85 <= total <= bound
+        newest = np.arange(3800, 4000)
+        owners = _core.owner(newest, shards)
+        for server in restored:
+            assert (server.pull("t", newest[owners == server.shard]) == 1).all()
+        push_rows(restored, 40)  # eviction goes on
+        assert sum(s.status().rows["t"] for s in restored) <= bound
+
+
 def test_an_exported_model_is_restored_and_read_by_anyone(
     start: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
 ) -> None:
