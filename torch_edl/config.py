@@ -101,6 +101,13 @@ class ClusterConfig(Checked):
         "declare a worker lost after S seconds without a heartbeat",
         kinds=JOB_KINDS,
     )
+    grace_s: float = option(
+        25.0,
+        "--grace-period S",
+        "a worker that gets SIGTERM leaves within S seconds",
+        kinds=JOB_KINDS,
+    )
+    """Below the 30 s after which Kubernetes and torchrun kill what they asked to end."""
     task_timeout_s: float = option(
         600.0, "--task-timeout S", "replace a worker that makes no progress for S seconds"
     )

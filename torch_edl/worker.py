@@ -24,32 +24,40 @@ from torch_edl.errors import (
     UserCodeError,
 )
 from torch_edl.master_client.session import MasterSession
+from torch_edl.processes.departure import LEFT, Departure
 from torch_edl.processes.output import setup_logging
 
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one worker until the job is over, it is told to leave, or it cannot continue."""
+    """Runs one worker until the job is over, it is told to leave, or it cannot continue.
+
+    Returns:
+        The exit code: 143 after SIGTERM, 0, or 1 for an error.
+    """
     parser = argparse.ArgumentParser(prog="torch_edl.worker")
     parser.add_argument("--id", type=int, required=True)
     worker_id = parser.parse_args(argv).id
     setup_logging("worker", worker_id)
     _core.tune_malloc()
+    departure = Departure()
+    departure.listen()
     try:
-        master = MasterSession(worker_id)
+        master = MasterSession(worker_id, departure)
     except JobFailedError as error:
         log.error("%s", error)
         return 1
     try:
-        return _work(master)
+        code = _work(master)
     except DismissedError:
-        return 0
+        code = 0
     except MasterLostError as error:
         log.error("the master is gone: %s", error)
-        return 1
+        code = 1
     finally:
         master.heartbeat.stop()
+    return LEFT if departure.asked.is_set() else code
 
 
 def _work(master: MasterSession) -> int:
@@ -70,9 +78,13 @@ def _work(master: MasterSession) -> int:
         master.progress.phase = "waiting"
         start = master.start(model)
         file.apply(start)
+        master.begin()
         run(file, master, start)
         return 0
     except (UsageError, CheckpointError, UserCodeError, NanLossError, FeedError) as error:
+        if master.departure.asked.is_set():
+            log.warning("while leaving: %s", error)
+            return LEFT
         # Another worker would fail in the same way: the job ends with this.
         master.report_failure(
             str(error),

@@ -108,6 +108,10 @@ class Calls:
             job.tasks.touch(worker, now)
             if request.steps > before.steps:
                 job.fleet.trained(worker)
+        if request.leaving and not member.draining:
+            member.draining = True
+            job.fleet.leaves(worker, now, by=now + job.config.cluster.grace_s)
+            job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
         newest = request.ring == ring.number
         if job.ring.has(worker) and job.workload.heard(request, counts=newest):
             size = job.config.data.batch_size
@@ -199,8 +203,9 @@ class Calls:
 
     def release_task(self, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
         job, over = self._job, self._job.lifecycle.outcome is not None
-        if not over and job.tasks.release(request, now):
-            job.members.reported(request.worker_id, now, steps=0, records=0)
+        queue = None if over else job.tasks.release(request, now)
+        if queue is not None:
+            self._count(queue, request.worker_id, request.counts, now)
         return pb.ReleaseTaskResponse()
 
     def fail_task(self, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:

@@ -247,6 +247,16 @@ class Fleet:
                 process.stop_by = now if process.state == STARTING else by
                 process.state = DRAINING
 
+    def leaves(self, worker: int, now: float, *, by: float) -> None:
+        """A worker was asked to leave by somebody else, and gets no other task.
+
+        Args:
+            by: when it is to be gone; one of ours that is not is stopped.
+        """
+        process = self._processes.get(("worker", worker))
+        if process is not None and process.state in (STARTING, RUNNING):
+            process.state, process.stop_by = DRAINING, by
+
     def hurry(self) -> None:
         """Nobody waits for a process that is to end: it is ended by force."""
         for process in self.alive(None):

@@ -255,14 +255,17 @@ class TaskScheduler:
             return self.evaluations.summarized(request.values.values)
         return None
 
-    def release(self, request: pb.ReleaseTaskRequest, now: float) -> bool:
-        """A worker returns a task that is not finished; False: the lease is not known."""
-        return any(each.release(request.lease_id, now) is not None for each in self.queues())
+    def release(self, request: pb.ReleaseTaskRequest, now: float) -> TaskQueue | None:
+        """A worker returns a task that is not finished: its queue; None: the lease is not known."""
+        for each in self.queues():
+            if each.release(request.lease_id, now, committed=request.counts.offset) is not None:
+                return each
+        return None
 
     def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskQueue, TaskEvent] | None:
         """The user's code raised: the task comes back; None: the lease is not known."""
         for each in self.queues():
-            count = each.fail(request.lease_id, now, committed=request.counts.records)
+            count = each.fail(request.lease_id, now, committed=request.counts.offset)
             if count:
                 return each, self._failed(each, count, request)
         return None

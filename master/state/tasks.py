@@ -247,14 +247,14 @@ class TaskQueue:
         return lease
 
     def release(self, lease_id: int, now: float, *, committed: int = 0) -> Lease | None:
-        """The task comes back unfinished, ``committed`` more of its records done."""
+        """The task comes back unfinished, its first ``committed`` records done."""
         lease = self._doing.get(lease_id)
         if lease is None:
             return None
         self.touch(lease.worker, now)
         self._forget(lease)
         if committed:
-            self._commit(lease.task.id, lease.offset + committed)
+            self._commit(lease.task.id, committed)
         self._return(lease.task.id, lease.id)
         return lease
 

@@ -142,6 +142,8 @@ class TaskPrefetcher:
         An interpreter that ends while a thread of it computes in torch aborts the process
         ("terminate called without an active exception"): what is being prepared is waited for.
         """
+        if self._stop.is_set():
+            return
         self._stop.set()
         if self._preparing.acquire(timeout=_PREPARED_S):
             self._preparing.release()

@@ -50,6 +50,8 @@ class WorkerStatus:
     """Records of the passes before this one."""
     records_to_come: int = 0
     """Records of the passes after this one, as far as known."""
+    leaving: bool = False
+    """The worker got SIGTERM, and leaves after what it has in hand."""
     _values: dict[str, list[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Of ``_values``, which the thread of the heartbeat takes."""

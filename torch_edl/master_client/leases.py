@@ -57,6 +57,8 @@ class TaskResult:
     """Minibatches left out because the loss was not finite."""
     damaged: int = 0
     """Records left out because they are damaged."""
+    offset: int = 0
+    """Records of the task from its start that are committed, by this worker or those before."""
     metrics: Sequence[pb.MetricState] = ()
     """Evaluation: the states of the metrics."""
     values: Mapping[str, float] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class TaskResult:
             steps=self.steps,
             nan_steps=self.nan_steps,
             damaged=self.damaged,
+            offset=self.offset,
         )
 
 
@@ -126,11 +129,18 @@ class LeaseClient:
             request.snapshot.CopyFrom(result.snapshot.to_proto())
         return bool(self._end(request).known)
 
-    def release(self, leases: Sequence[Lease]) -> None:
-        """Returns tasks to the queue; their failures are not counted."""
-        for lease in leases:
-            request = pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id)
-            self._end(request)
+    def release(self, lease: Lease, done: TaskResult | None = None) -> None:
+        """Returns a task to the queue, which is no failure.
+
+        Args:
+            done: what was committed of it.
+        """
+        request = pb.ReleaseTaskRequest(
+            worker_id=self.worker_id,
+            lease_id=lease.lease_id,
+            counts=(done or TaskResult()).counts(),
+        )
+        self._end(request)
 
     def fail(
         self,

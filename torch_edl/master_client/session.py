@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from typing import Any
 
 import grpc
@@ -14,6 +12,7 @@ from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
 from torch_edl.errors import DismissedError, JobFailedError, MasterLostError, UsageError
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.processes.departure import Departure
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -30,17 +29,18 @@ class MasterSession:
     """Registers this process as a worker at the master that the environment names, and says each
     second that the worker lives.
 
-    SIGTERM means from then on: finish the update, return what is held, leave. A handler of the
-    user's own stays.
+    SIGTERM means from then on: finish the update, return what is held, leave; see
+    :class:`~torch_edl.processes.departure.Departure`. A handler of the user's own stays.
 
     Args:
         worker_id: -1: the master gives this process a number.
+        departure: listens already; the caller begins it.
 
     Raises:
         JobFailedError: the master does not answer, or wants no worker any more.
     """
 
-    def __init__(self, worker_id: int = -1) -> None:
+    def __init__(self, worker_id: int = -1, departure: Departure | None = None) -> None:
         env = os.environ
         calls = services.WORKERS + services.TASKS + services.RINGS
         self.master = Stub(calls, env[ENV_MASTER], env.get(ENV_TOKEN, ""))
@@ -62,19 +62,20 @@ class MasterSession:
         self.worker_id = registered.worker_id
         self.ring = registered.ring
         """The newest ring when this process came; 0: there had been none."""
-        self.terminated = threading.Event()
-        """This process got SIGTERM."""
         self.progress = WorkerStatus(phase="starting")
         self.cluster = pb.Cluster()
         """The servers of today; none in a ring."""
         self.heartbeat = Heartbeat(self.master, self.worker_id, self.progress)
         self.heartbeat.start()
         self._model: pb.ReportModelRequest | None = None
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
-            signal.signal(signal.SIGTERM, self._terminate)
+        self.departure = departure or Departure()
+        if departure is None:
+            self.departure.listen()
+            self.begin()
+
+    def begin(self) -> None:
+        """From now on this process has something to finish before it leaves."""
+        self.departure.begin(self.config.cluster.grace_s, self._leave)
 
     def start(self, model: pb.ReportModelRequest) -> pb.Start:
         """Reports what this worker trains, and waits as :meth:`wait_until_ready` does."""
@@ -120,6 +121,7 @@ class MasterSession:
 
     def close(self) -> None:
         """Ends the heartbeat."""
+        self.departure.close()
         self.heartbeat.stop()
         self.master.close()
 
@@ -137,6 +139,7 @@ class MasterSession:
                 raise UsageError(error.details()) from None
             raise MasterLostError(f"{error.code().name}: {error.details()}") from None
 
-    def _terminate(self, *_: Any) -> None:
-        self.terminated.set()
+    def _leave(self) -> None:
+        self.progress.leaving = True
         self.heartbeat.draining.set()
+        self.heartbeat.beat()  # no task is leased to this process any more

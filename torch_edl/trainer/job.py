@@ -59,7 +59,7 @@ class Job:
         first = session is None or (not session.ring and not session.config.checkpoint.dir)
         self._saver = Saver(checkpoint, rendezvous, first=first)
         self.ending = Ending(
-            self.close, lambda: self._session is not None and self._session.terminated.is_set()
+            self.close, lambda: self._session is not None and self._session.departure.asked.is_set()
         )
         if rendezvous is not None or checkpoint.dir:
             # Otherwise there is nothing to end, and a notebook can free the model.

@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeGuard
+from typing import NoReturn, TypeGuard
 
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
@@ -148,10 +148,11 @@ class LeasedUpdates:
         # A task that was prepared for an earlier incarnation of the servers is void.
         if item.incarnation == self._leases.incarnation:
             # Before the servers are asked: if they are lost, it is given back with the others.
-            self._open[lease.lease_id] = lease, TaskResult()
-            offset = lease.offset
+            done = TaskResult(offset=lease.offset)
+            self._open[lease.lease_id] = lease, done
             if lease.retried:
-                offset = max(offset, self._engine.committed(lease))
+                done.offset = max(lease.offset, self._engine.committed(lease))
+            offset = done.offset
             if offset >= lease.end - lease.start:
                 # Another worker did all of it, and was gone before it could say so.
                 self._leases.complete(*self._open.pop(lease.lease_id))
@@ -175,6 +176,7 @@ class LeasedUpdates:
             assert update.lease is not None
             _, done = self._open[update.lease.lease_id]
             done.records += update.last - update.first
+            done.offset = update.last
             done.steps += update.count
             done.nan_steps += update.not_finite
             done.damaged += update.damaged
@@ -237,7 +239,7 @@ class LeasedUpdates:
         """Gives back what is not acknowledged, and waits a while for word of other servers."""
         log.warning("parameter servers lost: %s", error)
         self._status.phase = "reconnecting"
-        self._leases.release(self._forget())
+        self._give_back(self._forget())
         deadline = time.monotonic() + _RETRY_SERVERS_S
         while time.monotonic() < deadline and not self._leaving():
             # What waited for the pipeline to be empty comes first: it may be that word.
@@ -250,7 +252,7 @@ class LeasedUpdates:
                 self._deferred = item
                 return
             if isinstance(item, RecordTask | ModelTask):
-                self._leases.release([item.lease])
+                self._leases.release(item.lease)
                 time.sleep(_ASK_AGAIN_S)
             elif item is not None:
                 self._do(item)
@@ -260,17 +262,21 @@ class LeasedUpdates:
         self._engine.close()
         self._connected = False
 
-    def _forget(self) -> list[Lease]:
+    def _forget(self) -> list[tuple[Lease, TaskResult]]:
         """Forgets everything that is not acknowledged; returns the tasks that were in hand."""
         self.disconnect()
         return self._let_go()
 
-    def _let_go(self) -> list[Lease]:
+    def _let_go(self) -> list[tuple[Lease, TaskResult]]:
         self._upcoming.clear()
         self._stream = None
-        held = [lease for lease, _ in self._open.values()]
+        held = list(self._open.values())
         self._open.clear()
         return held
+
+    def _give_back(self, held: Sequence[tuple[Lease, TaskResult]]) -> None:
+        for lease, done in held:
+            self._leases.release(lease, done)
 
     # ---- errors ----
 
@@ -283,6 +289,10 @@ class LeasedUpdates:
 
     def _fail(self, lease: Lease, update: Update | None, error: BaseException) -> None:
         """Reports a task as failed, and gives back the others that are in the pipeline."""
+        if self._leaving():
+            # What a signal broke (a reader, a connection) is no failure of the task.
+            log.warning("while leaving: %s", error)
+            self._leave()
         if self._one_off is None or isinstance(error, MasterLostError | ServersLostError):
             raise error
         try:
@@ -290,13 +300,13 @@ class LeasedUpdates:
             self._count(self._engine.acknowledged(wait=True))
         except EdlError as lost:
             log.warning("the updates before the failure: %s", lost)
-        _, done = self._open.get(lease.lease_id, (lease, TaskResult()))
-        others = [held for held in self._forget() if held.lease_id != lease.lease_id]
+        _, done = self._open.get(lease.lease_id, (lease, TaskResult(offset=lease.offset)))
+        others = [held for held in self._forget() if held[0].lease_id != lease.lease_id]
         span = None
         if update is not None and not isinstance(error, FeedError):
             span = update.first, update.last
         self._one_off.fail(lease, error, span=span, done=done)
-        self._leases.release(others)
+        self._give_back(others)
 
     # ---- leaving ----
 
@@ -305,16 +315,18 @@ class LeasedUpdates:
         counted = self._engine.settle()
         # The job may be closed, and its master gone.
         with contextlib.suppress(MasterLostError, ValueError):
-            self._leases.release(self._let_go())
+            self._give_back(self._let_go())
         return counted
 
     def _leaving(self) -> bool:
         return self._heartbeat.draining.is_set() or self._heartbeat.lost.is_set()
 
     def _leave_if_asked(self) -> None:
+        if self._leaving():
+            self._leave()
+
+    def _leave(self) -> NoReturn:
         """What is trained becomes part of the model, the rest is given back."""
-        if not self._leaving():
-            return
         self._status.phase = "draining"
         try:
             self._count(self._engine.acknowledged(wait=True))
@@ -322,7 +334,9 @@ class LeasedUpdates:
             log.warning("the last push is lost: %s", error)
         held = self._forget()
         if not self._heartbeat.lost.is_set():
-            self._leases.release(held)
+            # An absent master hears of the end of this process, or misses its heartbeats.
+            with contextlib.suppress(MasterLostError):
+                self._give_back(held)
         raise DismissedError("the job continues without this worker, or is over")
 
 

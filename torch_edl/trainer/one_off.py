@@ -18,6 +18,7 @@ import torch
 
 from torch_edl.checkpoint import layout
 from torch_edl.contract import user_traceback
+from torch_edl.data.batch import Update
 from torch_edl.data.feeder import MODES, FeedError
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
 from torch_edl.engine.base import Engine
@@ -32,8 +33,8 @@ from torch_edl.errors import (
     UserCodeError,
     describe_error,
 )
-from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
+from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.step import Step
 from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, summarize
@@ -55,13 +56,14 @@ class OneOffTasks:
         engine: Engine,
         step: Step,
         leases: LeaseClient,
-        status: WorkerStatus,
+        session: MasterSession,
     ) -> None:
         self._file = file
         self._engine = engine
         self._step = step
         self._leases = leases
-        self._status = status
+        self._status = session.progress
+        self._leaving = session.heartbeat.draining
         self._writing: threading.Thread | None = None
 
     def do(self, task: RecordTask | ModelTask | TaskFailed) -> None:
@@ -75,7 +77,7 @@ class OneOffTasks:
         if isinstance(task, TaskFailed):
             if task.lease is None:
                 raise task.error
-            self.fail(task.lease, task.error)
+            self._fail(task.lease, task.error)
             return
         lease = task.lease
         self._status.phase = pb.TaskKind.Name(lease.kind).removeprefix("TASK_").lower()
@@ -87,12 +89,20 @@ class OneOffTasks:
         except MasterLostError:
             raise
         except ServersLostError:
-            self._leases.release([lease])
+            self._leases.release(lease)
             raise
         except (Exception, SystemExit) as error:
-            self.fail(lease, error)
+            self._fail(lease, error)
             return
         self._leases.complete(lease, result)
+
+    def _fail(self, lease: Lease, error: BaseException) -> None:
+        """Reports a task as failed, or gives it back if this worker was asked to leave."""
+        if self._leaving.is_set():
+            log.info("task %d of %s is given back: %s", lease.task_id, lease.shard, error)
+            self._leases.release(lease)
+        else:
+            self.fail(lease, error)
 
     def fail(
         self,
@@ -167,7 +177,7 @@ class OneOffTasks:
         metrics = TaskMetrics(self._file.contract.loss, self._file.contract.make_metrics())
         damaged = 0
         with self._evaluating() as prepare:
-            for update in task.updates(0):
+            for update in self._updates(task):
                 damaged += update.damaged
                 for minibatch in update.minibatches:
                     batch = minibatch.batch
@@ -183,7 +193,7 @@ class OneOffTasks:
         process = self._file.contract.prediction_outputs_processor
         outputs = TaskPredictions(process, self._leases.worker_id)
         with self._evaluating() as prepare:
-            for update in task.updates(0):
+            for update in self._updates(task):
                 for minibatch in update.minibatches:
                     outputs.add(self._step.predict(prepare(minibatch.batch.features)))
         rows = outputs.write(self._file.config.checkpoint.output, task.lease.task_id)
@@ -194,6 +204,12 @@ class OneOffTasks:
                 "feed and model must keep every record in prediction"
             )
         return TaskResult(records=records)
+
+    def _updates(self, task: RecordTask) -> Iterator[Update]:
+        for update in task.updates(0):
+            if self._leaving.is_set():
+                raise DismissedError("this worker was asked to leave")
+            yield update
 
     @contextmanager
     def _evaluating(self) -> Iterator[Any]:

@@ -52,11 +52,11 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
         shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]
         space = TaskSpace.for_training(shards, file.config)
         engine = _ring_engine(file, master, space)
-        one_off = OneOffTasks(file, engine, step, leases, status)
+        one_off = OneOffTasks(file, engine, step, leases, master)
         source = FileUpdates(file, engine, space, tasks, one_off, master)
     else:
         engine = _leased_engine(file, start.strategy, step, status)
-        one_off = OneOffTasks(file, engine, step, leases, status)
+        one_off = OneOffTasks(file, engine, step, leases, master)
         source = LeasedUpdates(
             engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
         )

@@ -106,16 +106,18 @@ class LeaseSnapshotResponse(_message.Message):
     def __init__(self, leave: _Optional[bool] = ..., lease: _Optional[_Union[LeaseMessage, _Mapping]] = ...) -> None: ...
 
 class TaskCounts(_message.Message):
-    __slots__ = ("records", "steps", "nan_steps", "damaged")
+    __slots__ = ("records", "steps", "nan_steps", "damaged", "offset")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NAN_STEPS_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     records: int
     steps: int
     nan_steps: int
     damaged: int
-    def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
     __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot")
@@ -140,12 +142,14 @@ class CompleteTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class ReleaseTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id")
+    __slots__ = ("worker_id", "lease_id", "counts")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+    counts: TaskCounts
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ...) -> None: ...
 
 class ReleaseTaskResponse(_message.Message):
     __slots__ = ()

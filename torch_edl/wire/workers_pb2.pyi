@@ -146,7 +146,7 @@ class Start(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged")
+    __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving")
     class LoggedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class HeartbeatRequest(_message.Message):
     RECORDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_TO_COME_FIELD_NUMBER: _ClassVar[int]
     LOGGED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     steps: int
     records: int
@@ -188,7 +189,8 @@ class HeartbeatRequest(_message.Message):
     records_before: int
     records_to_come: int
     logged: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping")

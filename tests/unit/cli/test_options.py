@@ -22,6 +22,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "run m.py --data a b --eval-data c --format csv --batch-size 5 --records-per-task 50 "
         "--epochs 7 --no-shuffle --skip-damaged --loader-workers 2 --pin-memory --workers 2:8 "
         "--ps 3 --worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 --max-task-failures 9 "
+        "--grace-period 4 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
         "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
         "--log-layers deep.* --large-embedding 12 --max-rows 900 --checkpoint-dir ck "
@@ -66,6 +67,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             worker_threads=1,
             heartbeat_timeout_s=5.0,
             task_timeout_s=60.0,
+            grace_s=4.0,
             max_task_failures=9,
         ),
         checkpoint=CheckpointConfig(

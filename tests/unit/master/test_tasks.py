@@ -48,7 +48,7 @@ class TestTaskQueue:
         assert (q.records_done, q.steps_done, q.doing) == (4, 2, 0)
         second = q.lease(2, 0.0)
         assert (second.task, second.offset, second.retried) == (first.task, 4, True)
-        q.release(second.id, 0.0, committed=2)
+        q.release(second.id, 0.0, committed=6)
         assert q.lease(3, 0.0).offset == 6
 
     def test_failures_are_counted_by_task_and_others_are_not(self):
@@ -183,7 +183,7 @@ class TestTaskQueue:
             elif action < 0.88:
                 lease = taken.pop(rng.randrange(len(taken)))
                 part = rng.randrange(lease.task.records - lease.offset + 1)
-                if q.release(lease.id, now, committed=part) is not None:
+                if q.release(lease.id, now, committed=lease.offset + part) is not None:
                     count(lease, lease.offset, lease.offset + part)
                     offsets[lease.task.id] += part
             elif action < 0.92:

@@ -27,6 +27,7 @@ from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.processes.departure import Departure
 from torch_edl.trainer.job import Job
 from torch_edl.wire import master_pb2 as pb
 
@@ -257,7 +258,7 @@ class Member:
             heartbeat=self,
             progress=WorkerStatus(),
             close=lambda: None,
-            terminated=threading.Event(),
+            departure=Departure(),
         )
         return job
 

@@ -1,0 +1,205 @@
+"""Workers get SIGTERM, whatever they do: they leave in time, and nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.conftest import MODEL, ROOT, ModelJob
+
+RECORDS = 600
+GRACE_S = 3.0
+FLAGS = ["--workers", "2", "--strategy", "ps", "--ps", "2", "--batch-size", "8"]
+FLAGS += ["--records-per-task", "64", "--grace-period", str(GRACE_S)]
+
+# Blocks once, in the place that the file BLOCK names.
+BLOCKING = """
+
+import os
+
+def block(place):
+    try:
+        os.rename(f"{GATE}-block-{place}", f"{GATE}-blocked")
+    except FileNotFoundError:
+        return
+    time.sleep(600)
+
+block("import")
+_feed, _Count = feed, counting.Count
+
+def feed(records, mode, metadata):
+    block("feed")
+    return _feed(records, mode, metadata)
+
+class Count(_Count):
+    def forward(self, numbers):
+        block("forward")
+        if not self.training:
+            time.sleep(0.5)
+        return super().forward(numbers)
+
+def eval_metrics_fn():
+    return {"zero": lambda labels, predictions: 0.0}
+
+counting.Count = Count
+"""
+
+
+@pytest.fixture
+def start(
+    start_job: Callable[..., ModelJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., ModelJob]:
+    """``start(*flags, block="")``: the counting model blocks where ``block`` says."""
+
+    def start_blocking(*flags: str, block: str = "", **how: Any) -> ModelJob:
+        model = tmp_path / "blocking.py"
+        text = MODEL.read_text().replace("Path(__file__).parents[2]", f"Path({str(ROOT)!r})")
+        model.write_text(text + BLOCKING)
+        monkeypatch.setattr("tests.faults.conftest.MODEL", model)
+        if block:
+            (tmp_path / f"count-goes-on-block-{block}").touch()
+        return start_job(RECORDS, *FLAGS, *flags, **how)
+
+    return start_blocking
+
+
+def blocked(tmp_path: Path) -> bool:
+    return (tmp_path / "count-goes-on-blocked").exists()
+
+
+def leave(job: ModelJob, worker: int) -> float:
+    """SIGTERM to a worker; the seconds until it was gone."""
+    process = psutil.Process(worker)
+    began = time.monotonic()
+    process.terminate()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        job.wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE or not process.is_running())
+    return time.monotonic() - began
+
+
+def exit_of(job: ModelJob, pid: int) -> str:
+    """How the process of a worker ended, as the job tells."""
+    job.wait_for(lambda: any(p.pid == pid and p.exit for p in job.status().processes))
+    return next(p.exit for p in job.status().processes if p.pid == pid)
+
+
+def left(job: ModelJob, pid: int) -> None:
+    """The worker left as it was asked to, and that was no failure."""
+    assert exit_of(job, pid) == "exit code 143"
+    number = next(p.id for p in job.status().processes if p.pid == pid)
+    job.wait_for(
+        lambda: any(
+            event.text == f"worker-{number} ended with exit code 143, as asked"
+            and event.level == "info"
+            for event in job.status().events
+        )
+    )
+
+
+def finish(job: ModelJob) -> None:
+    job.go_on()
+    job.check()
+    assert job.summary()["records"] == RECORDS
+
+
+def test_in_training(start: Callable[..., ModelJob]) -> None:
+    job = start(delay_s=0.1)
+    for _ in range(2):
+        done = job.done()
+        job.wait_for(lambda n=done: job.done() > n and len(job.pids("worker")) == 2)
+        pid = job.pids("worker")[0]
+        assert leave(job, pid) < GRACE_S + 1
+        left(job, pid)
+    finish(job)
+    assert "was killed" not in job.report()
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "place", ["feed", pytest.param("import", marks=SLOW), pytest.param("forward", marks=SLOW)]
+)
+def test_blocked_in_code_of_the_user(
+    start: Callable[..., ModelJob], tmp_path: Path, place: str
+) -> None:
+    job = start("--workers", "1", block=place)
+    job.wait_for(lambda: blocked(tmp_path))
+    (pid,) = job.pids("worker")
+    assert leave(job, pid) < GRACE_S + 1
+    left(job, pid)
+    finish(job)
+
+
+@SLOW
+def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
+    job = start("--workers", "1")
+    job.wait_for(lambda: job.pids("ps"))
+    servers = [psutil.Process(pid) for pid in job.pids("ps")]
+    for server in servers:
+        server.suspend()
+    job.wait_for(lambda: job.status().tasks_todo)
+    (pid,) = job.pids("worker")
+    assert leave(job, pid) < 1
+    for server in servers:
+        server.resume()
+    left(job, pid)
+    finish(job)
+
+
+def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> None:
+    """Of tasks that take longer than the grace period: others do them from the beginning."""
+    job = start("--workers", "1", "--eval-data", str(tmp_path / "data-0.parquet"))
+    job.go_on()
+    job.wait_for(lambda: job.status().epoch == 1)
+    (pid,) = job.pids("worker")
+    assert leave(job, pid) < GRACE_S - 0.5
+    left(job, pid)
+    job.check()
+    assert job.summary()["metrics"]
+
+
+def test_a_server_that_hangs(start: Callable[..., ModelJob]) -> None:
+    job = start()
+    job.wait_for(lambda: job.done() > 0 and len(job.pids("worker")) == 2)
+    server = psutil.Process(job.pids("ps")[0])
+    server.suspend()
+    pid = job.pids("worker")[0]
+    assert leave(job, pid) < GRACE_S + 1
+    server.resume()
+    left(job, pid)
+    finish(job)
+
+
+@SLOW
+def test_a_master_that_hangs(start: Callable[..., ModelJob]) -> None:
+    job = start()
+    job.wait_for(lambda: job.done() > 0 and len(job.pids("worker")) == 2)
+    pid = job.pids("worker")[0]
+    master = psutil.Process(job.pids("master")[0])
+    master.suspend()
+    assert leave(job, pid) < GRACE_S + 1
+    master.resume()
+    left(job, pid)
+    finish(job)
+
+
+@SLOW
+def test_preemptions_in_a_row_are_no_failure(start: Callable[..., ModelJob]) -> None:
+    """More of them than the limits of crashes and of kills, before anything is trained."""
+    job = start("--workers", "1", delay_s=0.0)
+    for _ in range(7):
+        job.wait_for(lambda: job.pids("worker"))
+        (pid,) = job.pids("worker")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        job.wait_for(lambda pid=pid: pid not in job.pids("worker"))
+    finish(job)
