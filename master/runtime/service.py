@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from master.state.calls import Calls
 from master.state.job import Job, JobEvent
+from master.state.server_calls import ServerCalls
 from master.state.status import LogPath, describe
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -89,12 +90,13 @@ class Service:
     def handlers(self) -> dict[str, Handler]:
         """Method name to handler."""
         calls, now, wait = self._calls, self._at_once, self._waiting
+        servers = ServerCalls(self.job)
         handlers: dict[str, Handler] = {
             "Register": now(calls.register, keep=True),
-            "RegisterServer": now(calls.register_server),
-            "ServerHeartbeat": now(calls.server_heartbeat, notify=False),
+            "RegisterServer": now(servers.register),
+            "ServerHeartbeat": now(servers.heartbeat, notify=False),
             "GetCluster": wait(
-                calls.get_cluster, _CLUSTER_WAIT_S, calls.cluster_now, changes=False
+                servers.get_cluster, _CLUSTER_WAIT_S, servers.cluster_now, changes=False
             ),
             "ReportModel": now(calls.report_model, keep=True),
             "ReportData": now(calls.report_data, keep=True),

@@ -122,6 +122,7 @@ class Calls:
             stopping=job.lifecycle.stopping is not None,
             broken_ring=ring.broken(now),
             stale_ring=ring.stale(),
+            newest_server=job.fleet.servers.newest,
         )
 
     # ---- tasks ----
@@ -296,59 +297,6 @@ class Calls:
         if accepted:
             job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
         return pb.ReportCheckpointResponse(accepted=accepted)
-
-    # ---- servers ----
-
-    def register_server(
-        self, request: pb.RegisterServerRequest, now: float
-    ) -> pb.RegisterServerResponse:
-        """A server listens.
-
-        Raises:
-            UsageError: the server does not belong to the job, or is of an earlier incarnation.
-        """
-        fleet = self._job.fleet
-        if not fleet.server_registered(request.shard, request.incarnation, request.address, now):
-            raise UsageError(
-                f"server of shard {request.shard}, incarnation {request.incarnation}: not a "
-                "server that this job waits for"
-            )
-        cluster = fleet.cluster()
-        if cluster is not None:
-            count = len(cluster.servers)
-            text = "the parameter server is" if count == 1 else f"{count} parameter servers are"
-            self._job.lifecycle.note("info", f"{text} ready", now)
-        return pb.RegisterServerResponse()
-
-    def server_heartbeat(
-        self, request: pb.ServerHeartbeatRequest, now: float
-    ) -> pb.ServerHeartbeatResponse:
-        job = self._job
-        process = job.fleet.server_heard(request, now)
-        if process is None:
-            return pb.ServerHeartbeatResponse(known=False)
-        if process.problem != request.problem:
-            process.problem = request.problem
-            name = f"ps-{process.id}"
-            if request.problem:
-                job.lifecycle.note("warning", f"{name}: {request.problem}", now)
-            else:
-                job.lifecycle.note("info", f"{name} accepts pushes again", now)
-        return pb.ServerHeartbeatResponse(known=True, peer=job.fleet.peer(request.shard))
-
-    def get_cluster(
-        self, request: pb.GetClusterRequest, now: float
-    ) -> pb.GetClusterResponse | None:
-        job = self._job
-        if job.lifecycle.outcome is not None or job.fleet.strategy != "ps":
-            return pb.GetClusterResponse()
-        if not job.fleet.is_superseded(request.shard, request.after):
-            return None
-        return self.cluster_now()
-
-    def cluster_now(self) -> pb.GetClusterResponse:
-        """The answer when no server has changed for a while."""
-        return pb.GetClusterResponse(cluster=self._job.fleet.cluster(starting=True))
 
     # ---- the user ----
 

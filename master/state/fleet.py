@@ -1,8 +1,7 @@
 """Which processes should run. Pure: events change the plan, :meth:`Fleet.plan` says what to do.
 
 Exactly ``workers`` workers are kept alive, from the start: they take seconds to import what they
-need. The servers follow when the strategy is known. Each server process has an incarnation of its
-own, from one counter for all shards; the model has another one, see ``wire/cluster.proto``.
+need. The servers follow when the strategy is known.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from master.state.processes import (
     Gone,
     Process,
 )
+from master.state.servers import Servers
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
@@ -60,7 +60,6 @@ class Fleet:
         """How many workers to keep alive from now on."""
         self.strategy = ""
         self._job = job
-        self._shards = servers
         self._server_args = tuple(server_args)
         self._worker_module = worker_module
         self._server_module = server_module
@@ -72,9 +71,7 @@ class Fleet:
         """What this incarnation of the model starts from; empty: from scratch."""
         self.values_only = False
         """Only values are taken of it."""
-        self._servers: dict[int, Process] = {}  # of this model, by shard
-        self._servers_made = 0  # in the whole job: the incarnation of the newest server
-        self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
+        self.servers = Servers(servers)
         self._next_id = {"worker": 0, "ps": 0}
         self._deaths = Deaths()
         self._ending: float | None = None
@@ -94,28 +91,13 @@ class Fleet:
         """Processes that have not ended, of one role or all."""
         return [p for p in self._processes.values() if p.state != EXITED and role in (None, p.role)]
 
-    def servers_now(self) -> list[pb.Server]:
-        """The servers in the order of shards; one that starts has no address."""
-        if self.strategy != "ps":
-            return []
-        servers = [self._servers.get(shard) for shard in range(self._shards)]
-        return [
-            pb.Server()
-            if server is None
-            else pb.Server(
-                address=server.address if server.state == RUNNING else "",
-                incarnation=server.incarnation,
-            )
-            for server in servers
-        ]
-
     def cluster(self, *, starting: bool = False) -> pb.Cluster | None:
         """The servers of today; None before the strategy is known.
 
         Args:
             starting: also while one of them starts; None otherwise.
         """
-        servers = self.servers_now()
+        servers = self.servers.now() if self.strategy == "ps" else []
         if not self.strategy or not (starting or all(server.address for server in servers)):
             return None
         return pb.Cluster(
@@ -147,10 +129,8 @@ class Fleet:
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new incarnation: servers are replaced by new ones that load ``restore``."""
-        for process in self._servers.values():
+        for process in self.servers.renew():
             _end(process)
-        self._servers.clear()
-        self._of_earlier_models = self._servers_made
         self.incarnation += 1
         self.restored_from, self.values_only = restore, values_only
 
@@ -182,45 +162,6 @@ class Fleet:
         if process.state == STARTING:
             process.state = RUNNING
         return True
-
-    def server(self, shard: int, incarnation: int) -> Process | None:
-        """The process that has the shard, unless that is of another incarnation."""
-        process = self._servers.get(shard)
-        if process is None or process.incarnation != incarnation:
-            return None
-        return process if process.state in (STARTING, RUNNING) else None
-
-    def server_registered(self, shard: int, incarnation: int, address: str, now: float) -> bool:
-        """A server listens; False if another process has the shard."""
-        process = self.server(shard, incarnation)
-        if process is None:
-            return False
-        process.state, process.address, process.heard_at = RUNNING, address, now
-        return True
-
-    def server_heard(self, request: pb.ServerHeartbeatRequest, now: float) -> Process | None:
-        """A server sent a heartbeat; returns its process, None if another one has the shard."""
-        process = self.server(request.shard, request.incarnation)
-        if process is not None:
-            process.heard_at = now
-        return process
-
-    def peer(self, shard: int) -> pb.Server | None:
-        """The server of the next shard, which keeps a replica of this one; None: none listens."""
-        peer = self._servers.get((shard + 1) % self._shards)
-        if self._shards == 1 or peer is None or peer.state != RUNNING:
-            return None
-        return pb.Server(address=peer.address, incarnation=peer.incarnation)
-
-    def is_superseded(self, shard: int, incarnation: int) -> bool:
-        """Whether a caller that knows this server of a shard is to learn of others: a later one
-        listens, or the model is of another incarnation."""
-        if incarnation <= self._of_earlier_models or shard >= self._shards:
-            return True
-        process = self._servers.get(shard)
-        if process is None or process.state != RUNNING:
-            return False
-        return process.incarnation > incarnation
 
     def ready(self, worker: int) -> None:
         """A worker has its model and may lease."""
@@ -264,6 +205,11 @@ class Fleet:
             if process.state == STOPPING:
                 process.state = RUNNING
 
+    def server_lost(self, process: Process) -> None:
+        """A server is gone, or hangs and is ended by force: its shard gets another one."""
+        self.servers.vacate(process)
+        _end(process)
+
     def lost(self, worker: int) -> None:
         """A worker hangs or does not answer: it is ended by force, and replaced."""
         process = self._processes.get(("worker", worker))
@@ -277,7 +223,7 @@ class Fleet:
         text = f"{exit.role}-{exit.id} ended with {exit}"
         named = f"{text}; its log is {log}"
         if exit.role == "ps":
-            if self._ending is not None or self._servers.get(process.shard) is not process:
+            if self._ending is not None or process not in self.servers:
                 return None
             if exit.was_killed:
                 return self._deaths.killed("parameter servers", named) or Gone(text)
@@ -330,8 +276,7 @@ class Fleet:
                 process.lost = True
                 actions.append(self._stop(process, 0.0))
         if self.strategy == "ps":
-            missing = [shard for shard in range(self._shards) if shard not in self._servers]
-            actions += [self._start_server(shard, now) for shard in missing]
+            actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         if not self.external and not self._retired:
             actions += self._fit_workers(now)
         return actions
@@ -345,20 +290,18 @@ class Fleet:
         return Stop(process.role, process.id, grace_s)
 
     def _start_server(self, shard: int, now: float) -> Action:
-        self._servers_made += 1
         args = [
             *("--job", self._job),
             *("--shard", str(shard)),
-            *("--shards", str(self._shards)),
-            *("--incarnation", str(self._servers_made)),
+            *("--shards", str(self.servers.shards)),
+            *("--incarnation", str(self.servers.made + 1)),
             *self._server_args,
         ]
         if self.restored_from:
             args += ["--restore", self.restored_from]
             args += ["--values-only"] if self.values_only else []
         process, start = self._start("ps", self._server_module, args, now)
-        process.shard, process.incarnation = shard, self._servers_made
-        self._servers[shard] = process
+        self.servers.take(process, shard)
         return start
 
     def _fit_workers(self, now: float) -> list[Action]:
@@ -385,7 +328,7 @@ class Fleet:
         return {
             "strategy": self.strategy,
             "incarnation": self.incarnation,
-            "servers_made": self._servers_made,
+            "servers": self.servers.to_state(),
             "restored_from": self.restored_from,
             "values_only": self.values_only,
             "workers_wanted": self.workers_wanted,
@@ -402,7 +345,7 @@ class Fleet:
                 values_only=state["values_only"],
                 incarnation=state["incarnation"],
             )
-        self._servers_made = self._of_earlier_models = state["servers_made"]
+        self.servers.from_state(state["servers"], ())
         self.workers_wanted = state["workers_wanted"]
         self._deaths.trained = state["trained"]
         for id, pid, log in state["workers"]:

@@ -23,6 +23,7 @@ from master.state.actions import (
 )
 from master.state.checkpoint_manager import CheckpointManager
 from master.state.evaluation import EvaluationResult
+from master.state.failover import Failover, FailoverEvent, ModelLost
 from master.state.fleet import Fleet
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
@@ -48,7 +49,9 @@ from torch_edl.processes.spec import ProcessExit
 
 _RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 
-JobEvent = ActionEvent | PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent
+JobEvent = (
+    ActionEvent | PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent | FailoverEvent
+)
 
 
 class Job:
@@ -76,6 +79,7 @@ class Job:
         self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
+        self.failover = Failover(config, fleet)
         self.tasks = TaskScheduler(config)
         """What workers lease; nothing, where a script goes through its data in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
@@ -171,6 +175,8 @@ class Job:
                 self.apply(CheckpointFailed(event.error, self.fleet.incarnation), now)
             case WorkerLost():
                 self._worker_lost(event, now)
+            case ModelLost():
+                self._renew(event.text, now)
             case RoundFormed():
                 self.changed = True
                 self.lifecycle.note("info", f"round {event.number} of torchrun's nodes", now)
@@ -225,7 +231,7 @@ class Job:
                 self.apply(result, now)
                 return
             case Gone() if exit.role == "ps":
-                self._renew(result.text, now)
+                self.apply_all(self.failover.gone(exit.id, result.text), now)
             case _ if self.lifecycle.stopping is not None:
                 return
             case _ if self.fleet.strategy == "local" and self.config.kind == "train":
@@ -315,6 +321,7 @@ class Job:
         lifecycle, newest = self.lifecycle, self.checkpoints.shown
         if lifecycle.outcome is None:
             self._lose_silent_workers(now)
+            self.apply_all(self.failover.tick(now), now)
         self.apply_all(self.workforce.tick(now, newest=newest), now)
         if lifecycle.outcome is None:
             self.form_ring(now)

@@ -38,8 +38,8 @@ class Process:
     shard: int = 0
     incarnation: int = 0
     """Of a server; no other server of the job has it or had it."""
-    heard_at: float = 0.0
-    """The last word of a server."""
+    heard_at: float | None = None
+    """When a server was heard last; None: not yet."""
     problem: str = ""
     """What keeps a server from accepting pushes."""
     log: str = ""

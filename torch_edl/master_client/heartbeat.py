@@ -92,6 +92,8 @@ class Heartbeat:
 
     ``on_broken_ring`` is called (in this thread) with the number up to which rings have lost a
     member; ``stale_ring`` is the newest ring that is to be left after a step.
+
+    ``on_servers`` is called (in this thread) with the incarnation of the newest parameter server.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: WorkerStatus) -> None:
@@ -103,6 +105,7 @@ class Heartbeat:
         self.lost = threading.Event()
         self.stopping = threading.Event()
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
+        self.on_servers: Callable[[int], None] = lambda newest: None
         self.stale_ring = 0
         self._contact = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -142,6 +145,7 @@ class Heartbeat:
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring:
             self.on_broken_ring(answer.broken_ring)
+        self.on_servers(answer.newest_server)
         if answer.stopping:
             self.stopping.set()
         if answer.drain:

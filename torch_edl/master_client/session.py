@@ -10,7 +10,13 @@ from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_NODE, ENV_TOKEN
-from torch_edl.errors import DismissedError, JobFailedError, MasterLostError, UsageError
+from torch_edl.errors import (
+    DismissedError,
+    JobFailedError,
+    MasterLostError,
+    ServersLostError,
+    UsageError,
+)
 from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
 from torch_edl.processes.departure import Departure
 from torch_edl.wire import master_pb2 as pb
@@ -23,6 +29,8 @@ _CALL_S = 30.0
 # An agent starts a master that was killed again.
 _MASTER_AWAY_S = 60.0
 _FAREWELL_S = 20.0
+# The master answers after two seconds that nothing has changed.
+_RESOLVE_S = 6.0
 
 
 class MasterSession:
@@ -42,7 +50,7 @@ class MasterSession:
 
     def __init__(self, worker_id: int = -1, departure: Departure | None = None) -> None:
         env = os.environ
-        calls = services.WORKERS + services.TASKS + services.RINGS
+        calls = services.WORKERS + services.TASKS + services.RINGS + services.SERVERS
         self.master = Stub(calls, env[ENV_MASTER], env.get(ENV_TOKEN, ""))
         request = pb.RegisterRequest(
             worker_id=worker_id,
@@ -109,6 +117,30 @@ class MasterSession:
                 return answer.start  # type: ignore[no-any-return]
             if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
                 raise DismissedError("the job ended before it began")
+
+    def resolve(self, shard: int, incarnation: int) -> pb.Cluster:
+        """Waits a while for a later parameter server of a shard, and returns the servers of now; an
+        empty cluster: there are none any more.
+
+        Args:
+            incarnation: of the server that this process knows.
+
+        Raises:
+            ServersLostError: the master does not answer, or declared this process lost.
+        """
+
+        def require_known() -> None:
+            if self.heartbeat.lost.is_set():
+                raise ServersLostError("the master declared this process lost")
+
+        request = pb.GetClusterRequest(shard=shard, after=incarnation)
+        try:
+            answer = self.master.insist(
+                request, timeout_s=_RESOLVE_S, away_s=_MASTER_AWAY_S, before_call=require_known
+            )
+        except grpc.RpcError as error:
+            raise ServersLostError(f"master: {error.code().name}: {error.details()}") from None
+        return answer.cluster  # type: ignore[no-any-return]
 
     def report_failure(self, error: str, traceback: str, *, running: bool) -> None:
         """Fails the job, since every worker would fail in the same way.

@@ -8,9 +8,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-
-import grpc
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
@@ -18,10 +17,10 @@ from torch_edl.config import SYNC_MODES, TrainConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.output import setup_logging
+from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
-from torch_edl.wire import master_pb2, pserver_pb2, services
-from torch_edl.wire.channel import Stub
+from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire.server import serve
 
 log = logging.getLogger(__name__)
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 _THREADS = 256
 _STOP_GRACE_S = 2.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_REGISTER_TIMEOUT_S = 30.0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,13 +88,15 @@ def _run(args: argparse.Namespace) -> int:
         staleness=args.staleness,
         learning_rate_by_staleness=args.learning_rate_by_staleness,
     )
+    link = _link(args, token, fail)
     source = None
     if args.restore:
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
+    shard = Shard(rules, source, fail, args.shards)
     service = PserverService(
-        Shard(rules, source, fail, args.shards),
+        shard,
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
         stem=f"shard-{args.shard}-of-{args.shards}",
     )
@@ -109,32 +109,38 @@ def _run(args: argparse.Namespace) -> int:
     )
     address = f"{args.host}:{port}"
     try:
-        _announce(args, address, token)
+        if link is None:
+            sys.stdout.write(f"listening on {address}\n")
+            sys.stdout.flush()
+        else:
+            link.version = lambda: shard.version
+            link.register(address)
         number = signal.sigwait(_STOP_SIGNALS)
     finally:
+        if link is not None:
+            link.close()
         service.close()
         server.stop(_STOP_GRACE_S).wait()
     log.info("stopped")
     return 1 if failed.is_set() else 128 + number
 
 
-def _announce(args: argparse.Namespace, address: str, token: str) -> None:
-    """Registers the address of this shard with the master; without one, prints it."""
+def _link(args: argparse.Namespace, token: str, end: Callable[[], None]) -> MasterLink | None:
+    """The connection to the master, which hears from now on that this process lives; None: there is
+    no master, which the caller of this process is told where it listens instead."""
     master = os.environ.get(ENV_MASTER, "")
     if not master:
-        sys.stdout.write(f"listening on {address}\n")
-        sys.stdout.flush()
-        return
-    stub = Stub(services.SERVERS, master, token)
-    request = master_pb2.RegisterServerRequest(
-        shard=args.shard, incarnation=args.incarnation, address=address
+        return None
+
+    def fenced() -> None:
+        log.error("another server has shard %d: this one was replaced and ends", args.shard)
+        end()
+
+    link = MasterLink(
+        master, token, shard=args.shard, incarnation=args.incarnation, on_fenced=fenced
     )
-    try:
-        stub.call(request, timeout_s=_REGISTER_TIMEOUT_S, wait=True)
-    except grpc.RpcError as error:
-        raise EdlError(f"master {master}: registration rejected: {error.details()}") from None
-    finally:
-        stub.close()
+    link.start()
+    return link
 
 
 if __name__ == "__main__":

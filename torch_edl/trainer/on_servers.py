@@ -80,7 +80,9 @@ class ScriptOnServers:
             config=session.config,
             token=os.environ.get(ENV_TOKEN, ""),
             status=session.progress,
+            resolve=session.resolve,
         )
+        session.heartbeat.on_servers = self._engine.follow
         leases = LeaseClient(session.master, session.worker_id)
         leases.incarnation = session.cluster.incarnation
         self._source = LeasedUpdates(

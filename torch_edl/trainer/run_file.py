@@ -18,7 +18,6 @@ from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ContractError, DismissedError
-from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
@@ -41,7 +40,7 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
     Raises:
         EdlError: the job cannot continue.
     """
-    train, status = file.config.train, master.progress
+    train = file.config.train
     leases = LeaseClient(master.master, master.worker_id)
     leases.incarnation = start.cluster.incarnation
     step = Step(file.contract, file.model, on_nan=train.on_nan, log_layers=train.log_layers)
@@ -55,7 +54,7 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
         one_off = OneOffTasks(file, engine, step, leases, master)
         source = FileUpdates(file, engine, space, tasks, one_off, master)
     else:
-        engine = _leased_engine(file, start.strategy, step, status)
+        engine = _leased_engine(file, start.strategy, step, master)
         one_off = OneOffTasks(file, engine, step, leases, master)
         source = LeasedUpdates(
             engine, tasks, leases, master, one_off=one_off, call_back=file.call_back
@@ -81,14 +80,17 @@ def run(file: ModelFile, master: MasterSession, start: pb.Start) -> None:
 
 
 def _leased_engine(
-    file: ModelFile, strategy: str, step: Step, status: WorkerStatus
+    file: ModelFile, strategy: str, step: Step, master: MasterSession
 ) -> LeasedEngine:
+    status = master.progress
     if strategy == "local":
         return LocalEngine(file.model, file.optimizer, file.scheduler, status=status)
-    return ServersEngine(
-        file.model, file.optimizer, file.scheduler,
-        config=file.config, token=os.environ[ENV_TOKEN], status=status, forward=step.forward,
+    engine = ServersEngine(
+        file.model, file.optimizer, file.scheduler, config=file.config,
+        token=os.environ[ENV_TOKEN], status=status, resolve=master.resolve, forward=step.forward,
     )  # fmt: skip
+    master.heartbeat.on_servers = engine.follow
+    return engine
 
 
 def _ring_engine(file: ModelFile, master: MasterSession, space: TaskSpace) -> RingEngine:

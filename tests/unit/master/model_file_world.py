@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.server_calls import ServerCalls
 from master.state.tasks import steps_of
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
@@ -31,6 +33,7 @@ from torch_edl.config import (
     TrainConfig,
 )
 from torch_edl.data.task_space import Shard
+from torch_edl.durability import DurabilityConfig
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -55,6 +58,7 @@ class World:
         eval_every: int = 0,
         eval_records: int = 0,
         resumed: Saved | None = None,
+        durability: Mapping[str, str] | None = None,
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -69,11 +73,15 @@ class World:
                 max_workers=workers, servers=servers, heartbeat_timeout_s=10, task_timeout_s=60
             ),
             checkpoint=CheckpointConfig(**checkpoint),
+            durability=DurabilityConfig(**(durability or {})),
         )
         self.now = 0.0
         fleet = Fleet("j", workers=workers, servers=servers)
         self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
+        self.servers = ServerCalls(self.job)
+        self.silent: set[int] = set()
+        """Servers that send no heartbeat."""
         self.eval_records = eval_records
         self.actions: list[object] = []
         self.counted: Counter[tuple[int, str, int]] = Counter()
@@ -88,6 +96,12 @@ class World:
     def tick(self, seconds: float = 0.0) -> list[object]:
         """Lets time pass; processes that are started or stopped do so at once."""
         self.now += seconds
+        for process in self.job.fleet.servers:
+            request = pb.ServerHeartbeatRequest(
+                shard=process.shard, incarnation=process.incarnation
+            )
+            if process.id not in self.silent:
+                self.servers.heartbeat(request, self.now)
         actions = self.job.tick(self.now)
         for action in actions:
             if isinstance(action, Start):
@@ -116,7 +130,7 @@ class World:
         fleet = self.job.fleet
         for process in fleet.alive("ps"):
             if process.state == "starting":
-                self.calls.register_server(
+                self.servers.register(
                     pb.RegisterServerRequest(
                         shard=process.shard,
                         incarnation=process.incarnation,

@@ -11,6 +11,7 @@ from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.restart import from_state
+from master.state.server_calls import ServerCalls
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
@@ -53,6 +54,7 @@ class World:
             resumed=resumed,
         )
         self.calls = Calls(self.job, cores=8)
+        self.servers = ServerCalls(self.job)
         self.started: list[Start] = []
         self.stopped: list[Stop] = []
         self.effects: list = []
@@ -67,6 +69,11 @@ class World:
 
     def tick(self, seconds: float = 0.1) -> None:
         self.now += seconds
+        for process in self.job.fleet.servers:
+            request = pb.ServerHeartbeatRequest(
+                shard=process.shard, incarnation=process.incarnation
+            )
+            self.servers.heartbeat(request, self.now)
         for action in self.job.tick(self.now):
             if isinstance(action, Start):
                 self.started.append(action)
@@ -85,7 +92,7 @@ class World:
                     incarnation=process.incarnation,
                     address=f"s{process.id}:1",
                 )
-                self.calls.register_server(request, self.now)
+                self.servers.register(request, self.now)
 
     def register(self, pid: int, local_rank: int = 0) -> int:
         request = pb.RegisterRequest(

@@ -32,7 +32,7 @@ def running(workers: int = 2, servers: int = 2) -> Fleet:
     f.decide("ps", restore="")
     f.plan(0.0)
     for shard in range(servers):
-        assert f.server_registered(shard, shard + 1, f"host:{shard}", 0.0)
+        assert f.servers.registered(shard, shard + 1, f"host:{shard}", 0.0)
     for id in range(workers):
         assert f.registered(id)
     return f
@@ -67,32 +67,32 @@ def test_local_has_no_servers():
 
 
 def addresses(f: Fleet) -> list[str]:
-    return [server.address for server in f.servers_now()]
+    return [server.address for server in f.servers.now()]
 
 
 def test_the_cluster_is_there_once_all_registered_in_shard_order():
     f = fleet()
     f.decide("ps", restore="")
     f.plan(0.0)
-    assert f.server_registered(1, 2, "host:b", 0.0)
+    assert f.servers.registered(1, 2, "host:b", 0.0)
     assert f.cluster() is None
     assert [(s.address, s.incarnation) for s in f.cluster(starting=True).servers] == [
         ("", 1),
         ("host:b", 2),
     ]
-    assert not f.server_registered(0, 7, "host:x", 0.0)
-    assert not f.server_registered(0, 2, "host:x", 0.0)
-    assert f.server_registered(0, 1, "host:a", 0.0)
+    assert not f.servers.registered(0, 7, "host:x", 0.0)
+    assert not f.servers.registered(0, 2, "host:x", 0.0)
+    assert f.servers.registered(0, 1, "host:a", 0.0)
     assert addresses(f) == ["host:a", "host:b"]
     assert f.cluster() == f.cluster(starting=True)
 
 
 def test_the_peer_of_a_shard_is_the_server_of_the_next():
     f = running(servers=3)
-    assert [f.peer(shard).address for shard in range(3)] == ["host:1", "host:2", "host:0"]
+    assert [f.servers.peer(shard).address for shard in range(3)] == ["host:1", "host:2", "host:0"]
     f.renew(restore="")
-    assert f.peer(0) is None
-    assert running(servers=1).peer(0) is None
+    assert f.servers.peer(0) is None
+    assert running(servers=1).servers.peer(0) is None
 
 
 def test_a_dead_worker_is_replaced_under_a_new_id():
@@ -156,12 +156,12 @@ def test_a_dead_server_renews_all_under_a_higher_incarnation():
     assert "--incarnation 3" in " ".join(actions[1].spec.args)
     assert f.cluster() is None
     assert f.exited(exit("ps", 1, signal=9), 1.1, log="") is None
-    assert f.server_heard(pb.ServerHeartbeatRequest(shard=1, incarnation=2), 1.1) is None
+    assert f.servers.heard(1, 2, 1.1) is None
     for shard in (0, 1):
-        assert not f.server_registered(shard, shard + 1, "old", 1.1)
-        assert f.is_superseded(shard, shard + 1)
-        assert not f.is_superseded(shard, shard + 3)
-        assert f.server_registered(shard, shard + 3, f"new:{shard}", 1.2)
+        assert not f.servers.registered(shard, shard + 1, "old", 1.1)
+        assert f.servers.is_superseded(shard, shard + 1)
+        assert not f.servers.is_superseded(shard, shard + 3)
+        assert f.servers.registered(shard, shard + 3, f"new:{shard}", 1.2)
     assert addresses(f) == ["new:0", "new:1"]
     assert f.incarnation == 2
 

@@ -18,7 +18,7 @@ import pytest
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.ps_client import dense_owners
+from torch_edl.ps_client.partition import dense_owners
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb

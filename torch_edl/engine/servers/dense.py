@@ -17,14 +17,8 @@ from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import dense_names
 from torch_edl.nn.rows import state_of_rows, state_of_weight
 from torch_edl.optim import group_of
-from torch_edl.ps_client import (
-    BUFFER_GROUP,
-    DenseGradient,
-    PartitionedIds,
-    PsClient,
-    Segment,
-    TableIds,
-)
+from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient, PsClient
+from torch_edl.ps_client.partition import PartitionedIds, Segment, TableIds
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 

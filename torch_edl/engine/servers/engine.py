@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +27,18 @@ from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine import state_dict
 from torch_edl.engine.gradient_hooks import ManualAccumulation
 from torch_edl.engine.servers import dense
-from torch_edl.engine.servers.rows import Plan, ServerRows
+from torch_edl.engine.servers.rows import Plan, PlannedUpdate, ServerRows
 from torch_edl.engine.servers.schedule import ServerSchedule
 from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.optim import group_of, optimizer_config
-from torch_edl.ps_client import Floats, Pending, PsClient, PullResult, TableIds
+from torch_edl.ps_client.client import Pending, PsClient, PullResult
+from torch_edl.ps_client.connection import Resolve
+from torch_edl.ps_client.partition import Floats, TableIds
 from torch_edl.wire import master_pb2, pserver_pb2
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Planned:
-    """An update, the rows that its minibatches need, and the pull that is on its way."""
-
-    update: Update
-    plan: Plan
-    pull: Pending[PullResult] | None = None
-    versions: list[int] | None = None
-    """Of the servers, as they were pulled; None: not yet."""
-    steps: int = 0
-    """Minibatches whose gradients were collected."""
 
 
 class ServersEngine:
@@ -60,6 +49,7 @@ class ServersEngine:
             and moves the parameters between the minibatches of an update only.
         scheduler: of learning rates. The updates of the servers drive it, so that its ``step``
             does nothing when the body calls it.
+        resolve: says which server has a shard now; None: nobody does.
         forward: runs the model on the features of a minibatch, so that the rows of an update are
             found and pulled ahead of time. None: the script calls its model by itself, rows are
             pulled when the model asks for them, and each update is one minibatch.
@@ -74,11 +64,13 @@ class ServersEngine:
         config: JobConfig,
         token: str,
         status: WorkerStatus,
+        resolve: Resolve | None = None,
         forward: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model = model
         self._config = config
         self._token = token
+        self._resolve = resolve
         self._status = status
         self._optimizer = optimizer
         self._schedule = ServerSchedule(optimizer, scheduler, config.train.local_steps)
@@ -92,8 +84,8 @@ class ServersEngine:
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         self._sync = config.train.mode == "sync"
         self.depth = config.train.staleness if self._plans_ahead and not self._sync else 0
-        self._ahead: deque[_Planned] = deque()
-        self._open: _Planned | None = None
+        self._ahead: deque[PlannedUpdate] = deque()
+        self._open: PlannedUpdate | None = None
         self._pushed: tuple[Update, Pending[bool]] | None = None
         self._done: list[Update] = []
         self._trained = self._acked = 0
@@ -101,7 +93,7 @@ class ServersEngine:
         self._incarnation = 0
         self._flat: list[dense.FlatVector]
         self._exact: dense.ExactBuffers
-        self._known: list[int] | None = None
+        self._known: PullResult | None = None
         self._lost: ServersLostError | None = None
         self._forgiving = False
         # A script may leave its step out, and must not add the next gradients to those of before.
@@ -115,7 +107,7 @@ class ServersEngine:
     def connect(self, cluster: master_pb2.Cluster) -> None:
         """Meets the servers of a cluster and tells them what to hold."""
         self.close()
-        client = PsClient(cluster.servers, job=self._config.name, token=self._token)
+        client = PsClient(cluster, job=self._config.name, token=self._token, resolve=self._resolve)
         group = group_of(self._optimizer)
         tables = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
         try:
@@ -133,6 +125,11 @@ class ServersEngine:
         self._flat = [dense.FlatVector(self._dense, segments) for segments in client.layout]
         self._exact = dense.ExactBuffers(self._dense, client.exact)
         self._rows.connect(client.servers, self._pull_rows)
+
+    def follow(self, newest: int) -> None:
+        """Servers up to this incarnation listen. Called by the thread of the heartbeat."""
+        if (client := self._client) is not None:
+            client.follow(newest)
 
     def close(self) -> None:
         """Forgets the servers and everything that was on its way."""
@@ -158,7 +155,7 @@ class ServersEngine:
 
     def prefetch(self, update: Update) -> None:
         """Plans an update, and pulls for it as soon as the staleness allows."""
-        self._ahead.append(_Planned(update, self._plan(update)))
+        self._ahead.append(PlannedUpdate(update, self._plan(update)))
         self._pull_ahead()
 
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
@@ -239,7 +236,7 @@ class ServersEngine:
         """Whether the body has a minibatch in hand."""
         return self._open is not None
 
-    def _opened(self, update: Update) -> _Planned:
+    def _opened(self, update: Update) -> PlannedUpdate:
         """The update that is open, which this one is from now on: the parameters are loaded."""
         if self._open is not None:
             assert self._open.update is update, "an update begins before the last was committed"
@@ -330,10 +327,10 @@ class ServersEngine:
     def _load(self, result: PullResult) -> None:
         for flat, values in zip(self._flat, result.dense, strict=True):
             flat.load(values)
-        self._known = result.versions
+        self._known = result
         self._status.version = max(result.versions)
 
-    def _push(self, planned: _Planned) -> Pending[bool]:
+    def _push(self, planned: PlannedUpdate) -> Pending[bool]:
         update, client = planned.update, self._servers
         assert planned.versions is not None
         # An update without a gradient moves the watermark and changes nothing.

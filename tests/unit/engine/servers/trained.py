@@ -16,7 +16,7 @@ from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
-from torch_edl.ps_client import PartitionedIds, TableIds
+from torch_edl.ps_client.partition import PartitionedIds, TableIds
 from torch_edl.trainer.step import Step, contract_body
 from torch_edl.wire import master_pb2 as pb
 

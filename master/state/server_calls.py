@@ -1,0 +1,73 @@
+"""The calls of parameter servers, and of those that look for them. Pure."""
+
+from __future__ import annotations
+
+from master.state.job import Job
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+class ServerCalls:
+    """Answers calls about the servers of one job; None: there is no answer yet."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def register(self, request: pb.RegisterServerRequest, now: float) -> pb.RegisterServerResponse:
+        """A server listens.
+
+        Raises:
+            UsageError: the server does not belong to the job, or another one has its shard.
+        """
+        job, shard = self._job, request.shard
+        before = job.fleet.cluster()
+        process = job.fleet.servers.registered(shard, request.incarnation, request.address, now)
+        if process is None:
+            raise UsageError(
+                f"server of shard {shard}, incarnation {request.incarnation}: not a server that "
+                "this job waits for"
+            )
+        if request.lost:
+            job.apply_all(job.failover.not_restored(process, request.lost), now)
+        elif before is None:
+            self._note_ready(now)
+        return pb.RegisterServerResponse()
+
+    def _note_ready(self, now: float) -> None:
+        cluster = self._job.fleet.cluster()
+        if cluster is not None:
+            count = len(cluster.servers)
+            text = "the parameter server is" if count == 1 else f"all {count} parameter servers are"
+            self._job.lifecycle.note("info", f"{text} ready", now)
+
+    def heartbeat(
+        self, request: pb.ServerHeartbeatRequest, now: float
+    ) -> pb.ServerHeartbeatResponse:
+        """A server lives."""
+        job = self._job
+        process = job.fleet.servers.heard(request.shard, request.incarnation, now)
+        if process is None:
+            return pb.ServerHeartbeatResponse(known=False)
+        if process.problem != request.problem:
+            process.problem = request.problem
+            name = f"ps-{process.id}"
+            if request.problem:
+                job.lifecycle.note("warning", f"{name}: {request.problem}", now)
+            else:
+                job.lifecycle.note("info", f"{name} accepts pushes again", now)
+        return pb.ServerHeartbeatResponse(known=True, peer=job.fleet.servers.peer(request.shard))
+
+    def get_cluster(
+        self, request: pb.GetClusterRequest, now: float
+    ) -> pb.GetClusterResponse | None:
+        """Answers when another server has the shard."""
+        job = self._job
+        if job.lifecycle.outcome is not None or job.fleet.strategy != "ps":
+            return pb.GetClusterResponse()
+        if not job.fleet.servers.is_superseded(request.shard, request.after):
+            return None
+        return self.cluster_now()
+
+    def cluster_now(self) -> pb.GetClusterResponse:
+        """The answer when no server has changed for a while."""
+        return pb.GetClusterResponse(cluster=self._job.fleet.cluster(starting=True))

@@ -1,0 +1,146 @@
+"""Which process serves which shard of the model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from master.state.processes import RUNNING, STARTING, Process
+from torch_edl.wire import master_pb2 as pb
+
+# A server that says nothing at all since its process was started, on a busy machine.
+_FIRST_WORD_S = 180.0
+
+
+class Servers:
+    """The servers of today, at most one for each shard.
+
+    Each server process has an incarnation of its own, from one counter for all shards. The model
+    has another one, see ``wire/cluster.proto``.
+
+    Args:
+        shards: how many servers there should be.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+        self.made = 0
+        """Servers that the job ever had: the incarnation of the newest one."""
+        self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
+        self._by_shard: dict[int, Process] = {}
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._by_shard.values())
+
+    def __contains__(self, process: Process) -> bool:
+        return self._by_shard.get(process.shard) is process
+
+    def now(self) -> list[pb.Server]:
+        """The servers in the order of shards; one that starts has no address."""
+        servers = [self._by_shard.get(shard) for shard in range(self.shards)]
+        return [
+            pb.Server()
+            if server is None
+            else pb.Server(
+                address=server.address if server.state == RUNNING else "",
+                incarnation=server.incarnation,
+            )
+            for server in servers
+        ]
+
+    def of(self, shard: int, incarnation: int) -> Process | None:
+        """The process that has the shard, unless that is of another incarnation."""
+        process = self._by_shard.get(shard)
+        if process is None or process.incarnation != incarnation:
+            return None
+        return process if process.state in (STARTING, RUNNING) else None
+
+    def peer(self, shard: int) -> pb.Server | None:
+        """The server of the next shard, which keeps a replica of this one; None: none listens."""
+        peer = self._by_shard.get((shard + 1) % self.shards)
+        if self.shards == 1 or peer is None or peer.state != RUNNING:
+            return None
+        return pb.Server(address=peer.address, incarnation=peer.incarnation)
+
+    def is_superseded(self, shard: int, incarnation: int) -> bool:
+        """Whether a caller that knows this server of a shard is to learn of others: a later one
+        listens, or the model is of another incarnation."""
+        if incarnation <= self._of_earlier_models or shard >= self.shards:
+            return True
+        process = self._by_shard.get(shard)
+        if process is None or process.state != RUNNING:
+            return False
+        return process.incarnation > incarnation
+
+    @property
+    def newest(self) -> int:
+        """Incarnation of the newest server that listens; 0: none does."""
+        return max((p.incarnation for p in self if p.state == RUNNING), default=0)
+
+    def silent(self, now: float, timeout_s: float) -> list[tuple[Process, float]]:
+        """Servers that have said nothing for too long, each with the time in seconds."""
+        found = []
+        for process in self:
+            limit = timeout_s if process.heard_at is not None else _FIRST_WORD_S
+            last = process.started_at if process.heard_at is None else process.heard_at
+            if process.state in (STARTING, RUNNING) and now - last >= limit:
+                found.append((process, limit))
+        return found
+
+    def missing(self) -> list[int]:
+        """Shards that no process has."""
+        return [shard for shard in range(self.shards) if shard not in self._by_shard]
+
+    # ---- what happens ----
+
+    def take(self, process: Process, shard: int) -> None:
+        """A process is to serve a shard that no process has."""
+        assert shard not in self._by_shard
+        self.made += 1
+        process.shard, process.incarnation = shard, self.made
+        self._by_shard[shard] = process
+
+    def registered(self, shard: int, incarnation: int, address: str, now: float) -> Process | None:
+        """A server listens; None if another process has the shard."""
+        process = self.heard(shard, incarnation, now)
+        if process is not None:
+            process.state, process.address = RUNNING, address
+        return process
+
+    def heard(self, shard: int, incarnation: int, now: float) -> Process | None:
+        """A server lives; None if another process has the shard."""
+        process = self.of(shard, incarnation)
+        if process is not None:
+            process.heard_at = now
+        return process
+
+    def vacate(self, process: Process) -> None:
+        """A server is gone, and its shard is to have another."""
+        assert process in self
+        del self._by_shard[process.shard]
+
+    def renew(self) -> list[Process]:
+        """The model is of another incarnation: all servers are to be replaced. Returns them."""
+        gone = list(self)
+        self._by_shard.clear()
+        self._of_earlier_models = self.made
+        return gone
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        return {
+            "made": self.made,
+            "of_earlier_models": self._of_earlier_models,
+            "ids": [process.id for process in self],
+        }
+
+    def from_state(self, state: Mapping[str, Any], processes: Sequence[Process]) -> None:
+        """The inverse of :meth:`to_state`.
+
+        Args:
+            processes: the servers that still run.
+        """
+        self.made, self._of_earlier_models = state["made"], state["of_earlier_models"]
+        self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}

@@ -1,0 +1,208 @@
+"""One server is lost: another takes over its shard, in simulated time."""
+
+from __future__ import annotations
+
+import pytest
+
+from master.state.actions import Flush, Flushed, SaveServers, Start
+from tests.unit.master.model_file_world import World, every_record
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+def world(**options) -> World:
+    """Two servers with a journal, and workers, all up."""
+    w = World(durability={"mode": "journal"}, **options)
+    w.all_up()
+    return w
+
+
+def texts(w: World) -> str:
+    return "\n".join(event.text for event in w.job.lifecycle.log.after(0))
+
+
+def ask(w: World, shard: int, after: int) -> pb.GetClusterResponse | None:
+    return w.servers.get_cluster(pb.GetClusterRequest(shard=shard, after=after), w.now)
+
+
+class TestADeadServer:
+    def test_is_replaced_and_nothing_else_changes(self):
+        w = world()
+        w.work(tasks=2)
+        (held,) = w.lease(0).leases
+        before, done = w.job.fleet.cluster(), w.job.done()
+        w.exit("ps", 1, signal=9)
+        starts = [a.spec for a in w.tick() if isinstance(a, Start)]
+        assert [s.name for s in starts] == ["ps-2"]
+        assert "--shard 1 --shards 2 --incarnation 3" in " ".join(starts[0].args)
+        assert w.job.done() == done
+        assert w.job.fleet.incarnation == before.incarnation == 1
+        assert "ps-1 ended with signal 9; another server takes over shard 1, and nothing is" in (
+            texts(w)
+        )
+        w.do(0, held)
+        assert w.lease(0).leases, "tasks are leased while the server starts"
+        w.all_up()
+        after = w.job.fleet.cluster()
+        assert [s.address for s in after.servers] == ["s0", "s2"]
+        assert [s.incarnation for s in after.servers] == [1, 3]
+        w.work()
+        assert w.counted == every_record()
+        assert w.outcome.state == "finished"
+
+    def test_does_not_listen_until_its_successor_does(self):
+        w = world()
+        assert ask(w, 1, after=2) is None
+        assert ask(w, 1, after=1) is not None, "a caller that missed a server hears at once"
+        w.exit("ps", 1, signal=9)
+        w.tick()
+        assert ask(w, 1, after=2) is None
+        assert [s.address for s in w.servers.cluster_now().cluster.servers] == ["s0", ""]
+        assert w.job.fleet.cluster() is None
+        w.all_up()
+        assert ask(w, 1, after=2).cluster.servers[1].incarnation == 3
+        assert ask(w, 0, after=1) is None, "the other shard has not changed"
+
+    def test_is_none_of_the_job_any_more(self):
+        w = world()
+        w.exit("ps", 0, signal=9)
+        w.tick()
+        old = pb.ServerHeartbeatRequest(shard=0, incarnation=1)
+        assert not w.servers.heartbeat(old, w.now).known
+        with pytest.raises(UsageError, match="not a server that this job waits for"):
+            w.servers.register(pb.RegisterServerRequest(shard=0, incarnation=1, address="s"), w.now)
+
+    def test_is_not_saved_and_then_is(self):
+        w = world(dir="/ck", every=2)
+        w.work(tasks=1)
+        w.tick()
+        effect = w.settle(SaveServers)
+        assert [s.incarnation for s in effect.servers] == [1, 2]
+        w.exit("ps", 0, signal=9)
+        w.tick(20)
+        w.all_up()
+        w.saved(effect.progress, effect.incarnation)
+        w.work(tasks=1)
+        w.tick()
+        assert [s.incarnation for s in w.settle(SaveServers).servers] == [3, 2]
+
+    def test_in_the_end_is_flushed_again(self):
+        w = world(mode="sync")
+        w.work()
+        w.tick()
+        flush = w.settle(Flush)
+        assert [s.incarnation for s in flush.servers] == [1, 2]
+        w.exit("ps", 0, signal=9)
+        w.job.apply(Flushed(flush.incarnation, success=False), w.now)
+        w.tick()
+        assert not w.actions, "not while the server starts"
+        w.all_up()
+        assert [s.incarnation for s in w.settle(Flush).servers] == [3, 2]
+        assert w.job.fleet.incarnation == 1
+
+    def test_that_dies_by_itself_again_and_again_fails_the_job(self):
+        w = world()
+        for id in range(2, 7):
+            w.exit("ps", id - 1, code=1)
+            w.tick()
+        assert w.outcome.state == "failed"
+        assert "/ps-5.log" in w.outcome.error
+
+    def test_that_is_killed_again_and_again_does_not(self):
+        w = world()
+        w.work(tasks=1)
+        for id in range(2, 60):
+            w.exit("ps", id - 1, signal=9)
+            w.tick()
+        w.all_up()
+        w.work()
+        assert w.outcome.state == "finished"
+
+
+class TestAServerThatHangs:
+    def test_is_killed_and_replaced(self):
+        w = world()
+        w.silent.add(1)
+        w.tick(9.9)
+        assert "declared lost" not in texts(w)
+        w.tick(0.2)
+        assert "ps-1 declared lost: no heartbeat for 10 s; another server takes over" in texts(w)
+        assert [p.id for p in w.job.fleet.alive("ps")] == [0, 2]
+        w.all_up()
+        w.work()
+        assert w.counted == every_record()
+
+    def test_takes_the_model_to_the_checkpoint_without_a_journal(self):
+        w = World()
+        w.all_up()
+        w.work(tasks=2)
+        w.silent |= {0, 1}
+        w.tick(10)
+        assert "ps-0 declared lost: no heartbeat for 10 s; the servers restart" in texts(w)
+        assert "ps-1 declared" not in texts(w)
+        assert w.job.fleet.incarnation == 2
+        assert ask(w, 0, after=1).cluster.incarnation == 2
+        w.all_up()
+        w.counted.clear()
+        w.work()
+        assert w.counted == every_record()
+
+    def test_may_take_long_to_say_its_first_word(self):
+        w = World(durability={"mode": "journal"})
+        w.silent |= {0, 1}
+        w.tick()
+        w.tick(179)
+        assert "declared lost" not in texts(w)
+        w.tick(2)
+        assert "ps-0 declared lost: no heartbeat for 180 s" in texts(w)
+
+    def test_may_restore_for_long_if_it_is_heard(self):
+        w = World(durability={"mode": "journal"})
+        w.tick()
+        for _ in range(100):
+            w.tick(9)
+        assert "declared lost" not in texts(w)
+
+
+def test_a_server_that_has_lost_the_shard_takes_the_model_to_the_checkpoint():
+    w = world(dir="/ck", every=4)
+    w.work(tasks=2)
+    w.tick()
+    saved, counted = w.save(), w.counted.copy()
+    w.work(tasks=2)
+    w.exit("ps", 1, signal=9)
+    w.tick()
+    lost = pb.RegisterServerRequest(
+        shard=1, incarnation=3, address="s2", lost="its peer is gone too"
+    )
+    w.servers.register(lost, w.now)
+    text = f"ps-2 cannot restore shard 1: its peer is gone too; the servers restart from {saved}"
+    assert text.removesuffix(str(saved)) in texts(w)
+    assert w.job.fleet.incarnation == 2
+    w.all_up()
+    w.counted = counted
+    w.work()
+    assert w.counted == every_record()
+
+
+def test_a_problem_is_an_event_and_in_the_status():
+    w = world()
+
+    def say(problem: str) -> None:
+        w.servers.heartbeat(
+            pb.ServerHeartbeatRequest(shard=0, incarnation=1, problem=problem), w.now
+        )
+
+    for _ in range(3):
+        say("journal: no space left on device")
+    assert texts(w).count("ps-0: journal: no space left on device") == 1
+    assert w.job.fleet.process("ps", 0).problem == "journal: no space left on device"
+    say("")
+    assert "ps-0 accepts pushes again" in texts(w)
+
+
+def test_after_the_end_there_are_no_servers():
+    w = world()
+    w.work()
+    assert w.outcome is not None
+    assert ask(w, 0, after=1) == pb.GetClusterResponse()

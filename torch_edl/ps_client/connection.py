@@ -1,0 +1,191 @@
+"""One shard of the model, whichever process serves it.
+
+A call that its server did not answer waits until the master names another server of the shard, or
+the same one again, and is sent to that one behind its fence. So whoever called does not notice that
+a server died. Every call may be sent twice: see docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.wire import cluster_pb2, services
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.channel import FULL, FULL_RETRY_S, Stub
+
+log = logging.getLogger(__name__)
+
+Resolve = Callable[[int, int], cluster_pb2.Cluster]
+"""``resolve(shard, incarnation)`` waits a while for a later server of the shard than that of this
+incarnation, and returns the servers of now; an empty cluster: there are none any more. Raises
+ServersLostError if nobody can say."""
+
+# A call ends so where the server is gone, was replaced, stops, or does not answer.
+_LOST = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+# For so long a server may fail to answer of which the master says that it listens.
+_UNREACHABLE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered."""
+
+    message: Any
+    incarnation: int
+    """Of the server: what the answer says of its state holds for this one only."""
+
+
+class ShardConnection:
+    """Calls the server of one shard, one call after the other, in order.
+
+    Args:
+        model: incarnation of the model, which must stay.
+        resolve: None: nobody knows other servers, a call that fails is not repeated.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        server: cluster_pb2.Server,
+        *,
+        job: str,
+        token: str,
+        model: int,
+        resolve: Resolve | None,
+    ) -> None:
+        self._shard, self._job, self._token, self._model = shard, job, token, model
+        self._resolve = resolve
+        self._lock = threading.Lock()  # of the fields below
+        self._server = server
+        self._stub = self._connect(server)
+        self._closed = False
+        # A thread of its own: grpc's futures start one for each call, which costs more than it.
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard}")
+
+    @property
+    def incarnation(self) -> int:
+        """Of the server that is called now."""
+        return self._server.incarnation
+
+    def start(self, request: Any, *, timeout_s: float, known: int = -1) -> Future[Answer]:
+        """Starts a call; the future raises as :meth:`Pending.wait` says.
+
+        Args:
+            timeout_s: deadline of each attempt in seconds.
+            known: incarnation of the server of whose state the request tells (a version, a cursor):
+                to another server it tells nothing.
+        """
+        try:
+            return self._calls.submit(self._call, request, timeout_s, known)
+        except RuntimeError:  # after close(), which another thread may call
+            failed: Future[Answer] = Future()
+            failed.set_exception(ServersLostError("the connection was closed"))
+            return failed
+
+    def moved(self, server: cluster_pb2.Server) -> None:
+        """The master names this server; a call that waits for an earlier one is sent again."""
+        with self._lock:
+            if self._closed or not server.address:
+                return
+            if server.incarnation <= self._server.incarnation:
+                return
+            log.warning("shard %d: now on %s", self._shard, server.address)
+            self._stub.close()
+            self._server, self._stub = server, self._connect(server)
+
+    def close(self) -> None:
+        """Closes the connection; calls in flight, and those that wait, fail."""
+        with self._lock:
+            self._closed = True
+            self._stub.close()
+        self._calls.shutdown(wait=False, cancel_futures=True)
+
+    def _connect(self, server: cluster_pb2.Server) -> Stub:
+        # No retries of gRPC's own: they would slow every call.
+        return Stub(services.PSERVER, server.address, self._token, retries=False)
+
+    def _call(self, request: Any, timeout_s: float, known: int) -> Answer:
+        give_up, told = 0.0, False
+        while True:
+            with self._lock:
+                server, stub = self._server, self._stub
+            _address(request, self._job, server.incarnation, known)
+            try:
+                return Answer(stub.call(request, timeout_s=timeout_s), server.incarnation)
+            except grpc.RpcError as error:
+                code, details = error.code(), error.details()
+            except UsageError:
+                raise
+            except ValueError:  # grpc, of a channel that was closed before the call
+                code, details = grpc.StatusCode.CANCELLED, "the connection was closed"
+            if code is grpc.StatusCode.INVALID_ARGUMENT:
+                raise UsageError(details)
+            if code is FULL:
+                if not told:
+                    log.warning("shard %d: %s: waiting until there is room", self._shard, details)
+                told = True
+                self._require_open()
+                time.sleep(FULL_RETRY_S)
+                continue
+            if code not in _LOST:
+                raise EdlError(f"parameter server: {code.name}: {details}")
+            failure = f"shard {self._shard}: {code.name}: {details}"
+            now = time.monotonic()
+            give_up = give_up or now + _UNREACHABLE_S
+            if now >= give_up:
+                raise ServersLostError(failure)
+            if self._find(server, failure) is None:
+                give_up = 0.0  # another one starts: the master sees to it
+
+    def _find(self, failed: cluster_pb2.Server, failure: str) -> cluster_pb2.Server | None:
+        """Waits a while for a server that may answer. None: one starts.
+
+        Raises:
+            ServersLostError: there will be none for this incarnation of the model.
+        """
+        self._require_open()
+        with self._lock:
+            if self._server is not failed:
+                return self._server
+        if self._resolve is None:
+            raise ServersLostError(failure)
+        log.info("%s; asking the master", failure)
+        cluster = self._resolve(self._shard, failed.incarnation)
+        self._require_open()
+        if cluster.incarnation != self._model or self._shard >= len(cluster.servers):
+            raise ServersLostError(f"{failure}; the model is of another incarnation now")
+        server = cluster.servers[self._shard]
+        self.moved(server)
+        return server if server.address else None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ServersLostError("the connection was closed")
+
+
+def _address(request: Any, job: str, incarnation: int, known: int) -> None:
+    """Puts the fence of a server before a request, and removes what the request tells of the state
+    of another one."""
+    with contextlib.suppress(AttributeError):  # Status has no fence
+        request.fence.job, request.fence.incarnation = job, incarnation
+    if incarnation == known:
+        return
+    if isinstance(request, pb.PullRequest):
+        request.dense_version = -1
+    elif isinstance(request, pb.ReadRowsRequest):
+        request.cursor = 0

@@ -1,0 +1,113 @@
+"""What a server says to the master: each second that it lives, and once that it listens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from torch_edl.errors import EdlError
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+_CALL_S = 5.0
+_REGISTER_TIMEOUT_S = 30.0
+# A master that was killed is started again.
+_MASTER_AWAY_S = 60.0
+
+
+class MasterLink:
+    """The connection of one server to the master of its job.
+
+    Args:
+        on_fenced: called in a thread of this object when another server has the shard: this one
+            was replaced while it was paused, or cut off from the master.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        shard: int,
+        incarnation: int,
+        on_fenced: Callable[[], None],
+    ) -> None:
+        self._stub = Stub(services.SERVERS, address, token)
+        self._shard, self._incarnation = shard, incarnation
+        self._on_fenced = on_fenced
+        self.version: Callable[[], int] = lambda: 0
+        """Updates that the shard has had."""
+        self.problem: Callable[[], str] = lambda: ""
+        """What keeps the server from accepting pushes; empty: nothing."""
+        self.leaving = False
+        """The process was asked to end."""
+        self.peer: pb.Server | None = None
+        """The server of the next shard, which keeps a replica of this one; None: none listens."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
+
+    def start(self) -> None:
+        """Starts the heartbeats: a server may restore its shard for long before it listens."""
+        self._thread.start()
+
+    def register(self, address: str, *, lost: str = "") -> None:
+        """Tells the master where this server listens.
+
+        Args:
+            lost: why the state of the shard is lost; empty: this server has all of it.
+
+        Raises:
+            EdlError: the master does not know this server.
+        """
+        request = pb.RegisterServerRequest(
+            shard=self._shard, incarnation=self._incarnation, address=address, lost=lost
+        )
+        try:
+            self._stub.insist(request, timeout_s=_REGISTER_TIMEOUT_S, away_s=_MASTER_AWAY_S)
+        except grpc.RpcError as error:
+            where = self._stub.address
+            raise EdlError(f"master {where}: registration rejected: {error.details()}") from None
+
+    def beat(self) -> None:
+        """Sends one heartbeat now; the master may be away."""
+        request = pb.ServerHeartbeatRequest(
+            shard=self._shard,
+            incarnation=self._incarnation,
+            version=self.version(),
+            problem=self.problem(),
+            leaving=self.leaving,
+        )
+        try:
+            answer = self._stub.call(request, timeout_s=_CALL_S)
+        except grpc.RpcError as error:
+            log.debug("heartbeat: %s", error.code())
+            return
+        if not answer.known:
+            self._closed.set()
+            self._on_fenced()
+            return
+        self.peer = answer.peer if answer.HasField("peer") else None
+
+    def close(self) -> None:
+        """Ends the heartbeats."""
+        self._closed.set()
+        self._stub.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=_CALL_S)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self.beat()
+                if self._closed.wait(_INTERVAL_S):
+                    return
+        except ValueError:  # grpc, of a channel that close() closed meanwhile
+            if not self._closed.is_set():
+                raise
