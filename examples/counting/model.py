@@ -44,5 +44,5 @@ def optimizer(params):
 
 
 def feed(records, mode, metadata):
-    numbers = torch.from_numpy(records.column("n").to_numpy())
+    numbers = torch.tensor(records.column("n").to_numpy())
     return numbers, numbers

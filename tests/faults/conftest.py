@@ -46,6 +46,7 @@ class Job:
         self.gate = self._gate(folder, name)
         self.env = {**os.environ, "TORCH_EDL_HOME": str(folder / "home")}
         self._words = {"worker": workers, "ps": "torch_edl.ps_server", "master": "master"}
+        self.folder = Path(self.env["TORCH_EDL_HOME"]) / "jobs" / name
         self._stub: Stub | None = None
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
@@ -62,8 +63,7 @@ class Job:
         """As the master tells; empty while there is none."""
         try:
             if self._stub is None:
-                file = Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "master.json"
-                where = json.loads(file.read_text())
+                where = json.loads((self.folder / "master.json").read_text())
                 self._stub = Stub(services.MASTER, where["address"], where["token"])
             status: pb.GetStatusResponse = self._stub.call(pb.GetStatusRequest(), timeout_s=5)
             return status
@@ -110,7 +110,7 @@ class Job:
 
     def report(self) -> str:
         """The logs, for who looks for what went wrong."""
-        logs = sorted((Path(self.env["TORCH_EDL_HOME"]) / "jobs" / self.name / "logs").glob("*"))
+        logs = sorted((self.folder / "logs").glob("*"))
         return "\n".join(
             f"==== {f.name}\n{f.read_text()[-3000:]}" for f in [self.log, *logs] if f.is_file()
         )
@@ -134,7 +134,7 @@ class ModelJob(Job):
     def __init__(
         self, folder: Path, name: str, records: int, flags: list[str], delay_s: float
     ) -> None:
-        self._folder = folder
+        self._data = folder
         self.output = folder / f"{name}-output"
         self.summary_file = folder / f"{name}.json"
         command = [
@@ -156,7 +156,7 @@ class ModelJob(Job):
     def check(self) -> None:
         """It ends well, and every record was counted exactly once, by dense and by rows."""
         assert self.finish() == 0, self.report()
-        words = [sys.executable, str(COUNTING / "check.py"), str(self.output), str(self._folder)]
+        words = [sys.executable, str(COUNTING / "check.py"), str(self.output), str(self._data)]
         checked = subprocess.run(words, capture_output=True, text=True, timeout=30)
         assert checked.returncode == 0, f"{checked.stdout}{checked.stderr}\n{self.report()}"
 

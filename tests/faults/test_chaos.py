@@ -1,0 +1,137 @@
+"""``torch-edl chaos`` on jobs that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.faults.conftest import EDL, ModelJob
+
+FLAGS = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "64"]
+Start = Callable[..., ModelJob]
+
+
+def chaos(job: ModelJob, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*EDL, "chaos", job.name, *words],
+        env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def events(job: ModelJob) -> list[str]:
+    return [event.text for event in job.status().events]
+
+
+def test_what_it_did_is_told_and_judged(start_job: Start) -> None:
+    """Two workers die together; the promise holds, and the job knows what happened to it."""
+    job = start_job(1000, *FLAGS)
+    job.wait_for(lambda: job.done() > 0)
+    _ctrl_c_continues_what_is_paused(job)
+    plan = job.log.with_name("storm.toml")
+    plan.write_text('[[fault]]\nkill = "worker=2"\nat = "0.5s"\n')
+    process = chaos(job, "--plan", str(plan), "--json")
+    job.wait_for(lambda: any("the last fault is over" in text for text in events(job)))
+    job.go_on()
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 0, f"{out}{told}\n{job.report()}"
+    verdict = json.loads(out)
+    assert verdict["held"]
+    assert verdict["kills"] == {"worker": 2}
+    assert verdict["replaced"]["worker"] >= 2
+    assert verdict["rolled_back"] == {"times": 0, "records": 0}
+    assert told.count("killed") == 2
+    job.check()
+    log = (job.folder / "events.jsonl").read_text()
+    assert log.count(' killed"') == 2
+    assert "the promise held" in log
+
+
+def _ctrl_c_continues_what_is_paused(job: ModelJob) -> None:
+    def stopped() -> int:
+        return sum(_is_stopped(pid) for pid in job.pids("worker"))
+
+    process = chaos(job, "--pause", "worker=2:60s", "--every", "200ms", "--for", "60s")
+    job.wait_for(lambda: stopped() == 2)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "2 worker" in out
+    assert stopped() == 0
+
+
+@pytest.mark.slow
+def test_servers_that_keep_checkpoints_only(start_job: Start) -> None:
+    """It says beforehand what that costs, and afterwards what it did cost."""
+    job = start_job(1000, *FLAGS)
+    job.wait_for(lambda: job.done() > 200)
+    process = chaos(job, "--kill", "ps=1", "--every", "500ms", "--for", "500ms")
+    job.wait_for(lambda: any("the last fault is over" in text for text in events(job)))
+    job.go_on()
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 0, f"{out}{told}\n{job.report()}"
+    assert "warning: --durability checkpoint: each kill of a server restores all" in told
+    assert "rolled back 1 times, " in out
+    assert "the promise held" in out
+    job.check()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--kill", "wroker=1"], "--kill wroker=1: no such role; choose from worker, ps, master"),
+        (["--kill", "worker=1", "--every", "soon"], "--every soon: not a duration"),
+        (["--kill", "worker=1", "--for", "0s"], "--for 0s: not a duration"),
+        ([], "--kill: missing; name roles and numbers"),
+        (["--plan", "none.toml"], "--plan none.toml: No such file"),
+        (["--plan", "none.toml", "--kill", "ps=1"], "--plan and --kill ps=1: the plan says that"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_done(
+    home: dict[str, str], words: list[str], message: str
+) -> None:
+    done = subprocess.run(
+        [*EDL, "chaos", "nobody", *words], env=home, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}"), done.stderr
+
+
+@pytest.fixture
+def home(tmp_path: Any) -> dict[str, str]:
+    """The environment of a machine without jobs."""
+    return {**os.environ, "TORCH_EDL_HOME": str(tmp_path / "home")}
+
+
+def test_jobs_that_cannot_be_hurt(start_job: Start, home: dict[str, str]) -> None:
+    """Unknown, over, or without such a process."""
+
+    def refused(job: str, role: str) -> str:
+        words = [*EDL, "chaos", job, "--kill", f"{role}=1"]
+        done = subprocess.run(words, env=home, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    assert "no job on this machine" in refused("nobody", "ps")
+    job = start_job(8, "--strategy", "local")
+    job.wait_for(lambda: job.pids("worker") and job.status().strategy)
+    assert "nobody: no such job" in refused("nobody", "ps")
+    assert "--kill ps: the job has no parameter servers, its strategy is local" in refused(
+        job.name, "ps"
+    )
+    job.go_on()
+    job.check()
+    assert "count: the job is over, it is finished" in refused(job.name, "worker")

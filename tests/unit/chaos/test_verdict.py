@@ -1,0 +1,139 @@
+"""What is said of a storm, by what the status of the job was."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from torch_edl.chaos.plan import Plan, faults
+from torch_edl.chaos.promise import risks
+from torch_edl.chaos.storm import Blow, Target
+from torch_edl.chaos.verdict import Verdict, Watch
+from torch_edl.config import JobConfig
+from torch_edl.durability import DurabilityConfig
+from torch_edl.wire import master_pb2 as pb
+
+
+def status(done: int, *processes: tuple[str, int, int], **fields: Any) -> pb.GetStatusResponse:
+    given = {"state": "running", "job": "j", **fields}
+    found = pb.GetStatusResponse(records_done=done, records_total=100, **given)
+    for role, id, pid in processes:
+        found.processes.add(role=role, id=id, pid=pid, state="running")
+    return found
+
+
+def watch(*, may_roll_back: bool = False, **fields: Any) -> Watch:
+    first = status(10, ("master", 0, 1), ("ps", 0, 2), **fields)
+    return Watch(first, 0.0, seed=3, may_roll_back=may_roll_back)
+
+
+def verdict(of: Watch, now: float, *, state: str = "running", error: str = "") -> Verdict:
+    return of.verdict(now, state=state, error=error, missed=0)
+
+
+KILL = Blow(Target("ps", 0, 2), signal.SIGKILL)
+
+
+def test_a_job_that_goes_on_kept_its_promise() -> None:
+    w = watch()
+    w.struck(KILL, 0.5)
+    w.saw(status(20, ("master", 0, 1), ("ps", 0, 2)), 1.0)
+    w.saw(status(30, ("master", 0, 1), ("ps", 1, 5)), 2.0)
+    found = verdict(w, 2.5)
+    assert (found.held, found.problems) == (True, [])
+    assert (found.kills, found.replaced) == ({"ps": 1}, {"ps": 1})
+    assert found.records == {"before": 10, "after": 30, "total": 100}
+    assert found.stalls.times == 0
+    assert found.rolled_back == {"times": 0, "records": 0}
+    assert w.counts() == "1 ps"
+
+
+def test_a_stall_is_a_time_without_progress() -> None:
+    w = watch()
+    w.saw(status(20), 1.0)
+    w.saw(status(20), 3.0)
+    w.saw(status(21), 5.5)
+    w.saw(status(22), 6.0)
+    found = verdict(w, 9.0)
+    assert (found.stalls.times, found.stalls.longest_s) == (2, 4.5)
+
+
+def test_an_absent_master_is_told_apart() -> None:
+    w = watch()
+    for at, seen in ((1.0, status(20)), (1.3, None), (2.0, None), (2.5, status(40))):
+        w.saw(seen, at)
+    found = verdict(w, 2.6)
+    assert (found.master_away.times, found.master_away.longest_s) == (1, 1.5)
+    assert found.stalls.times == 0
+
+
+def test_a_rollback_breaks_the_promise_only_where_there_was_one() -> None:
+    for may in (False, True):
+        w = watch(may_roll_back=may, rollbacks=1, records_rolled_back=7)
+        w.struck(KILL, 0.5)
+        w.saw(status(5, rollbacks=2, records_rolled_back=12), 1.0)
+        w.saw(status(6, rollbacks=2, records_rolled_back=12), 2.0)
+        found = verdict(w, 2.0)
+        assert found.rolled_back == {"times": 1, "records": 5}
+        assert found.held is may
+        assert found.problems == ([] if may else ["5 records were rolled back"])
+
+
+def test_a_job_without_progress_after_the_last_fault() -> None:
+    w = watch()
+    w.saw(status(20), 1.0)
+    w.struck(KILL, 1.5)
+    w.saw(status(20), 61.0)
+    found = verdict(w, 61.0)
+    assert found.problems == ["no record was done in the last 60 s"]
+
+
+def test_progress_counts_from_after_the_fault() -> None:
+    """What a dead worker had not reported was done before, and is done again."""
+    w = watch()
+    w.struck(KILL, 1.0)
+    for at, done in ((0.9, 30), (1.1, 30), (1.2, 25), (1.3, 25)):
+        w.saw(status(done), at)
+        assert not w.progressed
+    w.saw(status(26), 1.4)
+    assert w.progressed
+
+
+def test_a_job_that_ended() -> None:
+    w = watch()
+    w.struck(KILL, 0.5)
+    assert verdict(w, 2.0, state="finished").held
+    w = watch()
+    found = verdict(w, 2.0, state="failed", error="no memory")
+    assert found.problems == ["the job is failed: no memory"]
+    assert not found.held
+    assert found.as_dict()["stalls"] == {"times": 0, "longest_s": 0.0}
+
+
+class TestRisks:
+    plan = Plan(faults=faults(kill="ps=1,worker=2", every_s=3.0), for_s=9.0)
+
+    def told(self, strategy: str, *, checkpoint: str = "", **durability: Any) -> list[str]:
+        config = JobConfig(
+            name="j", kind="train", model_file="/m.py", durability=DurabilityConfig(**durability)
+        )
+        seen = status(1, ("worker", 0, 1), ("worker", 1, 2), strategy=strategy)
+        seen.checkpoint = checkpoint
+        return list(risks(self.plan, config, seen))
+
+    def test_servers_that_keep_nothing_but_checkpoints(self) -> None:
+        (told,) = self.told("ps", checkpoint="/ck/step-7")
+        assert "restores all servers from a checkpoint (/ck/step-7 or newer)" in told
+        (told,) = self.told("ps")
+        assert "from the beginning" in told
+
+    def test_a_journal_loses_nothing(self) -> None:
+        assert self.told("ps", mode="journal") == []
+
+    def test_workers_that_hold_the_model(self) -> None:
+        plan = Plan(faults=faults(kill="worker=2", every_s=3.0), for_s=9.0)
+        for strategy, words in (("local", "the one worker"), ("allreduce", "if all 2 die")):
+            seen = status(1, ("worker", 0, 1), ("worker", 1, 2), strategy=strategy)
+            config = JobConfig(name="j", kind="train", model_file="/m.py")
+            (told,) = risks(plan, config, seen)
+            assert words in told

@@ -1,0 +1,182 @@
+"""Which faults are to happen: from the command line, or from a TOML file. Pure but for the file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_edl.errors import UsageError
+
+ROLES = ("worker", "ps", "master")
+SIGNALS = ("KILL", "TERM")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MOST = 1000
+_KEYS = {"kill", "pause", "signal", "every", "at"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What happens to processes of one role: in each round at random times, or once."""
+
+    role: str
+    """One of :data:`ROLES`."""
+    count: int = 1
+    """How many processes, of those that live then."""
+    signal: str = "KILL"
+    """How they are killed, one of :data:`SIGNALS`."""
+    pause_s: float = 0.0
+    """Seconds between SIGSTOP and SIGCONT; 0: they are killed."""
+    every_s: float = 0.0
+    """The length of a round; 0: once, at ``at_s``."""
+    at_s: float = 0.0
+    """When it happens once, to all of them together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The faults of a storm."""
+
+    faults: tuple[Fault, ...]
+    for_s: float
+    """How long the storm lasts."""
+    seed: int = 0
+
+    def roles(self, *, killed: bool) -> dict[str, int]:
+        """The roles that are killed, or paused, and how many processes at most at a time."""
+        found: dict[str, int] = {}
+        for fault in self.faults:
+            if killed == (not fault.pause_s):
+                found[fault.role] = found.get(fault.role, 0) + fault.count
+        return found
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds of ``500ms``, ``3s``, ``2m`` or ``1h``; a number alone is seconds.
+
+    Raises:
+        UsageError: it is no duration above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h)?", text.strip())
+    value = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if not 0 < value <= 1e6:
+        raise UsageError(f"{option} {text}: not a duration; write 500ms, 3s or 2m")
+    return value
+
+
+def faults(
+    *,
+    kill: str = "",
+    pause: str = "",
+    signal: str = "KILL",
+    every_s: float = 0.0,
+    at_s: float = 0.0,
+) -> tuple[Fault, ...]:
+    """The faults of ``worker=2,ps=1`` and ``worker=1:5s``.
+
+    Raises:
+        UsageError: a role, a number or a duration that does not exist.
+    """
+    found = []
+    for role, value in _words(kill, "--kill"):
+        count = _count(value, "--kill", role)
+        found.append(Fault(role=role, count=count, signal=signal, every_s=every_s, at_s=at_s))
+    for role, value in _words(pause, "--pause"):
+        number, colon, long = value.partition(":")
+        if not colon:
+            raise UsageError(f"--pause {role}={value}: for how long? write {role}={value}:5s")
+        pause_s = duration(long, f"--pause {role}={number}:")
+        count = _count(number, "--pause", role)
+        found.append(Fault(role=role, count=count, pause_s=pause_s, every_s=every_s, at_s=at_s))
+    return tuple(found)
+
+
+def read(path: Path, *, seed: int | None, for_s: float | None) -> Plan:
+    """The plan of a TOML file.
+
+    Args:
+        seed: instead of that of the file.
+        for_s: instead of that of the file.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no plan.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or "") if isinstance(error, OSError) else str(error)
+        raise UsageError(f"--plan {path}: {reason}") from error
+    try:
+        return _plan(content, seed=seed, for_s=for_s)
+    except UsageError as error:
+        raise UsageError(f"--plan {path}: {error}") from error
+
+
+def _plan(content: Mapping[str, Any], *, seed: int | None, for_s: float | None) -> Plan:
+    _known(content, {"seed", "for", "fault"}, "the plan")
+    entries = content.get("fault", [])
+    if not isinstance(entries, list) or not entries:
+        raise UsageError(
+            'no fault; write [[fault]], and below it kill = "worker=1" and every = "3s"'
+        )
+    found: list[Fault] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise UsageError(f"fault = {entry!r}: write [[fault]]")
+        _known(entry, _KEYS, "a fault")
+        words = {key: _text(entry, key) for key in _KEYS}
+        if bool(words["every"]) == bool(words["at"]):
+            raise UsageError('a fault needs either every = "3s" or at = "10s"')
+        signal = words["signal"] or "KILL"
+        if signal not in SIGNALS:
+            raise UsageError(f"signal = {signal!r}: choose from {', '.join(SIGNALS)}")
+        every_s = duration(words["every"], "every =") if words["every"] else 0.0
+        at_s = duration(words["at"], "at =") if words["at"] else 0.0
+        made = faults(
+            kill=words["kill"], pause=words["pause"], signal=signal, every_s=every_s, at_s=at_s
+        )
+        if not made:
+            raise UsageError('a fault needs kill = "worker=1" or pause = "worker=1:5s"')
+        found += made
+    own = content.get("seed", 0)
+    if not isinstance(own, int):
+        raise UsageError(f"seed = {own!r}: expected a whole number")
+    if for_s is None:
+        last = max(fault.at_s for fault in found)
+        if any(fault.every_s for fault in found) or "for" in content:
+            for_s = duration(_text(content, "for") or "missing", "for =")
+        else:
+            for_s = last
+    return Plan(faults=tuple(found), for_s=for_s, seed=own if seed is None else seed)
+
+
+def _known(given: Mapping[str, Any], known: set[str], what: str) -> None:
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{key}: no such key of {what}; it has {', '.join(sorted(known))}")
+
+
+def _text(given: Mapping[str, Any], key: str) -> str:
+    value = given.get(key, "")
+    if not isinstance(value, str):
+        raise UsageError(f'{key} = {value!r}: expected a text, such as {key} = "3s"')
+    return value
+
+
+def _words(text: str, option: str) -> Sequence[tuple[str, str]]:
+    found = []
+    for word in filter(None, (each.strip() for each in text.split(","))):
+        role, equals, value = word.partition("=")
+        if role not in ROLES:
+            raise UsageError(f"{option} {word}: no such role; choose from {', '.join(ROLES)}")
+        found.append((role, value if equals else "1"))
+    return found
+
+
+def _count(text: str, option: str, role: str) -> int:
+    if not re.fullmatch(r"\d{1,4}", text) or not 1 <= int(text) <= _MOST:
+        raise UsageError(f"{option} {role}={text}: how many? write {role}=1")
+    return int(text)

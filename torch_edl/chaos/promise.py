@@ -1,0 +1,36 @@
+"""What a plan will cost where the set-up of a job does not promise to survive it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_edl.chaos.plan import Plan
+from torch_edl.config import JobConfig
+from torch_edl.wire import master_pb2 as pb
+
+
+def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequence[str]:
+    """What the plan will cost, a sentence each; empty: nothing, whatever it does."""
+    found = []
+    killed = plan.roles(killed=True)
+    everything = killed | plan.roles(killed=False)
+    newest = f"a checkpoint ({status.checkpoint} or newer)"
+    point = newest if status.checkpoint else "the beginning, or from the first checkpoint"
+    if "ps" in killed and config.durability.mode == "checkpoint":
+        found.append(
+            "--durability checkpoint: each kill of a server restores all servers from "
+            f"{point}, and later records are trained again; --durability journal or replica "
+            "loses nothing"
+        )
+    if "worker" in killed and status.strategy == "local":
+        found.append(
+            "--strategy local: the one worker holds the model; each kill restores it from "
+            f"{point}, and later records are trained again"
+        )
+    workers = sum(p.role == "worker" and p.state != "exited" for p in status.processes)
+    if status.strategy == "allreduce" and everything.get("worker", 0) >= workers:
+        found.append(
+            f"--strategy allreduce: the workers hold the model; if all {workers} die together, "
+            f"training continues from {point}"
+        )
+    return found

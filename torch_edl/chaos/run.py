@@ -1,0 +1,264 @@
+"""A storm over a running job: sends the signals, asks for the status, and tells the job."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import threading
+import time
+from typing import Protocol
+
+import grpc
+
+from torch_edl.chaos.plan import Plan
+from torch_edl.chaos.promise import risks
+from torch_edl.chaos.storm import Blow, Storm, Target
+from torch_edl.chaos.targets import EXITED, Processes
+from torch_edl.chaos.verdict import Verdict, Watch
+from torch_edl.errors import UsageError
+from torch_edl.jobs import calls
+from torch_edl.jobs.folder import ENDED, JobFolder, MasterAddress
+from torch_edl.jobs.status import report
+from torch_edl.wire import master_pb2 as pb
+
+_LOOK_S = 0.25
+# How long a job has to make progress after the last fault.
+_SETTLE_S = 60.0
+_VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
+
+
+class Display(Protocol):
+    """What a user sees of a storm."""
+
+    def line(self, at_s: float, text: str) -> None:
+        """Something was done, so many seconds after the start."""
+        ...
+
+    def progress(self, at_s: float, for_s: float, text: str) -> None:
+        """How far the storm and the job are."""
+        ...
+
+
+class Chaos:
+    """One run of ``torch-edl chaos``. Ends by itself, or soon after :meth:`stop`.
+
+    Args:
+        job: that runs on this machine.
+
+    Raises:
+        UsageError: the job does not run here, or has no process that the plan could happen to;
+            nothing was done.
+    """
+
+    def __init__(self, job: JobFolder, plan: Plan, *, display: Display) -> None:
+        self._job, self._plan, self._display = job, plan, display
+        master, status = _running(job)
+        config = job.config()
+        self._processes = Processes(master.token)
+        self.risks = risks(plan, config, status)
+        """What the plan will cost, a sentence each."""
+        self._check_roles(status)
+        self._servers = config.cluster.servers if status.strategy == "ps" else 0
+        self._storm = Storm(plan, one_server=config.durability.mode == "replica")
+        self._began = time.monotonic()
+        self.watch = Watch(status, self._began, seed=plan.seed, may_roll_back=bool(self.risks))
+        self._events = _Events(job)
+        self._lock = threading.Lock()  # of the watch, which the thread of the status feeds
+        self._stopped, self._over = threading.Event(), threading.Event()
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began
+
+    def stop(self) -> None:
+        """No more faults; what is paused continues. May be called from a signal handler."""
+        self._stopped.set()
+
+    def run(self, *, wait: bool) -> Verdict:
+        """The storm, and what came of it.
+
+        Args:
+            wait: until the job has ended.
+        """
+        looking = threading.Thread(target=self._look, name="status", daemon=True)
+        seed = f"seed {self._plan.seed}"
+        self._events.add("warning", f"chaos begins: {self._plan.for_s:g} s of faults, {seed}")
+        looking.start()
+        try:
+            while not self._storm.over and not self._stopped.is_set() and not self._is_over():
+                self._strike(self._storm.due(self.seconds, self._living(), whole=self._whole()))
+                pause = min(max(self._storm.next_s() - self.seconds, 0.01), _LOOK_S)
+                self._show()
+                self._stopped.wait(pause)
+        finally:
+            self._strike(self._storm.stop())
+        self._settle(wait=wait)
+        verdict = self._verdict()
+        self._events.add(
+            "info" if verdict.held else "error",
+            f"chaos ends: killed {self.watch.counts()}; "
+            + ("the promise held" if verdict.held else "; ".join(verdict.problems)),
+        )
+        self._over.set()
+        looking.join()
+        return verdict
+
+    # ---- faults ----
+
+    def _living(self) -> list[Target]:
+        return self._processes.living(self.watch.last.processes)
+
+    def _whole(self) -> bool:
+        """Every server runs, has no problem, and lives."""
+        listed = [p for p in self.watch.last.processes if p.role == "ps" and p.state != EXITED]
+        return (
+            len(listed) >= self._servers
+            and all(p.state == "running" and not p.problem for p in listed)
+            and len(self._processes.living(listed)) == len(listed)
+        )
+
+    def _strike(self, blows: list[Blow]) -> None:
+        for blow in blows:
+            if not self._processes.send(blow.target, blow.number):
+                continue  # it ended by itself meanwhile
+            text = f"{blow.target} (pid {blow.target.pid}) "
+            text += f"paused for {blow.pause_s:g} s" if blow.pause_s else _VERBS[blow.number]
+            if blow.number != signal.SIGCONT:
+                with self._lock:
+                    self.watch.struck(blow, time.monotonic())
+            self._display.line(self.seconds, text)
+            self._events.add("warning", f"chaos: {text}")
+
+    # ---- the job ----
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            asked = time.monotonic()
+            status = calls.get_status(self._job)
+            with self._lock:
+                self.watch.saw(status, asked)
+            if status is not None:
+                self._events.deliver()
+        self._events.deliver()
+
+    def _settle(self, *, wait: bool) -> None:
+        """Until the job has made progress after the last fault, or has ended."""
+        if not self._stopped.is_set() and not self._is_over():
+            text = "the last fault is over; waiting for progress"
+            self._display.line(self.seconds, text)
+            self._events.add("info", f"chaos: {text}")
+        until = time.monotonic() + _SETTLE_S
+        while not self._stopped.is_set() and not self._is_over():
+            settled = self.watch.progressed or time.monotonic() >= until
+            if settled and not (wait and self.watch.progressed):
+                return
+            self._show()
+            self._stopped.wait(_LOOK_S)
+
+    def _show(self) -> None:
+        last, (times, records) = self.watch.last, self.watch.rolled_back()
+        back = f"{records:,} records" if times else "none"
+        text = (
+            f"killed: {self.watch.counts()}  records: {last.records_done:,} of "
+            f"{last.records_total:,}  rolled back: {back}"
+        )
+        self._display.progress(self.seconds, self._plan.for_s, text)
+
+    def _is_over(self) -> bool:
+        return self.watch.last.state in ENDED or not self._job.has_master()
+
+    def _verdict(self) -> Verdict:
+        state, error = self.watch.last.state, self.watch.last.error
+        if not self._job.has_master():
+            found = report(self._job)
+            state, error = found["state"], found.get("error", "")
+        with self._lock:
+            return self.watch.verdict(
+                time.monotonic(),
+                state=state,
+                error=error.partition("\n")[0],
+                missed=self._storm.missed,
+            )
+
+    def _check_roles(self, status: pb.GetStatusResponse) -> None:
+        living = {target.role for target in self._processes.living(status.processes)}
+        has = ", ".join(sorted(living)) or "none"
+        for killed, option in ((True, "--kill"), (False, "--pause")):
+            for role in self._plan.roles(killed=killed):
+                if role == "ps" and status.strategy not in ("", "ps"):
+                    raise UsageError(
+                        f"{option} ps: the job has no parameter servers, its strategy is "
+                        f"{status.strategy}"
+                    )
+                if role not in living:
+                    raise UsageError(
+                        f"{option} {role}: the job has no such process on this machine now; "
+                        f"it has: {has}"
+                    )
+
+
+def _running(job: JobFolder) -> tuple[MasterAddress, pb.GetStatusResponse]:
+    """The master of a job that runs on this machine, and the status of the job.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if job.master_file.exists() and not _readable(job):
+        raise UsageError(
+            f"{job.name}: the job of another user; run torch-edl chaos as the user that started it"
+        )
+    master = job.master()
+    if master is None or not job.is_alive():
+        state = report(job)["state"]
+        if state in ENDED:
+            raise UsageError(f"{job.name}: the job is over, it is {state}")
+        raise UsageError(
+            f"{job.name}: its master does not run on this machine; start torch-edl chaos where "
+            "the job was started, see torch-edl status"
+        )
+    status: pb.GetStatusResponse = calls.ask(job, pb.GetStatusRequest())
+    if status.state in ENDED:
+        raise UsageError(f"{job.name}: the job is over, it is {status.state}")
+    return master, status
+
+
+def _readable(job: JobFolder) -> bool:
+    try:
+        job.master_file.read_bytes()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class _Events:
+    """Events on their way to the job, kept until a master has taken them. Thread-safe."""
+
+    def __init__(self, job: JobFolder) -> None:
+        self._job = job
+        self._source = f"chaos-{secrets.token_hex(8)}"
+        self._lock = threading.Lock()
+        self._waiting: list[pb.Event] = []
+        self._count = 0
+
+    def add(self, level: str, text: str) -> None:
+        """Appends an event; :meth:`deliver` sends it."""
+        with self._lock:
+            self._count += 1
+            self._waiting.append(
+                pb.Event(sequence=self._count, time=time.time(), level=level, text=text)
+            )
+
+    def deliver(self) -> None:
+        """Sends what waits; what does not arrive waits for the next time."""
+        with self._lock:
+            events = list(self._waiting)
+        if not events:
+            return
+        with contextlib.suppress(UsageError, grpc.RpcError):  # no master answers
+            calls.ask(self._job, pb.AddEventsRequest(source=self._source, events=events))
+            with self._lock:
+                self._waiting = [e for e in self._waiting if e.sequence > events[-1].sequence]

@@ -1,0 +1,149 @@
+"""What happens when, and to which process: a function of the plan, its seed and who lives. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch_edl.chaos.plan import Fault, Plan
+
+# A fault waits this long for a process to happen to.
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process of the job that lives."""
+
+    role: str
+    id: int
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.id}"
+
+
+@dataclass(frozen=True, order=True)
+class Strike:
+    """One fault to come."""
+
+    at_s: float
+    """Since the storm began."""
+    chance: float
+    """From 0 to 1: which of those that live."""
+    role: str
+    signal: str
+    pause_s: float
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A signal to send now."""
+
+    target: Target
+    number: signal.Signals
+    pause_s: float = 0.0
+
+
+def strikes(plan: Plan) -> list[Strike]:
+    """All faults of a storm in the order of their times."""
+    chance = random.Random(plan.seed)
+    found = []
+    for fault in plan.faults:
+        for at_s in _times(fault, plan.for_s, chance):
+            found.append(Strike(at_s, chance.random(), fault.role, fault.signal, fault.pause_s))
+    return sorted(found)
+
+
+def _times(fault: Fault, for_s: float, chance: random.Random) -> Iterable[float]:
+    if not fault.every_s:
+        yield from [fault.at_s] * fault.count
+        return
+    for round in range(math.ceil(for_s / fault.every_s)):
+        for _ in range(fault.count):
+            at_s = (round + chance.random()) * fault.every_s
+            if at_s < for_s:
+                yield at_s
+
+
+class Storm:
+    """The faults that are still to come.
+
+    Args:
+        one_server: the state of a server is on another server, so that a server is struck only
+            while all servers are whole.
+    """
+
+    def __init__(self, plan: Plan, *, one_server: bool = False) -> None:
+        self._open = strikes(plan)
+        self._one_server = one_server
+        self._struck: set[Target] = set()
+        self._paused: dict[Target, float] = {}
+        self.missed = 0
+        """Faults that found no process in time."""
+
+    @property
+    def over(self) -> bool:
+        """Nothing is to come, and nothing is paused."""
+        return not self._open and not self._paused
+
+    def next_s(self) -> float:
+        """When the next fault, or the end of a pause, is due; infinity: never."""
+        times = [strike.at_s for strike in self._open[:1]] + list(self._paused.values())
+        return min(times, default=math.inf)
+
+    def due(self, now_s: float, living: Sequence[Target], *, whole: bool) -> list[Blow]:
+        """The signals to send now.
+
+        Args:
+            living: the processes that live.
+            whole: every server lives, and could be replaced without loss.
+        """
+        blows = []
+        for paused, until in list(self._paused.items()):
+            if now_s >= until:
+                del self._paused[paused]
+                blows.append(Blow(paused, signal.SIGCONT))
+        waiting = []
+        while self._open and self._open[0].at_s <= now_s:
+            strike = self._open.pop(0)
+            spared = self._one_server and strike.role == "ps"
+            may = not spared or (whole and not any(t.role == "ps" for t in self._paused))
+            target = self._aim(strike, living) if may else None
+            if target is not None:
+                blows.append(self._strike(strike, target, now_s))
+                whole = whole and not spared
+            elif now_s - strike.at_s < _PATIENCE_S:
+                waiting.append(strike)
+            else:
+                self.missed += 1
+        self._open = waiting + self._open
+        return blows
+
+    def stop(self) -> list[Blow]:
+        """Nothing more happens; the signals that continue what is paused."""
+        blows = [Blow(target, signal.SIGCONT) for target in self._paused]
+        self._open, self._paused = [], {}
+        return blows
+
+    def _aim(self, strike: Strike, living: Sequence[Target]) -> Target | None:
+        free = sorted(
+            (t for t in living if t.role == strike.role and t not in self._struck),
+            key=lambda t: t.id,
+        )
+        if strike.pause_s:
+            free = [t for t in free if t not in self._paused]
+        return free[min(int(strike.chance * len(free)), len(free) - 1)] if free else None
+
+    def _strike(self, strike: Strike, target: Target, now_s: float) -> Blow:
+        if strike.pause_s:
+            self._paused[target] = now_s + strike.pause_s
+            return Blow(target, signal.SIGSTOP, strike.pause_s)
+        self._struck.add(target)
+        # The kernel delivers SIGTERM to a stopped process only when it continues.
+        if strike.signal == "KILL":
+            self._paused.pop(target, None)
+        return Blow(target, signal.Signals[f"SIG{strike.signal}"])

@@ -1,0 +1,73 @@
+"""The processes of a job on this machine, so that a signal can reach no other process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from torch_edl.chaos.storm import Target
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.wire import master_pb2 as pb
+
+EXITED = "exited"
+
+
+class Processes:
+    """Finds and signals processes of one job.
+
+    A process is held by a pidfd, which stays with the process when its pid is used again. Whether
+    it is of the job shows in its environment, which has the secret token of the job: nobody else
+    has it, and so neither a process of another machine nor one that got an old pid is taken.
+
+    Args:
+        token: of the job.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._mark = f"{ENV_TOKEN}={token}".encode()
+
+    def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
+        """Those of a status that live on this machine."""
+        found = []
+        for process in listed:
+            target = Target(process.role, process.id, process.pid)
+            if process.state != EXITED and process.pid > 0:
+                with self._held(target) as fd:
+                    found += [target] if fd is not None else []
+        return found
+
+    def send(self, target: Target, number: signal.Signals) -> bool:
+        """Sends a signal; False: the process is gone."""
+        with self._held(target) as fd:
+            return fd is not None and _send(fd, number)
+
+    @contextlib.contextmanager
+    def _held(self, target: Target) -> Iterator[int | None]:
+        try:
+            fd = os.pidfd_open(target.pid)
+        except OSError:  # gone
+            yield None
+            return
+        try:
+            # The second: what was read of the pid was of this process.
+            yield fd if self._is_ours(target) and _send(fd, 0) else None
+        finally:
+            os.close(fd)
+
+    def _is_ours(self, target: Target) -> bool:
+        try:
+            environment = Path(f"/proc/{target.pid}/environ").read_bytes()
+        except OSError:  # gone, or of another user
+            return False
+        return self._mark in environment.split(b"\0")
+
+
+def _send(fd: int, number: int) -> bool:
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except OSError:  # ended
+        return False
+    return True

@@ -1,0 +1,161 @@
+"""How a job took its faults, from what its status said meanwhile. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_edl.chaos.storm import Blow
+from torch_edl.wire import master_pb2 as pb
+
+# A longer time without progress is a stall: workers report each second.
+STALL_S = 2.0
+_BROKEN = ("failed", "dead")
+
+
+@dataclass
+class Gaps:
+    """Times in which something was missed."""
+
+    times: int = 0
+    longest_s: float = 0.0
+
+    def add(self, gap_s: float, *, least_s: float = 0.0) -> None:
+        """Counts a gap of more than ``least_s``; the longest counts in any case."""
+        self.times += gap_s > least_s
+        self.longest_s = round(max(self.longest_s, gap_s), 2)
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What ``torch-edl chaos`` reports."""
+
+    job: str
+    seed: int
+    held: bool = True
+    """Nothing was lost that the set-up of the job promises to keep, and the job goes on."""
+    problems: list[str] = field(default_factory=list)
+    """Why not."""
+    state: str = ""
+    """Of the job at the end."""
+    seconds: float = 0.0
+    kills: dict[str, int] = field(default_factory=dict)
+    pauses: dict[str, int] = field(default_factory=dict)
+    missed: int = 0
+    """Faults that found no process."""
+    replaced: dict[str, int] = field(default_factory=dict)
+    """Processes that started meanwhile, by role."""
+    records: dict[str, int] = field(default_factory=dict)
+    """Done before and after, and the total."""
+    rolled_back: dict[str, int] = field(default_factory=dict)
+    """How often, and how many records."""
+    stalls: Gaps = field(default_factory=Gaps)
+    """Without progress for more than two seconds."""
+    master_away: Gaps = field(default_factory=Gaps)
+    """Times in which no master answered."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return dataclasses.asdict(self)
+
+
+class Watch:
+    """Follows the status of a job during a storm.
+
+    Args:
+        first: the status before the storm.
+        now: when it came.
+        may_roll_back: the set-up of the job does not promise to keep everything.
+    """
+
+    def __init__(
+        self, first: pb.GetStatusResponse, now: float, *, seed: int, may_roll_back: bool
+    ) -> None:
+        self._first = self.last = first
+        self._began = self._answered = self._progress = now
+        self._may_roll_back = may_roll_back
+        self._known = {(p.role, p.id, p.pid) for p in first.processes}
+        self._replaced: Counter[str] = Counter()
+        self._kills: Counter[str] = Counter()
+        self._pauses: Counter[str] = Counter()
+        self._absent = False
+        self._verdict = Verdict(job=first.job, seed=seed)
+        self._struck_at = now
+        self._done_then: int | None = None
+        self.progressed = False
+        """Records were done since the last fault."""
+
+    def struck(self, blow: Blow, now: float) -> None:
+        """A signal was sent."""
+        self._struck_at, self._done_then = now, None
+        (self._pauses if blow.pause_s else self._kills)[blow.target.role] += 1
+        self.progressed = False
+
+    def saw(self, status: pb.GetStatusResponse | None, now: float) -> None:
+        """The status that was asked for at that time; None: there was no answer."""
+        if status is None:
+            self._absent = True
+            return
+        if self._absent:
+            self._absent = False
+            self._verdict.master_away.add(now - self._answered)
+        self._answered = now
+        if status.records_done > self.last.records_done or status.state != "running":
+            if self.last.state == "running":
+                self._verdict.stalls.add(now - self._progress, least_s=STALL_S)
+            self._progress = now
+        if now > self._struck_at:
+            # A worker that died takes along what it had not reported.
+            before = status.records_done if self._done_then is None else self._done_then
+            self._done_then = min(before, status.records_done)
+            self.progressed |= status.records_done > self._done_then
+        for process in status.processes:
+            key = (process.role, process.id, process.pid)
+            if process.pid and key not in self._known:
+                self._known.add(key)
+                self._replaced[process.role] += 1
+        self.last = status
+
+    def counts(self) -> str:
+        """``3 worker, 1 ps``: what was killed and paused so far."""
+        parts = [f"{n} {role}" for role, n in sorted(self._kills.items())]
+        parts += [f"{n} {role} paused" for role, n in sorted(self._pauses.items())]
+        return ", ".join(parts) or "none"
+
+    def rolled_back(self) -> tuple[int, int]:
+        """(times, records) since the storm began."""
+        first, last = self._first, self.last
+        records = last.records_rolled_back - first.records_rolled_back
+        return last.rollbacks - first.rollbacks, records
+
+    def verdict(self, now: float, *, state: str, error: str, missed: int) -> Verdict:
+        """What is to be said of it all.
+
+        Args:
+            state: of the job now.
+            error: why the job failed.
+            missed: faults that found no process.
+        """
+        found, (times, records) = self._verdict, self.rolled_back()
+        found.state, found.missed, found.seconds = state, missed, round(now - self._began, 1)
+        if state == "running":  # until now
+            found.stalls.add(now - self._progress, least_s=STALL_S)
+        found.kills, found.pauses = dict(self._kills), dict(self._pauses)
+        found.replaced = dict(self._replaced)
+        found.records = {
+            "before": self._first.records_done,
+            "after": self.last.records_done,
+            "total": self.last.records_total,
+        }
+        found.rolled_back = {"times": times, "records": records}
+        if state in _BROKEN:
+            found.problems.append(f"the job is {state}" + (f": {error}" if error else ""))
+        elif state == "running" and not self.progressed:
+            waited = now - self._progress
+            found.problems.append(f"no record was done in the last {waited:.0f} s")
+        if times and not self._may_roll_back:
+            found.problems.append(f"{records:,} records were rolled back")
+        found.held = not found.problems
+        return found

@@ -1,0 +1,140 @@
+"""``torch-edl chaos``: kills and pauses processes of a running job, and judges the outcome."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from torch_edl.chaos.plan import Plan, duration, faults, read
+from torch_edl.chaos.run import Chaos
+from torch_edl.chaos.verdict import STALL_S, Gaps, Verdict
+from torch_edl.cli.progress import duration as clock
+from torch_edl.cli.terminal import stderr, stdout
+from torch_edl.errors import UsageError
+from torch_edl.jobs import catalog
+from torch_edl.processes.signals import StopSignals
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+_EVERY = "3s"
+_FOR = "60s"
+_FAILED = 1
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs a storm over a job, and prints the verdict.
+
+    Returns:
+        0: the promise held; 1: it did not; 128 + N: signal N ended the storm.
+
+    Raises:
+        UsageError: no such job, or a plan that cannot be; nothing was done.
+    """
+    plan = _plan(args)
+    with _Display() as display:
+        chaos = Chaos(catalog.find(args.job), plan, display=display)
+        for risk in chaos.risks:
+            display.warn(risk)
+        stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        with StopSignals(stops, wake=chaos.stop) as stopped:
+            verdict = chaos.run(wait=args.wait)
+    if args.json:
+        print(json.dumps(verdict.as_dict(), indent=1))
+    else:
+        _print(verdict)
+    return stopped.exit_code or (0 if verdict.held else _FAILED)
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    for_s = duration(args.storm_for, "--for") if args.storm_for else None
+    if args.plan:
+        for option, value in (("--kill", args.kill), ("--pause", args.pause),
+                              ("--every", args.every), ("--signal", args.signal)):  # fmt: skip
+            if value:
+                raise UsageError(f"--plan and {option} {value}: the plan says that; leave one out")
+        return read(Path(args.plan), seed=args.seed, for_s=for_s)
+    if not args.kill and not args.pause:
+        raise UsageError("--kill: missing; name roles and numbers, such as --kill worker=2,ps=1")
+    found = faults(
+        kill=args.kill or "",
+        pause=args.pause or "",
+        signal=args.signal or "KILL",
+        every_s=duration(args.every or _EVERY, "--every"),
+    )
+    return Plan(faults=found, for_s=for_s or duration(_FOR, "--for"), seed=args.seed or 0)
+
+
+class _Display:
+    """Each fault on a line of stderr and, on a terminal, how far the storm is below them."""
+
+    def __init__(self) -> None:
+        self._console = stderr()
+        self._status: Status | None = None
+
+    def __enter__(self) -> _Display:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def warn(self, text: str) -> None:
+        """What the user should know beforehand."""
+        self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
+
+    def line(self, at_s: float, text: str) -> None:
+        self._console.print(f"{at_s:7.1f} s  {text}", soft_wrap=True)
+
+    def progress(self, at_s: float, for_s: float, text: str) -> None:
+        if not self._console.is_terminal:
+            return
+        shown = f"{clock(min(at_s, for_s))} of {clock(for_s)}  {text}"
+        if self._status is None:
+            self._status = self._console.status(shown)
+            self._status.start()
+        else:
+            self._status.update(shown)
+
+
+def _print(verdict: Verdict) -> None:
+    console = stdout()
+    what = "the promise held" if verdict.held else "the promise did NOT hold"
+    console.print(
+        f"{verdict.job}: {what}", style="bold green" if verdict.held else "bold red", soft_wrap=True
+    )
+    for problem in verdict.problems:
+        console.print(f"  {problem}", style="red", soft_wrap=True)
+    before, after, total = (verdict.records[name] for name in ("before", "after", "total"))
+    times, back = verdict.rolled_back["times"], verdict.rolled_back["records"]
+    rows = [
+        ("killed", _counts(verdict.kills)),
+        ("paused", _counts(verdict.pauses) if verdict.pauses else ""),
+        ("missed", f"{verdict.missed} faults found no process" if verdict.missed else ""),
+        ("started", _counts(verdict.replaced)),
+        ("records", f"{before:,} before, {after:,} now, of {total:,}"),
+        ("rolled back", f"{times} times, {back:,} records" if times else "none"),
+        ("stalls", _gaps(verdict.stalls, f"above {STALL_S:g} s, ")),
+        ("master away", _gaps(verdict.master_away, "")),
+        ("job", verdict.state),
+        ("seed", str(verdict.seed)),
+    ]  # fmt: skip
+    for label, value in rows:
+        if value:
+            console.print(f"  {label:<11} {value}", soft_wrap=True)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {role}" for role, number in sorted(counts.items())) or "none"
+
+
+def _gaps(gaps: Gaps, least: str) -> str:
+    if not gaps.times:
+        return "none"
+    return f"{gaps.times} {least}the longest {gaps.longest_s:.1f} s"
