@@ -132,22 +132,23 @@ class ModelJob(Job):
     """Of the counting model; its data stop at the last record."""
 
     def __init__(
-        self, folder: Path, name: str, records: int, flags: list[str], delay_s: float
+        self, folder: Path, name: str, records: int, flags: list[str], delay_s: float, quorum: int
     ) -> None:
-        self._data = folder
+        self._data, self._quorum = folder, quorum
         self.output = folder / f"{name}-output"
         self.summary_file = folder / f"{name}.json"
         command = [
             *EDL, "run", str(MODEL), "--data", str(folder / "data-*.parquet"), "--job-name", name,
             "--output", str(self.output), "--summary", str(self.summary_file), *flags,
             "--", str(records - 1), str(self._gate(folder, name)), "--delay", str(delay_s),
+            "--quorum", str(quorum),
         ]  # fmt: skip
         super().__init__(folder, name, command, "torch_edl.worker")
 
-    def scale(self, workers: int) -> None:
-        """`torch-edl scale`."""
-        words = [*EDL, "scale", self.name, "--workers", str(workers)]
-        subprocess.run(words, env=self.env, check=True, timeout=30)
+    def scale(self, option: str, number: int) -> None:
+        """`torch-edl scale`, once a master takes it."""
+        words = [*EDL, "scale", self.name, option, str(number)]
+        self.wait_for(lambda: not subprocess.run(words, env=self.env, timeout=60).returncode)
 
     def summary(self) -> dict[str, Any]:
         """What `--summary` wrote."""
@@ -157,6 +158,7 @@ class ModelJob(Job):
         """It ends well, and every record was counted exactly once, by dense and by rows."""
         assert self.finish() == 0, self.report()
         words = [sys.executable, str(COUNTING / "check.py"), str(self.output), str(self._data)]
+        words += ["--quorum", str(self._quorum)]
         checked = subprocess.run(words, capture_output=True, text=True, timeout=30)
         assert checked.returncode == 0, f"{checked.stdout}{checked.stderr}\n{self.report()}"
 
@@ -170,15 +172,21 @@ def jobs() -> Iterator[contextlib.ExitStack]:
 
 @pytest.fixture
 def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ModelJob]:
-    """``start_job(records, *flags, delay_s=0.01, name="count")``; DIR is for checkpoints."""
+    """``start_job(records, *flags)``; a flag DIR is a folder for checkpoints."""
 
-    def start(records: int, *flags: str, delay_s: float = 0.01, name: str = "count") -> ModelJob:
+    def start(
+        records: int,
+        *flags: str,
+        delay_s: float = 0.01,
+        name: str = "count",
+        quorum: int = 1,
+    ) -> ModelJob:
         prepare = [sys.executable, str(COUNTING / "prepare.py"), str(tmp_path)]
         prepare += ["--records", str(records), "--files", "3"]
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL, timeout=30)
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
         return jobs.enter_context(
-            contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s))
+            contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s, quorum))
         )
 
     return start

@@ -1,0 +1,58 @@
+"""Every record counts once, dense and by rows, whatever is killed, and nothing goes back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.conftest import EDL, ModelJob
+from tests.faults.storms import FOR_S, storm
+
+RECORDS = 2400
+DELAY_S = 0.04  # of a minibatch: the training takes as long as the storm
+KINDS = [("workers", "checkpoint")]
+SEEDS = 6
+FAST = {0}
+_OVER = "the last fault is over"
+
+
+def _cases() -> list[object]:
+    found = []
+    for seed in range(SEEDS):
+        kind, durability = KINDS[seed % len(KINDS)]
+        marks = [] if seed in FAST else [pytest.mark.slow]
+        name = f"{seed}-{kind}-{durability}"
+        found.append(pytest.param(seed, kind, durability, marks=marks, id=name))
+    return found
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("seed", "kind", "durability"), _cases())
+def test_every_record_counts_once(
+    start_job: Callable[..., ModelJob], seed: int, kind: str, durability: str
+) -> None:
+    what = storm(seed, kind, durability)
+    job = start_job(RECORDS, *what.flags, delay_s=DELAY_S, quorum=what.quorum)
+    plan = job.log.with_name("storm.toml")
+    plan.write_text(what.plan)
+    job.wait_for(lambda: job.done() > 0)
+    chaos = subprocess.Popen(
+        [*EDL, "chaos", job.name, "--plan", str(plan), "--json"],
+        env=job.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    began = time.monotonic()
+    for after_s, option, number in what.scales:
+        job.wait_for(lambda s=after_s: time.monotonic() - began > s)
+        job.scale(option, number)
+    events = job.folder / "events.jsonl"
+    job.wait_for(lambda: _OVER in events.read_text() or chaos.poll() is not None, FOR_S + 60)
+    job.go_on()
+    out, told = chaos.communicate(timeout=90)
+    assert chaos.returncode == 0, f"{what}\n{out}{told}\n{job.report()}"
+    verdict = json.loads(out)
+    assert verdict["rolled_back"]["times"] == 0
+    job.check()
