@@ -49,6 +49,10 @@ class JournalDamagedError(EdlError):
     """A record of a journal, before its last ones, is not as it was written."""
 
 
+class StateLostError(EdlError):
+    """What a server acknowledged is nowhere any more: the model returns to its checkpoint."""
+
+
 class StoreConflictError(EdlError):
     """A compare-and-set lost: somebody else wrote the key, or holds the lock."""
 

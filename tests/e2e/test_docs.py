@@ -192,7 +192,7 @@ def _no_comments(text: str) -> str:
 
 def test_the_protocol_document_names_every_call() -> None:
     text = (ROOT / "docs" / "protocol.md").read_text()
-    every = services.methods(services.PSERVER + services.MASTER)
+    every = services.methods(services.PSERVER + services.REPLICAS + services.MASTER)
     assert not [name for name in every if f"`{name}`" not in text]
 
 

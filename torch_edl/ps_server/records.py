@@ -15,8 +15,11 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
+
+from torch_edl.errors import UsageError
 
 _FIELDS = struct.Struct("<QIB3xI")
 _CRC = struct.Struct("<I")
@@ -83,6 +86,32 @@ class Sink(Protocol):
                 change was made.
             OSError: the sink failed for good.
         """
+
+
+def pack(record: Record) -> bytes:
+    """A record as it stands in a segment."""
+    return pack_head(record.sequence, Entry.of(record.kind, record.payload)) + record.payload
+
+
+def unpack(content: bytes) -> Iterator[Record]:
+    """The records that a message brought, one after the other.
+
+    Raises:
+        UsageError: the bytes are not records.
+    """
+    at = 0
+    while at < len(content):
+        head = (
+            unpack_head(content[at : at + HEAD_BYTES]) if len(content) - at >= HEAD_BYTES else None
+        )
+        if head is None:
+            raise UsageError(f"records: byte {at} of {len(content)} begins no record")
+        at += HEAD_BYTES
+        payload = content[at : at + head.length]
+        if len(payload) < head.length or zlib.crc32(payload) != head.crc:
+            raise UsageError(f"records: record {head.sequence} does not match its checksum")
+        at += head.length
+        yield Record(head.sequence, head.kind, payload)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
-from torch_edl.wire.services import PSERVER, Services, method_of, methods
+from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ _RETRY = {
 def request_limit(services: Services) -> tuple[int, str]:
     """Bytes of the largest request that a server of the services takes, and what a larger request
     is likely to be."""
-    return _TO_SERVER if services == PSERVER else _TO_MASTER
+    return _TO_SERVER if set(services) & set(PSERVER + REPLICAS) else _TO_MASTER
 
 
 class Stub:

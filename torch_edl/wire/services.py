@@ -11,6 +11,7 @@ from torch_edl.wire import (
     cluster_pb2,
     control_pb2,
     pserver_pb2,
+    replica_pb2,
     rings_pb2,
     rounds_pb2,
     tasks_pb2,
@@ -25,6 +26,8 @@ def _of(file: FileDescriptor) -> Services:
 
 
 PSERVER = _of(pserver_pb2.DESCRIPTOR)
+REPLICAS = _of(replica_pb2.DESCRIPTOR)
+"""What a parameter server answers on the same port with ``--durability replica``."""
 SERVERS = _of(cluster_pb2.DESCRIPTOR)
 WORKERS = _of(workers_pb2.DESCRIPTOR)
 TASKS = _of(tasks_pb2.DESCRIPTOR)
@@ -41,10 +44,11 @@ def methods(services: Services) -> dict[str, MethodDescriptor]:
     return {method.name: method for service in services for method in service.methods}
 
 
+_ALL = MASTER + PSERVER + REPLICAS
 _METHODS: dict[type[Message], MethodDescriptor] = {
-    GetMessageClass(method.input_type): method for method in methods(MASTER + PSERVER).values()
+    GetMessageClass(method.input_type): method for method in methods(_ALL).values()
 }
-assert len(_METHODS) == len(methods(MASTER + PSERVER)), "two methods take the same request"
+assert len(_METHODS) == len(methods(_ALL)), "two methods take the same request"
 
 
 def method_of(request: Message) -> MethodDescriptor:

@@ -1,0 +1,468 @@
+"""The log of a shard at a peer: over real calls, with peers and owners that go at any moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.records import Entry, Kind, Record, pack, unpack
+from torch_edl.ps_server.replica_keeper import ReplicaKeeper
+from torch_edl.ps_server.replica_log import ReplicaLog
+from torch_edl.ps_server.scratch import Scratch
+from torch_edl.wire import cluster_pb2, pserver_pb2, services
+from torch_edl.wire import replica_pb2 as pb
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.server import serve
+
+TOKEN = "t"
+MINE = Identity(job="job", shard=0, shards=2, model=1)
+
+
+class Peer:
+    """The keeper of shard 0, in a server of its own."""
+
+    def __init__(self, folder: Path, incarnation: int) -> None:
+        folder.mkdir()
+        self.keeper = ReplicaKeeper(folder, "job", 1, 2)
+        self.calls: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        fence = pserver_pb2.Fence(job="job", incarnation=incarnation)
+
+        def guarded(name: str, answer: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+            def handle(request: Any, _: grpc.ServicerContext) -> Any:
+                if request.fence != fence:
+                    raise StaleIncarnationError("another peer")
+                assert self.gate.wait(20)
+                self.calls.append(name)
+                return answer(request)
+
+            return handle
+
+        handlers = {n: guarded(n, a) for n, a in self.keeper.answers().items()}
+        self._server, port = serve(
+            services.REPLICAS, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
+        )
+        self.server = cluster_pb2.Server(address=f"127.0.0.1:{port}", incarnation=incarnation)
+
+    def die(self) -> None:
+        self.gate.set()
+        self._server.stop(None).wait()
+
+
+class Job:
+    """Starts peers and owners, and plays the master."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made = 0
+        self._logs: list[ReplicaLog] = []
+        self._peers: list[Peer] = []
+
+    def peer(self) -> Peer:
+        self._made += 1
+        self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made))
+        return self._peers[-1]
+
+    def owner(self, **more: Any) -> ReplicaLog:
+        self._made += 1
+        folder = self._folder / f"owner-{self._made}"
+        folder.mkdir()
+        self._logs.append(ReplicaLog(MINE, self._made, token=TOKEN, folder=folder, **more))
+        return self._logs[-1]
+
+    def first(self, peer: Peer | None, **more: Any) -> ReplicaLog:
+        log = self.owner(**more)
+        log.begin()
+        beat(log, peer)
+        return log
+
+    def close(self) -> None:
+        for log in self._logs:
+            log.close()
+        for peer in self._peers:
+            peer.die()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+def beat(log: ReplicaLog, peer: Peer | None) -> None:
+    """A heartbeat and its answer."""
+    log.heard(None if peer is None else peer.server, log.problem)
+
+
+def settle(log: ReplicaLog, peer: Peer | None) -> None:
+    """Heartbeats until the peer has everything, and the master knows."""
+    while True:
+        beat(log, peer)
+        with log._condition:
+            done = log._condition.wait_for(lambda: log._complete or log._needs_base, 0.05)
+        if done:
+            break
+    beat(log, peer)
+
+
+def until(log: ReplicaLog, condition: Callable[[], bool]) -> None:
+    with log._condition:
+        assert log._condition.wait_for(condition, 20)
+
+
+def push(log: ReplicaLog, *payloads: bytes) -> None:
+    for payload in payloads:
+        log.wait_durable(log.append(Entry.of(Kind.GRADIENTS, payload)))
+
+
+def pushing(log: ReplicaLog, *payloads: bytes) -> threading.Thread:
+    """Pushes in a thread, which must not end before the caller says so."""
+    thread = threading.Thread(target=push, args=(log, *payloads))
+    thread.start()
+    return thread
+
+
+def snapshot(log: ReplicaLog, content: dict[str, bytes]) -> None:
+    sequence = log.rotate()
+    folder = log.temporary()
+    for name, value in content.items():
+        (folder / name).write_bytes(value)
+    log.commit_snapshot(folder, sequence)
+
+
+def recovered(log: ReplicaLog, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:
+    """What a successor finds: the files of the base, and the records after it."""
+    beat(log, peer)
+    log.take_over()
+    files = (
+        {} if log.base.path is None else {p.name: p.read_bytes() for p in log.base.path.iterdir()}
+    )
+    return files, [record.payload for record in log.records()]
+
+
+def test_records_travel_as_they_stand_in_a_segment() -> None:
+    records = [Record(n, Kind.GRADIENTS, os.urandom(n * 7)) for n in range(1, 5)]
+    content = b"".join(map(pack, records))
+    assert list(unpack(content)) == records
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        with pytest.raises(UsageError, match="records:"):
+            list(unpack(bytes(damaged)))
+    for cut in (1, 27, len(content) - 1):
+        with pytest.raises(UsageError, match="records:"):
+            list(unpack(content[:cut]))
+
+
+def test_a_successor_finds_what_was_acknowledged(job: Job) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"a", b"", b"c" * 3_000_000)
+    assert recovered(job.owner(), peer) == ({}, [b"a", b"", b"c" * 3_000_000])
+
+
+def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(job: Job) -> None:
+    """A server that dies before it acknowledged anything leaves nothing to look for."""
+    peer = job.peer()
+    log = job.first(peer)
+    with log._condition:
+        assert log._condition.wait_for(lambda: log._complete, 20)
+    thread = pushing(log, b"a")
+    thread.join(0.2)
+    assert thread.is_alive()
+    beat(log, peer)
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
+    log = job.first(None, most_kept=1000)
+    assert "pushes wait, no peer listens" in log.problem
+    thread = pushing(log, b"x" * 900)
+    until(log, lambda: log._last >= 1)
+    with pytest.raises(OSError, match="no room in memory, no peer listens"):
+        log.append(Entry.of(Kind.GRADIENTS, b"y" * 200))
+    peer = job.peer()
+    settle(log, peer)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert log.problem == ""
+    push(log, b"y" * 200)
+    assert recovered(job.owner(), peer)[1] == [b"x" * 900, b"y" * 200]
+
+
+def test_one_call_takes_what_came_meanwhile(job: Job) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    peer.calls.clear()
+    peer.gate.clear()
+    threads = [pushing(log, bytes([n])) for n in range(20)]
+    until(log, lambda: log._last >= 20)
+    peer.gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(peer.calls) <= 3
+    assert sorted(recovered(job.owner(), peer)[1]) == [bytes([n]) for n in range(20)]
+
+
+def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
+    old = job.peer()
+    log = job.first(old)
+    settle(log, old)
+    push(log, b"1", b"2")
+    old.die()
+    thread = pushing(log, b"3")
+    new = job.peer()
+    settle(log, new)
+    assert log.needs_base
+    assert "has no complete copy yet" in log.problem
+    sequence = log.rotate()
+    folder = log.temporary()
+    (folder / "state").write_bytes(b"1 2 3" * 5_000_000)
+    (folder / "empty").write_bytes(b"")
+    later = pushing(log, b"4")
+    until(log, lambda: log._last >= 4)
+    log.commit_snapshot(folder, sequence)
+    for each in (thread, later):
+        each.join(20)
+        assert not each.is_alive()
+    assert log.problem == ""
+    assert log.bytes == 1
+    files, records = recovered(job.owner(), new)
+    assert files == {"state": b"1 2 3" * 5_000_000, "empty": b""}
+    assert records == [b"4"]
+
+
+def test_a_peer_that_has_half_a_base_has_nothing(job: Job) -> None:
+    old, new = job.peer(), job.peer()
+    log = job.first(old)
+    settle(log, old)
+    push(log, b"1")
+    settle(log, new)
+    log._call(log._stub, pb.PutBaseRequest(sequence=1, file="state", content=b"12"))
+    successor = job.owner()
+    beat(successor, new)
+    with pytest.raises(StateLostError, match="no complete copy"):
+        successor.take_over()
+
+
+def test_a_base_replaces_the_log_that_it_covers(job: Job, tmp_path: Path) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    for n in range(5):
+        push(log, bytes([n]) * 1000)
+        snapshot(log, {"state": bytes([n])})
+        assert log.bytes == 0
+    push(log, b"after")
+    assert recovered(job.owner(), peer) == ({"state": b"\4"}, [b"after"])
+    stored = sum(p.stat().st_size for p in tmp_path.glob("peer-*/**/*") if p.is_file())
+    assert stored < 1000
+
+
+def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"1")
+    snapshot(log, {"state": b"1"})
+    push(log, b"2")
+    second = job.owner()
+    assert recovered(second, peer) == ({"state": b"1"}, [b"2"])
+    settle(second, peer)
+    assert not second.needs_base
+    push(second, b"3")
+    third = job.owner()
+    assert recovered(third, peer) == ({"state": b"1"}, [b"2", b"3"])
+    # The peer dies now: what the third server fetched is not in its memory any more.
+    new = job.peer()
+    settle(third, new)
+    assert third.needs_base
+    snapshot(third, {"state": b"1 2 3"})
+    push(third, b"4")
+    assert recovered(job.owner(), new) == ({"state": b"1 2 3"}, [b"4"])
+
+
+def test_a_server_that_was_only_paused_acknowledges_nothing_more(job: Job) -> None:
+    peer = job.peer()
+    paused = job.first(peer)
+    settle(paused, peer)
+    push(paused, b"1")
+    successor = job.owner()
+    assert recovered(successor, peer) == ({}, [b"1"])
+    thread = pushing_until_closed(paused, b"never")
+    until(paused, lambda: "does not keep it" in paused.problem)
+    with pytest.raises(OSError, match="replica of shard 0"):
+        snapshot(paused, {"state": b"of the past"})
+    beat(paused, peer)  # even if the master did not know better
+    settle(successor, peer)
+    push(successor, b"2")
+    assert thread.is_alive()
+    paused.close("known=false")
+    thread.join(20)
+    assert thread.refused == "known=false"
+    assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])
+
+
+class pushing_until_closed(threading.Thread):
+    def __init__(self, log: ReplicaLog, payload: bytes) -> None:
+        super().__init__()
+        self._args, self.refused = (log, payload), ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            push(*self._args)
+        except StaleIncarnationError as error:
+            self.refused = str(error)
+
+
+def test_owner_and_peer_that_are_gone_mean_that_the_state_is_lost(job: Job) -> None:
+    old = job.peer()
+    log = job.first(old)
+    settle(log, old)
+    push(log, b"1")
+    none, fresh = job.owner(), job.owner()
+    beat(none, None)
+    with pytest.raises(StateLostError, match="the server that kept it is gone too"):
+        none.take_over()
+    new = job.peer()
+    beat(fresh, new)
+    with pytest.raises(StateLostError, match="has no complete copy"):
+        fresh.take_over()
+
+
+def test_a_peer_that_dies_while_it_gives_means_that_the_state_is_lost(job: Job) -> None:
+    old = job.peer()
+    log = job.first(old)
+    settle(log, old)
+    push(log, b"1")
+    successor = job.owner()
+    beat(successor, old)
+    successor.take_over()
+    beat(successor, job.peer())
+    with pytest.raises(StateLostError, match="is gone too"):
+        list(successor.records())
+
+
+def test_a_call_that_fails_is_repeated_after_the_next_heartbeat(job: Job) -> None:
+    """And the master may name a peer that is gone already."""
+    gone = job.peer()
+    gone.die()
+    log = job.first(gone)
+    thread = pushing(log, b"1")
+    until(log, lambda: "does not keep it" in log.problem)
+    peer = job.peer()
+    settle(log, peer)
+    thread.join(20)
+    assert not thread.is_alive()
+    successor = job.owner()
+    beat(successor, gone)
+    helper = threading.Thread(target=beat, args=(successor, peer))
+    helper.start()
+    successor.take_over()
+    helper.join()
+    assert [r.payload for r in successor.records()] == [b"1"]
+
+
+def test_a_first_server_drops_the_copy_of_one_that_acknowledged_nothing(job: Job) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"of the first")
+    second = job.first(peer)
+    settle(second, peer)
+    push(second, b"of the second")
+    assert recovered(job.owner(), peer) == ({}, [b"of the second"])
+
+
+def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"1")
+    stub = Stub(services.REPLICAS, peer.server.address, TOKEN)
+    fence = pserver_pb2.Fence(job="job", incarnation=peer.server.incarnation)
+    owner = log._owner
+
+    def refused(request: Any, code: str, match: str) -> None:
+        request.fence.CopyFrom(fence)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.call(request, timeout_s=20)
+        assert caught.value.code().name == code, caught.value.details()
+        assert match in caught.value.details()
+
+    invalid = "INVALID_ARGUMENT"
+    other = pb.ReplicaOwner(shard=1, shards=2, model=1, incarnation=9)
+    refused(pb.ReplicateRequest(owner=other), invalid, "this server keeps that of shard 0 of 2")
+    gap = pack(Record(3, Kind.GRADIENTS, b"3"))
+    refused(pb.ReplicateRequest(owner=owner, records=gap), invalid, "ends with record 1")
+    refused(pb.ReplicateRequest(owner=owner, records=b"junk"), invalid, "begins no record")
+    for name in ("../evil", "/etc/evil", ".hidden"):
+        refused(pb.PutBaseRequest(owner=owner, sequence=1, file=name), invalid, "not of a base")
+    wrong = pb.PutBaseRequest(owner=owner, sequence=1, files={"missing": 5})
+    refused(wrong, invalid, "were sent, {} came")
+    fetch = pb.FetchReplicaRequest(owner=owner, file="../../secret")
+    refused(fetch, invalid, "not of the base")
+    early = pb.FetchReplicaRequest(owner=pb.ReplicaOwner(shard=0, shards=2, incarnation=99))
+    refused(early, "FAILED_PRECONDITION", "not taken over by this server")
+    # A record that comes twice is one record.
+    again = pb.ReplicateRequest(fence=fence, owner=owner, records=pack(Record(1, 3, b"1")))
+    assert stub.call(again, timeout_s=20).last == 1
+    stub.close()
+    push(log, b"2")
+    assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])
+
+
+# ---- folders ----
+
+HOLD = """
+import sys
+from torch_edl.ps_server.scratch import Scratch
+print(Scratch("replica").path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    held = []
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        held.append((process, Path(process.stdout.readline().strip())))
+    (killed, left), (alive, kept) = held
+    killed.kill()
+    killed.communicate()
+    (left / "content").write_text("of a replica")
+    scratch = Scratch("replica")
+    assert not left.exists()
+    assert kept.exists()
+    assert scratch.path.parent == kept.parent
+    scratch.close()
+    assert not scratch.path.exists()
+    alive.communicate("")
+    Scratch("replica").close()
+    assert not kept.exists()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(UsageError, match="with TMPDIR"):
+        Scratch("replica")

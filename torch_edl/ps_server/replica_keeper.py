@@ -1,0 +1,202 @@
+"""The peer's side of ``--durability replica``: keeps base and log of another shard, and gives them
+to a successor of the server that wrote them. Nothing of it is applied.
+
+Both are in a journal of the same format as on a disk of the owner's, in a folder that goes with the
+process: in the page cache, and on the disk where memory is short.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server import records
+from torch_edl.ps_server.base_transfer import PIECE_BYTES
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.records import Record
+from torch_edl.wire import replica_pb2 as pb
+
+
+class _Spilled(Journal):
+    """It need not survive the machine, nor this process: nothing is forced to the disk."""
+
+    def sync(self) -> None:
+        with self._write_lock:
+            complete, self._unsynced = self._unsynced, []
+        for writer in complete:
+            writer.close()
+
+
+class ReplicaKeeper:
+    """Keeps the replica of the shard before this one.
+
+    Args:
+        folder: goes with the process.
+        shard: of this server.
+    """
+
+    def __init__(self, folder: Path, job: str, shard: int, shards: int) -> None:
+        self._folder = folder
+        self._job = job
+        self._shard, self._shards = (shard - 1) % shards, shards
+        self._lock = threading.Lock()  # of the fields below, and held while a record is appended
+        self._writer = 0  # the newest server of the shard that was heard of
+        self._journal: Journal | None = None  # None: there is no complete state
+        self._made = 0
+        self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
+
+    def answers(self) -> dict[str, Callable[[Any], Any]]:
+        """Method name to answer."""
+        return {
+            "Replicate": self.replicate,
+            "PutBase": self.put_base,
+            "TakeReplica": self.take,
+            "FetchReplica": self.fetch,
+        }
+
+    def replicate(self, request: pb.ReplicateRequest) -> pb.ReplicateResponse:
+        """Appends records; without any, only says what is there."""
+        with self._lock:
+            self._admit(request.owner)
+            if self._journal is None and request.begin:
+                self._journal = self._new(request.owner)
+            if self._journal is None:
+                return pb.ReplicateResponse(complete=False)
+            for record in records.unpack(request.records):
+                self._journal.append_record(record)
+            return pb.ReplicateResponse(complete=True, last=self._journal.last)
+
+    def put_base(self, request: pb.PutBaseRequest) -> pb.PutBaseResponse:
+        """Takes a piece of a base; with the last one, the base is in force."""
+        with self._lock:
+            self._admit(request.owner)
+            folder = self._folder / f"base-{request.owner.incarnation}-{request.sequence}"
+            journal = self._journal
+            if journal is not None and journal.base.sequence >= request.sequence > 0:
+                return pb.PutBaseResponse()  # it came before
+            if not folder.exists():
+                for other in self._folder.glob("base-*"):
+                    shutil.rmtree(other)
+                folder.mkdir()
+        if request.file:
+            if "/" in request.file or request.file.startswith(".") or request.offset < 0:
+                raise UsageError(f"file {request.file!r}, offset {request.offset}: not of a base")
+            file = os.open(folder / request.file, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                _write(file, request.content, request.offset)
+            finally:
+                os.close(file)
+        if not request.files:
+            return pb.PutBaseResponse()
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+        if sizes != dict(request.files):
+            shutil.rmtree(folder)  # the next attempt may send other files
+            raise UsageError(f"base: the files {dict(request.files)} were sent, {sizes} came")
+        with self._lock:
+            self._admit(request.owner)
+            journal = self._journal or self._new(request.owner)
+        # Not under the lock: records are appended meanwhile.
+        journal.commit_snapshot(folder, request.sequence)
+        with self._lock:
+            self._admit(request.owner)
+            self._journal = journal
+        return pb.PutBaseResponse()
+
+    def take(self, request: pb.TakeReplicaRequest) -> pb.TakeReplicaResponse:
+        """From now on, the replica is that of a successor."""
+        with self._lock:
+            self._require_shard(request.owner)
+            self._writer = request.owner.incarnation
+            if self._journal is None:
+                return pb.TakeReplicaResponse(complete=False)
+            base = self._journal.base
+            files = base.path.iterdir() if base.path else ()
+            return pb.TakeReplicaResponse(
+                complete=True,
+                sequence=base.sequence,
+                files={path.name: path.stat().st_size for path in files},
+                last=self._journal.last,
+            )
+
+    def fetch(self, request: pb.FetchReplicaRequest) -> pb.FetchReplicaResponse:
+        """A piece of the replica for the server that took it."""
+        with self._lock:
+            self._require_shard(request.owner)
+            journal = self._journal
+            if request.owner.incarnation != self._writer or journal is None:
+                raise StaleIncarnationError("the replica was not taken over by this server")
+            if not request.file:
+                return pb.FetchReplicaResponse(content=self._log(journal, request.after))
+            base = journal.base.path
+        if base is None or request.file not in os.listdir(base) or request.offset < 0:
+            raise UsageError(f"file {request.file!r}, offset {request.offset}: not of the base")
+        with open(base / request.file, "rb") as file:
+            file.seek(request.offset)
+            return pb.FetchReplicaResponse(content=file.read(PIECE_BYTES))
+
+    def _log(self, journal: Journal, after: int) -> bytes:
+        at, reader = self._reader
+        if at != after:
+            reader = journal.records(after)
+        pieces, size = [], 0
+        for record in reader:
+            pieces.append(records.pack(record))
+            after = record.sequence
+            size += len(pieces[-1])
+            if size >= PIECE_BYTES:
+                break
+        self._reader = (after, reader)
+        return b"".join(pieces)
+
+    def _admit(self, owner: pb.ReplicaOwner) -> None:
+        """Raises StaleIncarnationError if a later server has the shard. The replica of an earlier
+        one, which this server did not take over, is dropped."""
+        self._require_shard(owner)
+        if owner.incarnation > self._writer:
+            self._drop()
+            self._writer = owner.incarnation
+
+    def _require_shard(self, owner: pb.ReplicaOwner) -> None:
+        if (owner.shard, owner.shards) != (self._shard, self._shards):
+            raise UsageError(
+                f"replica of shard {owner.shard} of {owner.shards}: this server keeps that of "
+                f"shard {self._shard} of {self._shards}"
+            )
+        if owner.incarnation < self._writer:
+            raise StaleIncarnationError(
+                f"shard {owner.shard}: the server of incarnation {self._writer} has taken over "
+                f"from that of incarnation {owner.incarnation}, which ends"
+            )
+
+    def _new(self, owner: pb.ReplicaOwner) -> Journal:
+        identity = Identity(
+            job=self._job, shard=owner.shard, shards=owner.shards, model=owner.model
+        )
+        self._made += 1
+        root = self._folder / f"journal-{self._made}"
+        journal = _Spilled(root, identity, 1, fsync="never")
+        for _ in journal.records():
+            raise AssertionError("a new journal has no records")
+        return journal
+
+    def _drop(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
+        self._reader = (-1, iter(()))
+        for path in self._folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
