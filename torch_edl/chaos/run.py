@@ -7,6 +7,7 @@ import secrets
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
@@ -23,6 +24,8 @@ from torch_edl.jobs.status import report
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
+# A server reports what is wrong with it each second.
+_WHOLE_S = 2.5
 # How long a job has to make progress after the last fault.
 _SETTLE_S = 60.0
 _VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
@@ -58,10 +61,13 @@ class Chaos:
         self._processes = Processes(master.token)
         self.risks = risks(plan, config, status)
         """What the plan will cost, a sentence each."""
-        self._check_roles(status)
-        self._servers = config.cluster.servers if status.strategy == "ps" else 0
+        living = self._processes.living(status.processes)
+        self._check_roles(status, living)
+        listed = [p for p in status.processes if p.pid and p.state != EXITED]
+        self.elsewhere = len(listed) - len(living)
+        """Processes of the job that do not run on this machine, and are spared."""
         self._storm = Storm(plan, one_server=config.durability.mode == "replica")
-        self._began = time.monotonic()
+        self._began = self._unsafe_at = time.monotonic()
         self.watch = Watch(status, self._began, seed=plan.seed, may_roll_back=bool(self.risks))
         self._events = _Events(job)
         self._lock = threading.Lock()  # of the watch, which the thread of the status feeds
@@ -111,13 +117,17 @@ class Chaos:
         return self._processes.living(self.watch.last.processes)
 
     def _whole(self) -> bool:
-        """Every server runs, has no problem, and lives."""
+        """Every server has been alive and without a problem for a while."""
+        now = time.monotonic()
+        if not self._is_whole():
+            self._unsafe_at = now
+        return now - self._unsafe_at >= _WHOLE_S
+
+    def _is_whole(self) -> bool:
         listed = [p for p in self.watch.last.processes if p.role == "ps" and p.state != EXITED]
-        return (
-            len(listed) >= self._servers
-            and all(p.state == "running" and not p.problem for p in listed)
-            and len(self._processes.living(listed)) == len(listed)
-        )
+        return all(p.state == "running" and not p.problem for p in listed) and len(
+            self._processes.living(listed)
+        ) == len(listed)
 
     def _strike(self, blows: list[Blow]) -> None:
         for blow in blows:
@@ -182,9 +192,9 @@ class Chaos:
                 missed=self._storm.missed,
             )
 
-    def _check_roles(self, status: pb.GetStatusResponse) -> None:
-        living = {target.role for target in self._processes.living(status.processes)}
-        has = ", ".join(sorted(living)) or "none"
+    def _check_roles(self, status: pb.GetStatusResponse, living: Sequence[Target]) -> None:
+        roles = {target.role for target in living}
+        has = ", ".join(sorted(roles)) or "none"
         for killed, option in ((True, "--kill"), (False, "--pause")):
             for role in self._plan.roles(killed=killed):
                 if role == "ps" and status.strategy not in ("", "ps"):
@@ -192,7 +202,7 @@ class Chaos:
                         f"{option} ps: the job has no parameter servers, its strategy is "
                         f"{status.strategy}"
                     )
-                if role not in living:
+                if role not in roles:
                     raise UsageError(
                         f"{option} {role}: the job has no such process on this machine now; "
                         f"it has: {has}"

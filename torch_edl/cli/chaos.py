@@ -40,6 +40,8 @@ def main(args: argparse.Namespace) -> int:
         chaos = Chaos(catalog.find(args.job), plan, display=display)
         for risk in chaos.risks:
             display.warn(risk)
+        if chaos.elsewhere:
+            display.warn(f"{chaos.elsewhere} processes run on other machines, and are spared")
         stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         with StopSignals(stops, wake=chaos.stop) as stopped:
             verdict = chaos.run(wait=args.wait)
