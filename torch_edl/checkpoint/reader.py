@@ -260,6 +260,7 @@ class CheckpointReader:
             )
             try:
                 table.load(part, saved.slot_names)
+                table.fit()
             except (ValueError, IndexError) as error:
                 raise CheckpointError(f"{path}: its rows do not fit: {error}") from error
         table.resume_at(saved.step)

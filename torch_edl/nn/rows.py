@@ -174,6 +174,7 @@ class LocalRows:
         self._pending = []
         slots = np.empty((len(ids), 0, old.dim), np.float32)
         self._table.load(Rows(ids, vectors, slots, none, none), [])
+        self._table.fit()
 
     def restore(self, source: CheckpointReader) -> None:
         """Takes rows, slots and step from a checkpoint; :meth:`use_kernel` comes before, unless no
@@ -190,6 +191,7 @@ class LocalRows:
         slots = self.table.slot_names
         self._table = EmbeddingTable(module.info(group), self.table.seed, self._optimizers)
         self._table.load(old, slots)
+        self._table.fit()
 
     @property
     def table(self) -> EmbeddingTable:

@@ -14,10 +14,14 @@ from pathlib import Path
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import SYNC_MODES, TrainConfig
+from torch_edl.durability import FSYNC_MODES
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.processes.output import setup_logging
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.master_link import MasterLink
+from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import pserver_pb2, services
@@ -51,6 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--restore", type=Path, help="checkpoint or exported model to restore")
     parser.add_argument(
         "--values-only", action="store_true", help="restore without watermarks and optimizer state"
+    )
+    parser.add_argument("--journal", type=Path, help="folder of the journal of this shard")
+    parser.add_argument("--fsync", choices=FSYNC_MODES, default="interval")
+    parser.add_argument(
+        "--model-incarnation", type=int, default=1, help="incarnation of the model: of the journal"
     )
     return parser
 
@@ -94,7 +103,10 @@ def _run(args: argparse.Namespace) -> int:
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
-    shard = Shard(rules, source, fail, args.shards)
+    journal = _journal(args, fail)
+    shard = Shard(rules, source, fail, args.shards, journal)
+    if journal:
+        recover(shard, journal)
     service = PserverService(
         shard,
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
@@ -114,6 +126,8 @@ def _run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
         else:
             link.version = lambda: shard.version
+            if journal:
+                link.problem = lambda: journal.problem
             link.register(address)
         number = signal.sigwait(_STOP_SIGNALS)
     finally:
@@ -121,8 +135,21 @@ def _run(args: argparse.Namespace) -> int:
             link.close()
         service.close()
         server.stop(_STOP_GRACE_S).wait()
+        if journal:
+            journal.close()
     log.info("stopped")
     return 1 if failed.is_set() else 128 + number
+
+
+def _journal(args: argparse.Namespace, end: Callable[[], None]) -> Journal | None:
+    if args.journal is None:
+        return None
+    identity = Identity(
+        job=args.job, shard=args.shard, shards=args.shards, model=args.model_incarnation
+    )
+    return Journal(
+        args.journal, identity, args.incarnation, fsync=args.fsync, on_lost=lambda _: end()
+    )
 
 
 def _link(args: argparse.Namespace, token: str, end: Callable[[], None]) -> MasterLink | None:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_edl.durability import FSYNC_MODES
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.files import sync
 from torch_edl.ps_server import segments
@@ -28,7 +29,6 @@ from torch_edl.ps_server.segments import Segment, SegmentWriter
 
 log = logging.getLogger(__name__)
 
-FSYNC_MODES = ("never", "interval", "always")
 FSYNC_INTERVAL_S = 1.0
 SEGMENT_BYTES = 64 << 20
 _SNAPSHOT = re.compile(r"snapshot-(\d{20})")

@@ -22,7 +22,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.server import Handler
+from torch_edl.wire.server import Handler, TakesBytes
 
 log = logging.getLogger(__name__)
 
@@ -59,22 +59,27 @@ class PserverService:
         self._barrier = PushBarrier()
         self._snapshots = threading.Lock()
 
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler | TakesBytes]:
         """Method name to handler."""
-        fenced: dict[str, Callable[[Any], Any]] = {
+        changes: dict[str, Callable[[Any, bytes], Any]] = {
             "PushDenseParameters": self._push_dense_parameters,
             "PushEmbeddingTableInfos": self._push_embedding_table_infos,
-            "Pull": self._pull,
             "PushGradients": self._push_gradients,
+            "Snapshot": self._snapshot,
+            "Flush": self._flush,
+        }
+        reads: dict[str, Callable[[Any], Any]] = {
+            "Pull": self._pull,
             "ReadRows": self._read_rows,
             "GetWatermarks": self._get_watermarks,
             "Hold": self._hold,
-            "Snapshot": self._snapshot,
             "Release": self._release,
-            "Flush": self._flush,
         }
-        handlers = {name: self._fenced(answer) for name, answer in fenced.items()}
-        return {**handlers, "Status": self._status}
+        return {
+            **{name: self._fenced_change(answer) for name, answer in changes.items()},
+            **{name: self._fenced(answer) for name, answer in reads.items()},
+            "Status": self._status,
+        }
 
     def close(self) -> None:
         """Rejects pushes that wait, and new ones."""
@@ -84,20 +89,32 @@ class PserverService:
         """A handler that rejects calls for another job or incarnation."""
 
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
-            given, own = request.fence, self._fence
-            if given != own:
-                raise StaleIncarnationError(
-                    f"call for job {given.job!r}, incarnation {given.incarnation}: this server is "
-                    f"of {own.job!r}, incarnation {own.incarnation}; ask the master for the servers"
-                )
+            self._require_fence(request.fence)
             return answer(request)
 
         return handle
 
+    def _fenced_change(self, answer: Callable[[Any, bytes], Any]) -> TakesBytes:
+        """The same for a request that the sink of the shard gets as the wire brought it."""
+
+        def handle(request: Any, raw: bytes, _: grpc.ServicerContext) -> Any:
+            self._require_fence(request.fence)
+            return answer(request, raw)
+
+        return TakesBytes(handle)
+
+    def _require_fence(self, given: pb.Fence) -> None:
+        own = self._fence
+        if given != own:
+            raise StaleIncarnationError(
+                f"call for job {given.job!r}, incarnation {given.incarnation}: this server is of "
+                f"{own.job!r}, incarnation {own.incarnation}; ask the master for the servers"
+            )
+
     def _push_dense_parameters(
-        self, request: pb.PushDenseParametersRequest
+        self, request: pb.PushDenseParametersRequest, raw: bytes
     ) -> pb.PushDenseParametersResponse:
-        accepted = self._shard.initialize(request)
+        accepted = self._shard.initialize(request, raw)
         dense = self._shard.dense
         assert dense is not None
         return pb.PushDenseParametersResponse(
@@ -105,9 +122,9 @@ class PserverService:
         )
 
     def _push_embedding_table_infos(
-        self, request: pb.PushEmbeddingTableInfosRequest
+        self, request: pb.PushEmbeddingTableInfosRequest, raw: bytes
     ) -> pb.PushEmbeddingTableInfosResponse:
-        self._shard.add_tables(request.infos)
+        self._shard.add_tables(request, raw)
         return pb.PushEmbeddingTableInfosResponse()
 
     def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
@@ -134,9 +151,11 @@ class PserverService:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
-    def _push_gradients(self, request: pb.PushGradientsRequest) -> pb.PushGradientsResponse:
+    def _push_gradients(
+        self, request: pb.PushGradientsRequest, raw: bytes
+    ) -> pb.PushGradientsResponse:
         with self._barrier.passing(request.range.task_id, request.range.last):
-            return self._shard.push(request)
+            return self._shard.push(request, raw)
 
     def _read_rows(self, request: pb.ReadRowsRequest) -> pb.ReadRowsResponse:
         table = self._shard.table(request.name)
@@ -161,7 +180,7 @@ class PserverService:
         self._barrier.hold(request.timeout_ms / 1000)
         return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
 
-    def _snapshot(self, request: pb.SnapshotRequest) -> pb.SnapshotResponse:
+    def _snapshot(self, request: pb.SnapshotRequest, raw: bytes) -> pb.SnapshotResponse:
         targets = Watermarks.from_proto(request.targets)
         directory = Path(request.directory)
         if not directory.is_dir():
@@ -169,7 +188,7 @@ class PserverService:
         shard = self._shard
         with self._snapshots:
             with self._barrier.cut(targets, lambda: shard.has_received(targets)) as elapsed:
-                cut = shard.cut(targets)
+                cut = shard.cut(targets, raw)
                 stall_s = elapsed()
             sizes = files.write_tables(cut.tables, directory, self._stem)
             name = f"{self._stem}.dense.safetensors"
@@ -187,9 +206,9 @@ class PserverService:
         self._barrier.release()
         return pb.ReleaseResponse()
 
-    def _flush(self, request: pb.FlushRequest) -> pb.FlushResponse:
+    def _flush(self, request: pb.FlushRequest, raw: bytes) -> pb.FlushResponse:
         with self._barrier.passing():
-            return pb.FlushResponse(version=self._shard.flush())
+            return pb.FlushResponse(version=self._shard.flush(raw))
 
     def _status(
         self, _request: pb.PserverStatusRequest, _: grpc.ServicerContext

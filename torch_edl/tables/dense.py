@@ -84,6 +84,8 @@ class DenseShard:
         self.flat: Floats = np.concatenate(values) if values else np.empty(0, np.float32)
         # As torch.optim counts: a parameter without a gradient has no update.
         self._steps = np.zeros(len(self.parameters), np.int64)
+        # Parts that were read after the rest: (start, stop, last update that is in them).
+        self._ahead: list[tuple[int, int, int]] = []
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
         """Where a push has the new values of buffers in place of gradients."""
@@ -155,30 +157,49 @@ class DenseShard:
         return self._runs_of(place for place in places if place not in untouched)
 
     def apply(
-        self, gradient: Floats, rates: Sequence[float], untouched: Set[int] = frozenset()
+        self,
+        gradient: Floats,
+        rates: Sequence[float],
+        untouched: Set[int] = frozenset(),
+        sequence: int = 0,
     ) -> None:
         """One update with ``gradient`` (n,), checked before; at buffers it holds values.
 
         Args:
             untouched: places of parameters that keep their values and slots, as torch leaves a
                 parameter alone whose ``grad`` is None; ``gradient`` says nothing there.
+            sequence: number of the record that makes the update, see :meth:`set_part`.
         """
         with self._lock:
             for run in self._touched(untouched):
-                here = slice(run.start, run.stop)
-                if run.group == BUFFER:
-                    self.flat[here] = gradient[here]
-                elif run.group >= 0:
-                    kernel = self.optimizers.groups[run.group]
-                    slots = [self._slots[name][here] for name in kernel.slots]
-                    rate, step = rates[run.group], run.step + 1
-                    _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
+                for here in self._behind(run, sequence):
+                    self._update(run, here, gradient, rates)
             self._steps += 1
             self._steps[list(untouched)] -= 1
             if untouched:
                 self._runs = self._runs_of(range(len(self.parameters)))
             else:
                 self._runs = [replace(run, step=run.step + 1) for run in self._runs]
+
+    def _behind(self, run: _Run, sequence: int) -> Iterator[slice]:
+        """The parts of a run that lack the update of that number."""
+        start = run.start
+        for begin, end, until in self._ahead:
+            if sequence <= until and begin < run.stop and start < end:
+                if start < begin:
+                    yield slice(start, begin)
+                start = end
+        if start < run.stop:
+            yield slice(start, run.stop)
+
+    def _update(self, run: _Run, here: slice, gradient: Floats, rates: Sequence[float]) -> None:
+        if run.group == BUFFER:
+            self.flat[here] = gradient[here]
+        elif run.group >= 0:
+            kernel = self.optimizers.groups[run.group]
+            slots = [self._slots[name][here] for name in kernel.slots]
+            rate, step = rates[run.group], run.step + 1
+            _core.dense_apply(kernel, self.flat[here], gradient[here], slots, rate, step)
 
     def decode_exact(self, pushed: Iterable[pb.DenseParameter]) -> dict[str, Array]:
         """The buffers that a push assigns, checked.
@@ -209,6 +230,47 @@ class DenseShard:
             pb.DenseParameter(name=name, value=codec.to_proto(value), group=self._groups[name])
             for name, value in values.items()
         ]
+
+    # ---- a part at a time: a copy of all would keep pushes waiting ----
+
+    @property
+    def steps(self) -> list[int]:
+        """Updates of each parameter so far."""
+        with self._lock:
+            return [int(step) for step in self._steps]
+
+    def part(self, start: int, stop: int) -> dict[str, Floats]:
+        """A copy of ``flat[start:stop]`` as ``values``, and of each slot as ``slot NAME``."""
+        with self._lock:
+            slots = {f"slot {n}": vector[start:stop].copy() for n, vector in self._slots.items()}
+            return {"values": self.flat[start:stop].copy(), **slots}
+
+    def set_part(self, start: int, part: Mapping[str, Floats], sequence: int) -> None:
+        """Takes what :meth:`part` gave, in ascending order of ``start``.
+
+        Args:
+            sequence: number of the newest record that was applied to the part. An update of that
+                or an earlier number leaves the part alone, but counts as a step.
+
+        Raises:
+            KeyError, ValueError: the part is of another optimizer, or beyond the end.
+        """
+        with self._lock:
+            stop = start + len(part["values"])
+            self.flat[start:stop] = part["values"]
+            for name, vector in self._slots.items():
+                vector[start:stop] = part[f"slot {name}"]
+            self._ahead.append((start, stop, sequence))
+
+    def resume_at(self, steps: Sequence[int]) -> None:
+        """Counts the updates of each parameter from there on."""
+        with self._lock:
+            self._steps[:] = steps
+            self._runs = self._runs_of(range(len(self.parameters)))
+
+    def settle(self) -> None:
+        """All parts have had the same updates."""
+        self._ahead = []
 
     def state(self) -> dict[str, Array]:
         """A copy: name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``. A

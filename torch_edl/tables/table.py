@@ -144,8 +144,7 @@ class EmbeddingTable:
             self.core.end_snapshot()
 
     def load(self, rows: Rows, slot_names: Sequence[str]) -> None:
-        """Sets rows; slots are matched by name, and missing slots get their initial values. Beyond
-        the bound, the least recently used rows go.
+        """Sets rows; slots are matched by name, and missing slots get their initial values.
 
         Raises:
             ValueError: the arrays do not fit each other or the table.
@@ -157,6 +156,9 @@ class EmbeddingTable:
             else:
                 slots[:, k] = initial
         self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
+
+    def fit(self) -> None:
+        """Evicts the least recently used rows beyond the bound."""
         while not self._frozen and 0 < self.core.bound < self.core.size:
             self.core.evict(self._step, aged=False)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -26,9 +27,16 @@ MAX_CALLS_OF_CONNECTION = 64
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
 
+@dataclass(frozen=True)
+class TakesBytes:
+    """A handler that gets the request also as the wire brought it."""
+
+    answer: Callable[[Any, bytes, grpc.ServicerContext], Any]
+
+
 def serve(
     services: Services,
-    handlers: dict[str, Handler],
+    handlers: Mapping[str, Handler | TakesBytes],
     *,
     address: str,
     token: str,
@@ -37,8 +45,8 @@ def serve(
     """Starts a server and returns it with the port that it got.
 
     Args:
-        handlers: method name to ``handler(request, context) -> response``; all methods of all
-            services are needed.
+        handlers: method name to ``handler(request, context) -> response``, or to one that
+            :class:`TakesBytes`; all methods of all services are needed.
         address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise.
         token: callers that do not send it get ``UNAUTHENTICATED``.
 
@@ -77,12 +85,26 @@ def serve(
     return server, port
 
 
-def _answering(method: MethodDescriptor, handler: Handler) -> grpc.RpcMethodHandler[Any, Any]:
+def _answering(
+    method: MethodDescriptor, handler: Handler | TakesBytes
+) -> grpc.RpcMethodHandler[Any, Any]:
+    parse: Callable[[bytes], Any] = GetMessageClass(method.input_type).FromString
+    if isinstance(handler, TakesBytes):
+        answer = _unpacking(handler.answer)
+        return _method(method.name, answer, lambda raw: (parse(raw), raw))
+    return _method(method.name, handler, parse)
+
+
+def _method(
+    name: str, handler: Handler, parse: Callable[[bytes], Any]
+) -> grpc.RpcMethodHandler[Any, Any]:
     return grpc.unary_unary_rpc_method_handler(
-        _guarded(method.name, handler),
-        request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=_encode,
+        _guarded(name, handler), request_deserializer=parse, response_serializer=_encode
     )
+
+
+def _unpacking(answer: Callable[[Any, bytes, grpc.ServicerContext], Any]) -> Handler:
+    return lambda both, context: answer(both[0], both[1], context)
 
 
 def _encode(answer: Any) -> bytes:

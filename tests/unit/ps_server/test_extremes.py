@@ -17,6 +17,7 @@ from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.server import TakesBytes
 
 FENCE = pb.Fence(job="j", incarnation=1)
 IDS = np.array([1, 5])
@@ -94,7 +95,10 @@ class World:
 
     def say(self, method: str, request: Any = None) -> Any:
         request = self.requests[method] if request is None else request
-        return self._handlers[method](request, None)
+        handler = self._handlers[method]
+        if isinstance(handler, TakesBytes):
+            return handler.answer(request, request.SerializeToString(), None)
+        return handler(request, None)
 
     def goes_on(self) -> None:
         """The next worker's push counts, and what it pulls is finite."""

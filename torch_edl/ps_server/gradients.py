@@ -1,0 +1,124 @@
+"""What a push changes, decoded; and the mean of several pushes, which sync mode applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl import _core
+from torch_edl.errors import UsageError
+from torch_edl.tables.dense import DenseShard
+from torch_edl.tables.table import EmbeddingTable
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """One push, or the mean of several."""
+
+    dense: Floats | None
+    """(n,) the flat gradient of the shard"""
+    tables: list[tuple[EmbeddingTable, Ids, Floats]]
+    """ids (n,) and gradients (n, dim)"""
+    rates: list[float]
+    """One per parameter group; empty: the rates of the groups."""
+    version: int
+    """Version of the parameters that the gradient was computed with."""
+    untouched: frozenset[int] = frozenset()
+    """Places of dense parameters that the loss did not reach; ``dense`` is zero there in sync
+    mode, and undefined otherwise."""
+    exact: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """New values of buffers that are not float32."""
+
+
+def decode(
+    request: pb.PushGradientsRequest,
+    dense: DenseShard,
+    table_of: Callable[[str], EmbeddingTable],
+    *,
+    for_mean: bool,
+) -> Gradients:
+    """Views of the content of a push, all checked: applying them cannot fail half-way.
+
+    Args:
+        for_mean: what the loss did not reach counts as zero.
+
+    Raises:
+        UsageError: the content does not fit the shard, or a value is not finite.
+    """
+    flat: Floats | None = None
+    untouched = frozenset(request.without_gradient)
+    if request.HasField("dense"):
+        content = request.dense.tensor_content
+        if request.dense.dtype != tensor.DT_FLOAT or len(content) % 4:
+            raise UsageError(f"dense gradient: dtype {request.dense.dtype}, {len(content)} bytes")
+        flat = np.frombuffer(content, "<f4")
+        dense.check(flat, untouched)
+        if untouched and for_mean:
+            flat = flat.copy()
+            for place in untouched:
+                parameter = dense.parameters[place]
+                flat[parameter.start : parameter.stop] = 0
+    tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
+    for entry in request.tables:
+        table = table_of(entry.name)
+        if any(other is table for other, _, _ in tables):
+            raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
+        ids = codec.entry_ids(entry, [i for _, i, _ in tables])
+        tables.append((table, ids, table.gradient(ids, entry.values)))
+    rates = list(request.learning_rates)
+    dense.optimizers.rates(rates, 1.0)  # checks their number
+    exact = dense.decode_exact(request.exact)
+    return Gradients(flat, tables, rates, request.version, untouched, exact)
+
+
+def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradients:
+    """The average of pushes: an id or parameter that a push lacks counts as zero in it.
+
+    The rates, and values that are not float32, are those of the last push; the version is the
+    oldest.
+
+    Args:
+        assigned: where ``dense`` holds values rather than gradients: values are averaged over the
+            pushes that have them.
+    """
+    if len(pushes) == 1:
+        return pushes[0]
+    scale = np.float32(1 / len(pushes))
+    moving = [p for p in pushes if p.dense is not None]
+    dense = [p.dense for p in moving if p.dense is not None]
+    by_table: dict[EmbeddingTable, list[tuple[Ids, Floats]]] = {}
+    for push in pushes:
+        for table, ids, values in push.tables:
+            by_table.setdefault(table, []).append((ids, values))
+    tables = []
+    for table, parts in by_table.items():
+        unique, _, inverse = _core.unique_partition(np.concatenate([i for i, _ in parts]), 1)
+        sums = np.empty((len(unique), table.dim), np.float32)
+        _core.scatter_sum(np.concatenate([v for _, v in parts]), inverse, sums)
+        sums *= scale
+        tables.append((table, unique, sums))
+    total: Floats | None = None
+    if dense:
+        total = dense[0] * scale
+        for other in dense[1:]:
+            total += other * scale
+        for part in assigned:
+            total[part] *= len(pushes) / len(dense)
+    return Gradients(
+        dense=total,
+        tables=tables,
+        rates=pushes[-1].rates,
+        version=min(p.version for p in pushes),
+        untouched=frozenset.intersection(*(p.untouched for p in moving)) if moving else frozenset(),
+        exact={name: value for p in pushes for name, value in p.exact.items()},
+    )
