@@ -1,0 +1,180 @@
+"""Calls to a shard whose server dies, hangs or is replaced: real servers, a master that is played."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.ps_client.connection import ShardConnection
+from torch_edl.wire import master_pb2
+from torch_edl.wire import pserver_pb2 as pb
+
+TOKEN = "connection-test"
+MODEL = 7
+ASK = pb.PullRequest(dense=True, dense_version=4)
+
+
+class Master:
+    """Knows the servers of one shard, and answers as the master does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._model, self._server = MODEL, master_pb2.Server()
+        self.asked = threading.Event()
+
+    def has(self, server: master_pb2.Server, model: int = MODEL) -> None:
+        with self._changed:
+            self._model, self._server = model, server
+            self._changed.notify_all()
+
+    def resolve(self, shard: int, incarnation: int) -> master_pb2.Cluster:
+        assert shard == 0
+        with self._changed:
+            self.asked.set()
+            self._changed.wait_for(
+                lambda: (
+                    self._model != MODEL
+                    or (self._server.address and self._server.incarnation > incarnation)
+                ),
+                timeout=0.2,
+            )
+            return master_pb2.Cluster(incarnation=self._model, servers=[self._server])
+
+
+class Started:
+    """A server process."""
+
+    def __init__(self, incarnation: int) -> None:
+        words = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
+        self.process = subprocess.Popen(
+            [*words, f"--incarnation={incarnation}"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TORCH_EDL_TOKEN": TOKEN},
+        )
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().split()[-1]
+        self.server = master_pb2.Server(address=address, incarnation=incarnation)
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        if number == signal.SIGKILL:
+            self.process.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[int], Started]]:
+    running: list[Started] = []
+
+    def begin(incarnation: int) -> Started:
+        running.append(Started(incarnation))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.process.kill()
+        each.process.communicate()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., ShardConnection]]:
+    made: list[ShardConnection] = []
+
+    def to(server: master_pb2.Server, master: Master | None = None) -> ShardConnection:
+        resolve = master.resolve if master is not None else None
+        made.append(ShardConnection(0, server, job="j", token=TOKEN, model=MODEL, resolve=resolve))
+        return made[-1]
+
+    yield to
+    for each in made:
+        each.close()
+
+
+def test_a_call_to_a_dead_server_is_sent_to_its_successor(start, connect) -> None:
+    master, first = Master(), start(3)
+    connection = connect(first.server, master)
+    assert connection.start(ASK, timeout_s=10).result().incarnation == 3
+    first.send(signal.SIGKILL)
+    calls = [connection.start(ASK, timeout_s=10) for _ in range(3)]
+    assert master.asked.wait(10)
+    assert not calls[0].done()
+    master.has(start(5).server)
+    assert [call.result(10).incarnation for call in calls] == [5, 5, 5]
+
+
+def test_a_call_to_a_hanging_server_is_sent_to_its_successor(start, connect) -> None:
+    """At once, and not when its deadline is over."""
+    master, first, second = Master(), start(3), start(5)
+    connection = connect(first.server, master)
+    assert connection.start(ASK, timeout_s=10).result().incarnation == 3
+    first.send(signal.SIGSTOP)
+    call = connection.start(ASK, timeout_s=600)
+    connection.moved(second.server)
+    assert call.result(10).incarnation == 5
+    connection.moved(first.server)  # word of it that came late
+    first.send(signal.SIGCONT)
+    assert connection.start(ASK, timeout_s=10).result().incarnation == 5
+
+
+def test_a_server_of_another_incarnation_at_the_same_address_is_not_called(start, connect) -> None:
+    """Where a successor took over the port; the fence says that it is another one."""
+    master, now = Master(), start(5)
+    connection = connect(master_pb2.Server(address=now.server.address, incarnation=3), master)
+    call = connection.start(ASK, timeout_s=10)
+    assert master.asked.wait(10)
+    assert not call.done()
+    master.has(now.server)
+    assert call.result(10).incarnation == 5
+
+
+def test_what_was_known_of_one_server_is_not_said_to_another(start, connect) -> None:
+    connection = connect(start(3).server)
+    for known, version, cursor in ((3, 4, 2), (2, -1, 0), (-1, -1, 0)):
+        pull = pb.PullRequest(dense=True, dense_version=4)
+        connection.start(pull, timeout_s=10, known=known).result()
+        assert pull.dense_version == version
+        assert (pull.fence.job, pull.fence.incarnation) == ("j", 3)
+        scan = pb.ReadRowsRequest(name="t", cursor=2)
+        with pytest.raises(UsageError, match="unknown"):
+            connection.start(scan, timeout_s=10, known=known).result()
+        assert scan.cursor == cursor
+
+
+def test_another_incarnation_of_the_model_ends_the_wait(start, connect) -> None:
+    master, first = Master(), start(3)
+    connection = connect(first.server, master)
+    first.send(signal.SIGKILL)
+    call = connection.start(ASK, timeout_s=10)
+    assert master.asked.wait(10)
+    master.has(master_pb2.Server(incarnation=5), model=MODEL + 1)
+    with pytest.raises(ServersLostError, match="another incarnation"):
+        call.result(10)
+
+
+def test_without_a_master_a_dead_server_is_an_error(start, connect) -> None:
+    first = start(3)
+    connection = connect(first.server)
+    first.send(signal.SIGKILL)
+    with pytest.raises(ServersLostError, match="UNAVAILABLE"):
+        connection.start(ASK, timeout_s=10).result(10)
+
+
+def test_closing_ends_the_wait(start, connect) -> None:
+    master, first = Master(), start(3)
+    connection = connect(first.server, master)
+    first.send(signal.SIGKILL)
+    call = connection.start(ASK, timeout_s=10)
+    assert master.asked.wait(10)
+    connection.close()
+    for each in (call, connection.start(ASK, timeout_s=10)):
+        with pytest.raises(ServersLostError, match="closed"):
+            each.result(10)
