@@ -76,6 +76,9 @@ def main(
         goes_on = folder.master_file.exists()
         store, owner, fence = _with_room(lambda: _open(folder), stop, waits=goes_on)
         left = persistence.left_behind(store, token) if config.kind == "script" else None
+        journals = _journals(config, folder)
+        if left is None:  # of an earlier run of this name, whose tasks nobody knows any more
+            shutil.rmtree(journals, ignore_errors=True)
         undecided = left is None or not left["fleet"]["strategy"]
         resumed = _prepare_checkpoints(config) if undecided else None
     except (EdlError, OSError) as error:
@@ -87,6 +90,7 @@ def main(
         workers=config.cluster.max_workers,
         servers=config.cluster.servers,
         server_args=_server_args(config, options.listen),
+        journals=str(journals) if config.durability.mode == "journal" else "",
         worker_module=worker_module,
         server_module=server_module,
         external=config.kind == "script",
@@ -139,6 +143,7 @@ def main(
         kept.close()
         # The final state of a job that keeps no checkpoints.
         shutil.rmtree(folder.dir / "final", ignore_errors=True)
+        shutil.rmtree(journals, ignore_errors=True)
         if config.checkpoint.dir and config.kind == "train":
             layout.remove_leftovers(config.checkpoint.dir)
     outcome = job.lifecycle.outcome
@@ -186,6 +191,12 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     return None if newest is None else Saved(newest, layout.read(newest))
 
 
+def _journals(config: JobConfig, folder: JobFolder) -> Path:
+    """The folder of the journals of this job."""
+    parent = config.durability.journal_dir
+    return Path(parent) / config.name / "journal" if parent else folder.dir / "journal"
+
+
 def _server_args(config: JobConfig, listen: str) -> list[str]:
     train = config.train
     args = ["--mode", train.mode, "--staleness", str(train.staleness)]
@@ -194,6 +205,8 @@ def _server_args(config: JobConfig, listen: str) -> list[str]:
     if config.kind == "script" and host:
         # Workers of other machines reach servers where they reach the master.
         args += ["--host", host]
+    if config.durability.mode == "journal":
+        args += ["--fsync", config.durability.fsync]
     return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
 
 

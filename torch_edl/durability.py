@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
-from torch_edl.option import Checked, declare
+from torch_edl.option import TRAINING, Checked, declare, option
 
-DURABILITIES = ("checkpoint", "journal", "replica")
+DURABILITIES = ("checkpoint", "journal")
 FSYNC_MODES = ("never", "interval", "always")
 FAILOVERS = ("restart", "worker")
 
@@ -16,14 +16,27 @@ FAILOVERS = ("restart", "worker")
 class DurabilityConfig(Checked):
     """What of the model survives the death of a parameter server."""
 
-    mode: str = declare(set_by="nothing yet", default="checkpoint", choices=DURABILITIES)
+    mode: str = option(
+        "checkpoint",
+        "--durability NAME",
+        "checkpoint|journal: what is left of a server that dies",
+        kinds=TRAINING,
+        choices=DURABILITIES,
+    )
     """``checkpoint``: the newest checkpoint; ``journal``: every acknowledged push, from the log of
     its server; ``replica``: the same, from a peer of its server."""
-    journal_dir: str = declare(set_by="nothing yet", default="")
-    """The folder of journals; empty: in the folder of the job."""
-    fsync: str = declare(set_by="nothing yet", default="interval", choices=FSYNC_MODES)
-    """When a journal is written through to the disk: ``never`` by us, once a second, or before each
-    acknowledgement."""
+    journal_dir: str = option(
+        "", "--journal-dir DIR", "write journals to DIR (default: the job's folder)", kinds=TRAINING
+    )
+    fsync: str = option(
+        "interval",
+        "--fsync never|interval|always",
+        "write journals to the disk: once a second, or at each push",
+        kinds=TRAINING,
+        choices=FSYNC_MODES,
+    )
+    """``never`` leaves it to the operating system. A journal survives the death of processes in any
+    case; this is about the death of the machine."""
     failover: str = declare(set_by="nothing yet", default="restart", choices=FAILOVERS)
     """What serves the shard of a server that died: a new process, or a worker that becomes one."""
 

@@ -39,6 +39,7 @@ class Fleet:
         workers: how many workers to keep alive.
         servers: parameter servers of the strategy ``ps``.
         server_args: arguments that all of them get.
+        journals: the folder of their journals; empty: they keep none.
         external: agents start the workers and stop them; only servers are ours.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
@@ -51,6 +52,7 @@ class Fleet:
         workers: int,
         servers: int,
         server_args: Sequence[str] = (),
+        journals: str = "",
         worker_module: str = "torch_edl.worker",
         server_module: str = "torch_edl.ps_server",
         external: bool = False,
@@ -61,6 +63,7 @@ class Fleet:
         self.strategy = ""
         self._job = job
         self._server_args = tuple(server_args)
+        self._journals = journals
         self._worker_module = worker_module
         self._server_module = server_module
         self.external = external
@@ -297,6 +300,11 @@ class Fleet:
             *("--incarnation", str(self.servers.made + 1)),
             *self._server_args,
         ]
+        if self._journals:
+            # Of this incarnation of the model: what was trained before it was restored is void.
+            model = f"{self._journals}/model-{self.incarnation}"
+            args += ["--journal", f"{model}/shard-{shard}-of-{self.servers.shards}"]
+            args += ["--model-incarnation", str(self.incarnation)]
         if self.restored_from:
             args += ["--restore", self.restored_from]
             args += ["--values-only"] if self.values_only else []

@@ -63,3 +63,21 @@ def test_the_json_of_a_job_is_read_back() -> None:
     assert JobConfig.from_json(config.to_json()) == config
     with pytest.raises(UsageError, match=r"job configuration: .*epoch_count"):
         JobConfig.from_json(config.to_json().replace('"epochs"', '"epoch_count"'))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"durability": {"fsync": "always"}}, "--fsync: there is a journal with --durability"),
+        ({"durability": {"journal_dir": "/d"}}, "--journal-dir: there is a journal with"),
+        ({"durability": {"failover": "worker"}}, "--ps-failover worker: with --durability"),
+        (
+            {"durability": {"mode": "journal"}, "train": {"strategy": "allreduce"}},
+            "--strategy allreduce has none",
+        ),
+    ],
+)
+def test_durability_that_cannot_be(changes: dict[str, dict[str, str]], text: str) -> None:
+    fields = {name: changes.get(name, {}) for name in PARTS}
+    with pytest.raises(UsageError, match=text):
+        JobConfig.of({"name": "j", "model_file": "m.py", **fields})

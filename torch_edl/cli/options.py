@@ -156,8 +156,9 @@ def script_job(
 
 
 def _imply_servers(found: dict[str, Any]) -> None:
-    """A number of servers asks for the strategy that has servers."""
-    if "servers" in found["cluster"] and found["train"].get("strategy", "auto") == "auto":
+    """A number of servers, or how durable they are, asks for the strategy that has servers."""
+    wanted = "servers" in found["cluster"] or found["durability"].get("mode")
+    if wanted and found["train"].get("strategy", "auto") == "auto":
         found["train"]["strategy"] = "ps"
 
 

@@ -8,6 +8,7 @@ from torch_edl.cli.options import default_name, model_file_job, script_job
 from torch_edl.cli.parser import parse
 from torch_edl.cli.torchrun_arguments import parse as parse_script
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.durability import DurabilityConfig
 from torch_edl.errors import UsageError
 
 
@@ -27,7 +28,8 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
         "--log-layers deep.* --large-embedding 12 --max-rows 900 --checkpoint-dir ck "
         "--checkpoint-every 20 --keep-checkpoints 6 --resume --load start --output out "
-        "--job-name j --tensorboard tb -- --hidden 3"
+        "--job-name j --tensorboard tb --durability journal --journal-dir log --fsync always "
+        "-- --hidden 3"
     )
     assert model_file_job(parse(words.split()), "train") == JobConfig(
         name="j",
@@ -79,6 +81,9 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             output=str(tmp_path / "out"),
         ),
         tensorboard=str(tmp_path / "tb"),
+        durability=DurabilityConfig(
+            mode="journal", journal_dir=str(tmp_path / "log"), fsync="always"
+        ),
     )
 
 
@@ -155,6 +160,7 @@ def made_of_script(folder: Path, words: str) -> JobConfig:
         ("--ps 3", "ps", 3),
         ("--ps 3 --strategy ps", "ps", 3),
         ("--strategy ps", "ps", ClusterConfig().servers),
+        ("--durability journal", "ps", ClusterConfig().servers),
         ("--strategy allreduce", "allreduce", ClusterConfig().servers),
     ],
 )

@@ -58,6 +58,15 @@ def test_servers_know_what_they_are():
     assert (spec.module, spec.env) == ("torch_edl.ps_server", {"A": "b"})
 
 
+def test_servers_know_the_journal_of_their_shard():
+    f = Fleet("job", workers=0, servers=2, journals="/jobs/j/journal")
+    f.decide("ps", restore="")
+    text = "--journal /jobs/j/journal/model-{0}/shard-1-of-2 --model-incarnation {0}"
+    assert text.format(1) in " ".join(f.plan(0.0)[1].spec.args)
+    f.renew(restore="")
+    assert text.format(2) in " ".join(f.plan(0.0)[-1].spec.args)
+
+
 def test_local_has_no_servers():
     f = fleet(workers=1)
     f.plan(0.0)
