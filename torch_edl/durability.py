@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
-from torch_edl.option import TRAINING, Checked, declare, option
+from torch_edl.option import TRAIN, TRAINING, Checked, option
 
 DURABILITIES = ("checkpoint", "journal")
 FSYNC_MODES = ("never", "interval", "always")
@@ -37,8 +37,14 @@ class DurabilityConfig(Checked):
     )
     """``never`` leaves it to the operating system. A journal survives the death of processes in any
     case; this is about the death of the machine."""
-    failover: str = declare(set_by="nothing yet", default="restart", choices=FAILOVERS)
-    """What serves the shard of a server that died: a new process, or a worker that becomes one."""
+    failover: str = option(
+        "restart",
+        "--ps-failover restart|worker",
+        "replace a server by a new process, or by one of the workers",
+        kinds=TRAIN,
+        choices=FAILOVERS,
+    )
+    """``restart`` takes a worker, too, where a new process cannot be had."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

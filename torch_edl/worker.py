@@ -8,6 +8,7 @@ soon as there are servers. A heartbeat says from the start that it lives.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ from torch_edl.errors import (
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.departure import LEFT, Departure
 from torch_edl.processes.output import setup_logging
+from torch_edl.processes.role_change import become
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JobFailedError as error:
         log.error("%s", error)
         return 1
+    # What this worker has in hand is abandoned: the servers know how far it came.
+    master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:
         code = _work(master)
     except DismissedError:

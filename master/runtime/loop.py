@@ -7,7 +7,7 @@ import time
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.service import Service
-from master.state.actions import Action, NotStarted, Start, Started, Stop
+from master.state.actions import Action, Become, NotStarted, Start, Started, Stop
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
 
@@ -52,5 +52,7 @@ def _act(action: Action, service: Service, launcher: LocalLauncher, effects: Eff
                 service.apply(NotStarted(spec.role, spec.id, str(error)))
         case Stop():
             launcher.stop(action.role, action.id, grace_s=action.grace_s)
+        case Become():
+            launcher.rename("worker", action.worker, "ps", action.server)
         case _:
             effects.submit(action)

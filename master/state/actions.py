@@ -50,6 +50,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Become:
+    """The process of a worker is that of a server from now on; the worker hears it by heartbeat."""
+
+    worker: int
+    server: int
+
+
+@dataclass(frozen=True)
 class SaveServers:
     """Take a checkpoint of all servers."""
 
@@ -102,7 +110,7 @@ class Prune:
 
 Effect = SaveServers | CommitLocal | Flush | WriteOutput | Prune
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
-Action = Start | Stop | Effect
+Action = Start | Stop | Become | Effect
 
 
 # ---- events ----

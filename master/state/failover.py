@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from master.state.actions import Note
+from master.state.actions import Failure, Note, NotStarted
 from master.state.fleet import Fleet
 from master.state.processes import Process
 from torch_edl.config import JobConfig
+
+# A process that was started is heard within this, or it is not placed on any machine.
+_PLACE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class ModelLost:
     text: str
 
 
-FailoverEvent = Note | ModelLost
+FailoverEvent = Note | ModelLost | Failure
 
 
 class Failover:
@@ -33,6 +36,7 @@ class Failover:
         self._fleet = fleet
         self._timeout_s = config.cluster.heartbeat_timeout_s
         self._durable = config.durability.mode != "checkpoint"
+        self._prefers_workers = config.durability.failover == "worker"
 
     def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
         """The process of a server ended."""
@@ -44,20 +48,46 @@ class Failover:
         """A server does not have what its predecessor acknowledged."""
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
+    def not_started(self, event: NotStarted) -> Sequence[FailoverEvent]:
+        """A process could not be started: the job may do without it for a while."""
+        text = f"{event.role}-{event.id} cannot be started: {event.error}"
+        if event.role == "ps":
+            process = self._fleet.process("ps", event.id)
+            if self._durable and process is not None and self._fleet.spare_worker() is not None:
+                return self._lost(process, text, placed=False)
+        elif self._fleet.alive("worker"):
+            return [Note("warning", f"{text}; the next attempt follows")]
+        return [Failure(text)]
+
     def tick(self, now: float) -> Sequence[FailoverEvent]:
-        """Declares servers lost that are silent."""
+        """Declares servers lost that are silent, and those that do not begin to run."""
         events: list[FailoverEvent] = []
-        for process, s in self._fleet.servers.silent(now, self._timeout_s):
-            events += self._lost(
-                process, f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
-            )
+        servers = self._fleet.servers
+        for process, s in servers.silent(now, self._timeout_s):
+            text = f"ps-{process.id} declared lost: no heartbeat for {s:g} s"
+            events += self._lost(process, text)
             if not self._durable:  # all servers are replaced
-                break
+                return events
+        for process in servers.not_placed(now, _PLACE_S) if self._durable else ():
+            if process.was_worker or self._fleet.spare_worker() is not None:
+                text = f"ps-{process.id} does not run {_PLACE_S:g} s after its start"
+                events += self._lost(process, text, placed=False)
         return events
 
-    def _lost(self, process: Process, text: str) -> Sequence[FailoverEvent]:
+    def _lost(self, process: Process, text: str, *, placed: bool = True) -> Sequence[FailoverEvent]:
+        """
+        Args:
+            placed: the process did run.
+        """
         if not self._durable:
             return [ModelLost(text)]
-        self._fleet.server_lost(process)
-        then = f"another server takes over shard {process.shard}, and nothing is lost"
-        return [Note("warning", f"{text}; {then}")]
+        fleet, shard = self._fleet, process.shard
+        # What could not be had in one way is tried in the other one.
+        if self._prefers_workers if placed else not process.was_worker:
+            fleet.given_to_workers.add(shard)
+        else:
+            fleet.given_to_workers.discard(shard)
+        fleet.server_lost(process)
+        return [
+            Note("warning", f"{text}; another server takes over shard {shard}, and nothing is lost")
+        ]

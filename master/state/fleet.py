@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from master.state.actions import Action, Failure, Start, Stop
+from master.state.actions import Action, Become, Failure, Start, Stop
 from master.state.processes import (
     DRAINING,
     EXITED,
@@ -20,6 +20,7 @@ from master.state.processes import (
     Gone,
     Process,
 )
+from master.state.server_command import ServerCommand
 from master.state.servers import Servers
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
@@ -29,6 +30,8 @@ _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
 # A worker that imports a large framework on a busy machine registers within this.
 _REGISTER_S = 180.0
+# After a worker could not be started.
+_PLACE_AGAIN_S = 10.0
 
 
 class Fleet:
@@ -61,9 +64,9 @@ class Fleet:
         self.workers_wanted = workers
         """How many workers to keep alive from now on."""
         self.strategy = ""
-        self._job = job
-        self._server_args = tuple(server_args)
-        self._journals = journals
+        self._server_command = ServerCommand(
+            job=job, shards=servers, args=tuple(server_args), journals=journals
+        )
         self._worker_module = worker_module
         self._server_module = server_module
         self.external = external
@@ -75,6 +78,9 @@ class Fleet:
         self.values_only = False
         """Only values are taken of it."""
         self.servers = Servers(servers)
+        self.given_to_workers: set[int] = set()
+        """Shards that a worker is to serve, which becomes a server: no new process can be had."""
+        self._duties: dict[int, list[str]] = {}  # of workers that become servers: the arguments
         self._next_id = {"worker": 0, "ps": 0}
         self._deaths = Deaths()
         self._ending: float | None = None
@@ -152,10 +158,12 @@ class Fleet:
         """A process of a :class:`Start` runs."""
         self._processes[role, id].pid = pid
 
-    def not_started(self, role: str, id: int, reason: str) -> None:
+    def not_started(self, role: str, id: int, reason: str, now: float) -> None:
         """A process of a :class:`Start` could not be started."""
         process = self._processes[role, id]
         process.state, process.exit = EXITED, reason
+        if role == "worker":
+            self._deaths.start_after = now + _PLACE_AGAIN_S
 
     def registered(self, id: int) -> bool:
         """A worker registered; False if it is not one of ours, or was told to end."""
@@ -292,25 +300,32 @@ class Fleet:
         process.state = STOPPING
         return Stop(process.role, process.id, grace_s)
 
+    def duty(self, worker: int) -> list[str]:
+        """The arguments of the server that a worker is to become; empty: the worker stays one."""
+        return self._duties.get(worker, [])
+
     def _start_server(self, shard: int, now: float) -> Action:
-        args = [
-            *("--job", self._job),
-            *("--shard", str(shard)),
-            *("--shards", str(self.servers.shards)),
-            *("--incarnation", str(self.servers.made + 1)),
-            *self._server_args,
-        ]
-        if self._journals:
-            # Of this incarnation of the model: what was trained before it was restored is void.
-            model = f"{self._journals}/model-{self.incarnation}"
-            args += ["--journal", f"{model}/shard-{shard}-of-{self.servers.shards}"]
-            args += ["--model-incarnation", str(self.incarnation)]
-        if self.restored_from:
-            args += ["--restore", self.restored_from]
-            args += ["--values-only"] if self.values_only else []
-        process, start = self._start("ps", self._server_module, args, now)
+        words = self._server_command.words(
+            shard,
+            self.servers.made + 1,
+            model=self.incarnation,
+            restore=self.restored_from,
+            values_only=self.values_only,
+        )
+        process, start = self._start("ps", self._server_module, words, now)
         self.servers.take(process, shard)
-        return start
+        worker = self.spare_worker() if shard in self.given_to_workers else None
+        if worker is None:
+            return start
+        worker.state, worker.exit = EXITED, f"became ps-{process.id}"
+        process.pid, process.was_worker = worker.pid, True
+        self._duties[worker.id] = words
+        return Become(worker.id, process.id)
+
+    def spare_worker(self) -> Process | None:
+        """The worker that a server is made of, if it is not the last one."""
+        running = [p for p in self.alive("worker") if p.state == RUNNING]
+        return running[-1] if len(running) > 1 and not self.external else None
 
     def _fit_workers(self, now: float) -> list[Action]:
         staying = [p for p in self.alive("worker") if p.state in (STARTING, RUNNING)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from master.state.actions import (
     Action,
     ActionEvent,
+    Become,
     CheckpointFailed,
     DataScanned,
     Failure,
@@ -155,9 +156,8 @@ class Job:
             case Started():
                 self.fleet.started(event.role, event.id, event.pid)
             case NotStarted():
-                self.fleet.not_started(event.role, event.id, event.error)
-                text = f"{event.role}-{event.id} cannot be started: {event.error}"
-                self.lifecycle.fail(text, now)
+                self.fleet.not_started(event.role, event.id, event.error, now)
+                self.apply_all(self.failover.not_started(event), now)
             case DataScanned():
                 self.damaged += event.damaged
                 self.prepare(self.preparation.scanned(event), now)
@@ -336,6 +336,11 @@ class Job:
         if lifecycle.outcome is not None:
             self.fleet.end(lifecycle.ended_at, leave_s=lifecycle.leave_s)
         actions: list[Action] = list(self.fleet.plan(now))
+        for action in actions:
+            if isinstance(action, Become):
+                text = f"worker-{action.worker} becomes ps-{action.server}"
+                lifecycle.note("warning", f"{text}; {self._others_continue()}", now)
+                self._drop(action.worker)
         for id in self.fleet.draining():
             member = self.members.get(id)
             if member is not None and self.ring.may_drain(id):

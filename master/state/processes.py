@@ -40,6 +40,8 @@ class Process:
     """Of a server; no other server of the job has it or had it."""
     heard_at: float | None = None
     """When a server was heard last; None: not yet."""
+    was_worker: bool = False
+    """A server that a worker becomes, in the same process."""
     problem: str = ""
     """What keeps a server from accepting pushes."""
     log: str = ""

@@ -87,6 +87,16 @@ class Servers:
                 found.append((process, limit))
         return found
 
+    def not_placed(self, now: float, limit_s: float) -> list[Process]:
+        """Servers that nobody has heard for so long since they were to start."""
+        return [
+            process
+            for process in self
+            if process.state == STARTING
+            and process.heard_at is None
+            and now - process.started_at >= limit_s
+        ]
+
     def missing(self) -> list[int]:
         """Shards that no process has."""
         return [shard for shard in range(self.shards) if shard not in self._by_shard]

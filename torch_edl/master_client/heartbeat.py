@@ -94,6 +94,9 @@ class Heartbeat:
     member; ``stale_ring`` is the newest ring that is to be left after a step.
 
     ``on_servers`` is called (in this thread) with the incarnation of the newest parameter server.
+
+    ``on_server_args`` is called (in this thread) with the arguments of the parameter server that
+    this process is to become.
     """
 
     def __init__(self, master: Stub, worker_id: int, progress: WorkerStatus) -> None:
@@ -105,6 +108,7 @@ class Heartbeat:
         self.lost = threading.Event()
         self.stopping = threading.Event()
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
+        self.on_server_args: Callable[[list[str]], None] = lambda args: None
         self.on_servers: Callable[[int], None] = lambda newest: None
         self.stale_ring = 0
         self._contact = time.monotonic()
@@ -145,6 +149,8 @@ class Heartbeat:
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring:
             self.on_broken_ring(answer.broken_ring)
+        if answer.server_args:
+            self.on_server_args(list(answer.server_args))
         self.on_servers(answer.newest_server)
         if answer.stopping:
             self.stopping.set()

@@ -33,6 +33,7 @@ class LocalLauncher:
     def __init__(self, log_dir: str | Path) -> None:
         self._log_dir = Path(log_dir)
         self._running: dict[tuple[str, int], ChildGroup] = {}
+        self._logs: dict[tuple[str, int], str] = {}  # of processes that had another role
 
     def start(self, spec: ProcessSpec) -> int:
         """Starts ``python -m spec.module *spec.args`` and returns its pid.
@@ -86,6 +87,13 @@ class LocalLauncher:
         if child is not None:
             child.stop(grace_s=grace_s, now=time.monotonic())
 
+    def rename(self, role: str, id: int, to_role: str, to_id: int) -> None:
+        """A process has another role from now on; its output stays in the same file."""
+        child = self._running.pop((role, id), None)
+        if child is not None:
+            self._running[to_role, to_id] = child
+        self._logs[to_role, to_id] = self.log_path(role, id)
+
     def stop_all(self, *, grace_s: float) -> None:
         """Ends every process and waits until none is left."""
         for role, id in list(self._running):
@@ -96,7 +104,7 @@ class LocalLauncher:
 
     def log_path(self, role: str, id: int) -> str:
         """The file with the output of a process."""
-        return str(self._log_dir / f"{role}-{id}.log")
+        return self._logs.get((role, id)) or str(self._log_dir / f"{role}-{id}.log")
 
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:

@@ -193,17 +193,19 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ..., steps: _Optional[int] = ..., records: _Optional[int] = ..., loss: _Optional[float] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., ring: _Optional[int] = ..., position: _Optional[int] = ..., pass_index: _Optional[int] = ..., pass_records: _Optional[int] = ..., left_out: _Optional[int] = ..., damaged: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., records_before: _Optional[int] = ..., records_to_come: _Optional[int] = ..., logged: _Optional[_Mapping[str, float]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server")
+    __slots__ = ("drain", "known", "broken_ring", "stale_ring", "stopping", "newest_server", "server_args")
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     BROKEN_RING_FIELD_NUMBER: _ClassVar[int]
     STALE_RING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     NEWEST_SERVER_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ARGS_FIELD_NUMBER: _ClassVar[int]
     drain: bool
     known: bool
     broken_ring: int
     stale_ring: int
     stopping: bool
     newest_server: int
-    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ...) -> None: ...
+    server_args: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, drain: _Optional[bool] = ..., known: _Optional[bool] = ..., broken_ring: _Optional[int] = ..., stale_ring: _Optional[int] = ..., stopping: _Optional[bool] = ..., newest_server: _Optional[int] = ..., server_args: _Optional[_Iterable[str]] = ...) -> None: ...

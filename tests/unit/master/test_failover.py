@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from master.state.actions import Flush, Flushed, SaveServers, Start
+from master.state.actions import Become, Flush, Flushed, NotStarted, SaveServers, Start
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 
-def world(**options) -> World:
+def world(failover: str = "restart", **options) -> World:
     """Two servers with a journal, and workers, all up."""
-    w = World(durability={"mode": "journal"}, **options)
+    w = World(durability={"mode": "journal", "failover": failover}, **options)
     w.all_up()
     return w
 
@@ -206,3 +206,90 @@ def test_after_the_end_there_are_no_servers():
     w.work()
     assert w.outcome is not None
     assert ask(w, 0, after=1) == pb.GetClusterResponse()
+
+
+class TestAWorkerThatBecomesAServer:
+    def test_is_the_youngest_and_its_tasks_go_to_others(self):
+        w = world(workers=3, failover="worker")
+        (held,) = w.lease(2).leases
+        w.exit("ps", 1, signal=9)
+        actions = w.tick()
+        assert Become(worker=2, server=2) in actions
+        assert [a.spec.name for a in actions if isinstance(a, Start)] == ["worker-3"]
+        assert "worker-2 becomes ps-2; its tasks were returned to the queue" in texts(w)
+        (again,) = w.lease(0).leases
+        assert (again.task_id, again.retried) == (held.task_id, True)
+        w.release(0, again)
+        answer = w.calls.heartbeat(pb.HeartbeatRequest(worker_id=2), w.now)
+        assert answer.known
+        assert " ".join(answer.server_args).startswith(
+            "--job j --shard 1 --shards 2 --incarnation 3"
+        )
+        assert not w.calls.heartbeat(pb.HeartbeatRequest(worker_id=0), w.now).server_args
+        worker, server = w.job.fleet.process("worker", 2), w.job.fleet.process("ps", 2)
+        assert (worker.state, worker.exit, server.pid) == ("exited", "became ps-2", worker.pid)
+        w.alive.discard(2)
+        w.all_up()
+        assert w.job.fleet.cluster().servers[1].incarnation == 3
+        w.work()
+        assert w.counted == every_record()
+
+    def test_is_not_the_last_worker(self):
+        w = world(workers=1, failover="worker")
+        w.exit("ps", 1, signal=9)
+        assert [a.spec.name for a in w.tick() if isinstance(a, Start)] == ["ps-2"]
+
+    def test_and_does_not_is_ended_for_a_new_process(self):
+        w = world(workers=3, failover="worker")
+        w.exit("ps", 1, signal=9)
+        w.silent.add(2)
+        w.tick()
+        w.tick(14)
+        assert "does not run" not in texts(w)
+        w.tick(1)
+        assert "ps-2 does not run 15 s after its start; another server takes over" in texts(w)
+        assert not w.job.fleet.process("ps", 3).was_worker
+        w.alive.discard(2)
+        w.all_up()
+        w.work()
+        assert w.counted == every_record()
+
+    def test_serves_where_a_process_cannot_be_started(self):
+        w = world(workers=2)
+        w.exit("ps", 0, signal=9)
+        w.tick()
+        w.job.apply(NotStarted("ps", 2, "no memory"), w.now)
+        assert Become(worker=1, server=3) in w.tick()
+        assert "ps-2 cannot be started: no memory; another server takes over shard 0" in texts(w)
+        w.job.apply(NotStarted("worker", 2, "no memory"), w.now)
+        assert "worker-2 cannot be started: no memory; the next attempt follows" in texts(w)
+        assert not [a for a in w.tick(9) if isinstance(a, Start)]
+        assert [a.spec.name for a in w.tick(1) if isinstance(a, Start)] == ["worker-3"]
+        assert w.outcome is None
+
+    def test_serves_where_a_process_does_not_come_to_run(self):
+        w = world(workers=2)
+        w.exit("ps", 0, signal=9)
+        w.silent.add(2)
+        w.tick()
+        for _ in range(3):
+            for worker in (0, 1):
+                w.calls.heartbeat(pb.HeartbeatRequest(worker_id=worker), w.now)
+            actions = w.tick(5)
+        assert Become(worker=1, server=3) in actions
+
+    def test_that_dies_before_is_followed_by_another(self):
+        w = world(workers=3, failover="worker")
+        w.exit("ps", 1, signal=9)
+        w.tick()
+        w.exit("ps", 2, code=0)
+        assert Become(worker=1, server=3) in w.tick()
+
+
+@pytest.mark.parametrize("role", ["ps", "worker"])
+def test_what_cannot_be_started_at_all_fails_the_job(role: str) -> None:
+    w = World(workers=1, durability={"mode": "journal"})
+    w.tick()
+    w.exit("worker", 0, signal=9)
+    w.job.apply(NotStarted(role, 0, "no memory"), w.now)
+    assert w.outcome.error == f"{role}-0 cannot be started: no memory"

@@ -1,4 +1,4 @@
-"""Calls to a shard whose server dies, hangs or is replaced: real servers, a master that is acted."""
+"""Calls to a shard whose server dies, hangs or is replaced; the master is acted."""
 
 from __future__ import annotations
 

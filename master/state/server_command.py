@@ -1,0 +1,44 @@
+"""The command line of the process that serves a shard. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCommand:
+    """What all servers of a job are started with."""
+
+    job: str
+    shards: int
+    args: Sequence[str] = ()
+    journals: str = ""
+    """The folder of their journals; empty: they keep none."""
+
+    def words(
+        self, shard: int, incarnation: int, *, model: int, restore: str, values_only: bool
+    ) -> list[str]:
+        """The arguments of one server.
+
+        Args:
+            incarnation: of the server.
+            model: incarnation of the model.
+            restore: a checkpoint or exported model, of which only values are taken if
+                ``values_only``; empty: the model starts from scratch.
+        """
+        words = [
+            *("--job", self.job),
+            *("--shard", str(shard)),
+            *("--shards", str(self.shards)),
+            *("--incarnation", str(incarnation)),
+            *self.args,
+        ]
+        if self.journals:
+            # Of this incarnation of the model: what was trained before it was restored is void.
+            folder = f"{self.journals}/model-{model}/shard-{shard}-of-{self.shards}"
+            words += ["--journal", folder, "--model-incarnation", str(model)]
+        if restore:
+            words += ["--restore", restore]
+            words += ["--values-only"] if values_only else []
+        return words
