@@ -1,0 +1,86 @@
+"""Servers are killed or paused while a job keeps journals: every record is counted exactly once,
+and the model never returns to a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RECORDS = 1000
+TASKS = ["--batch-size", "8", "--records-per-task", "64"]
+JOURNAL = ["--durability", "journal", *TASKS]
+MODES = {
+    "async": ["--workers", "2", "--ps", "2"],
+    "in order": ["--workers", "2", "--ps", "1", "--staleness", "0"],
+    "stale": ["--workers", "3", "--ps", "3", "--staleness", "2"],
+    "quorum": ["--workers", "2", "--ps", "2", "--mode", "sync", "--grads-to-wait", "2"],
+    "local steps": ["--workers", "2", "--ps", "3", "--local-steps", "4"],
+}
+QUICK = ("async", "quorum")
+
+
+def nothing_rolled_back(job: Any) -> None:
+    """Every server took over its shard where its predecessor had left it."""
+    job.go_on()
+    job.check()
+    status = json.loads((job.folder / "status.json").read_text())
+    assert status["rolled_back"]["times"] == 0, job.report()
+
+
+@pytest.mark.parametrize(
+    ("mode", "seed"),
+    [
+        pytest.param(mode, seed, marks=[] if seed == 1 and mode in QUICK else pytest.mark.slow)
+        for mode in MODES
+        for seed in range(1, 5)
+    ],
+)
+def test_servers_are_killed_at_random(start_job: Callable[..., Any], mode: str, seed: int) -> None:
+    """The next one as soon as anybody has trained; now and then two at once."""
+    chance = random.Random(f"{mode} {seed}")
+    quorum = 2 if mode == "quorum" else 1
+    job = start_job(RECORDS, *JOURNAL, *MODES[mode], "--seed", str(seed), quorum=quorum)
+    for _ in range(4):
+        more = job.done() + chance.randrange(RECORDS // 8)
+        job.wait_for(lambda n=more: job.done() > n and job.pids("ps"))
+        for pid in chance.sample(pids := job.pids("ps"), min(len(pids), chance.choice([1, 1, 2]))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    nothing_rolled_back(job)
+
+
+def test_a_server_that_hangs_is_replaced_and_fenced(start_job: Callable[..., Any]) -> None:
+    flags = [*JOURNAL, *MODES["async"], "--heartbeat-timeout", "2"]
+    job = start_job(RECORDS, *flags)
+    job.wait_for(lambda: job.done() > 200)
+    victim = job.pids("ps")[0]
+    os.kill(victim, signal.SIGSTOP)
+    job.wait_for(lambda: any("declared lost" in e.text for e in job.status().events))
+    done = job.done()
+    job.wait_for(lambda: job.done() > done)
+    nothing_rolled_back(job)
+
+
+def test_a_worker_becomes_the_server(start_job: Callable[..., Any]) -> None:
+    """In the same process, and another worker comes in its place."""
+    job = start_job(RECORDS, *JOURNAL, "--workers", "3", "--ps", "2", "--ps-failover", "worker")
+    job.wait_for(lambda: job.done() > 200 and len(job.pids("worker")) == 3)
+    workers = set(job.pids("worker"))
+    job.kill("ps")
+    job.wait_for(lambda: workers & set(job.pids("ps")))
+    done = job.done()
+    job.wait_for(lambda: job.done() > done and len(job.pids("worker")) == 3)
+    # Its end is noticed as that of any server.
+    (became,) = workers & set(job.pids("ps"))
+    os.kill(became, signal.SIGKILL)
+    job.wait_for(lambda: job.done() > done + 64)
+    nothing_rolled_back(job)
+    processes = job.summary()["processes"]
+    assert [p["exit"] for p in processes if p["role"] == "worker"].count("became ps-2") == 1
