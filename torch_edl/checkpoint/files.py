@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,9 +188,15 @@ def read(path: Path) -> dict[str, Array]:
 
 
 def write_tables(
-    tables: Sequence[tuple[EmbeddingTable, int]], directory: Path, stem: str
+    tables: Sequence[tuple[EmbeddingTable, int]],
+    directory: Path,
+    stem: str,
+    after_file: Callable[[Path], None] = lambda path: None,
 ) -> dict[str, int]:
     """Writes tables whose snapshots have begun, each as of its step; returns file name to size.
+
+    Args:
+        after_file: called with each file; what it raises ends the snapshots.
 
     Raises:
         OSError: the disk is full or read-only.
@@ -201,6 +207,7 @@ def write_tables(
             for part, rows in enumerate(_parts(table)):
                 name = f"{stem}.table-{index}.part-{part}.safetensors"
                 written[name] = write(directory / name, vars(rows), _about(table, step))
+                after_file(directory / name)
     finally:
         # Pushes copy rows for a snapshot as long as it is open.
         for table, _ in tables:

@@ -98,12 +98,13 @@ def _run(args: argparse.Namespace) -> int:
         learning_rate_by_staleness=args.learning_rate_by_staleness,
     )
     link = _link(args, token, fail)
+    journal = _journal(args, fail)
     source = None
-    if args.restore:
+    # A journal with a snapshot has all that was restored: the checkpoint may be gone by now.
+    if args.restore and not (journal and journal.base.path):
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
-    journal = _journal(args, fail)
     shard = Shard(rules, source, fail, args.shards, journal)
     if journal:
         recover(shard, journal)
@@ -111,6 +112,7 @@ def _run(args: argparse.Namespace) -> int:
         shard,
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
         stem=f"shard-{args.shard}-of-{args.shards}",
+        log=journal,
     )
     server, port = serve(
         services.PSERVER,

@@ -40,6 +40,16 @@ class Gradients:
     """New values of buffers that are not float32."""
 
 
+@dataclass(frozen=True)
+class Push:
+    """A push that was accepted."""
+
+    range: pb.RecordRange
+    gradients: Gradients
+    request: bytes
+    """As the wire brought it, where there is a sink."""
+
+
 def decode(
     request: pb.PushGradientsRequest,
     dense: DenseShard,

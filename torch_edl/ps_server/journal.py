@@ -125,6 +125,9 @@ class Journal:
             segment.path.unlink()
         return found[-1]
 
+    needs_base = False
+    """A snapshot is wanted for another reason than the length of the log: never."""
+
     @property
     def last(self) -> int:
         """Number of the last record; 0: there was none yet."""

@@ -75,6 +75,11 @@ class PushBarrier:
         self._deadline = self._targets = None
         self._condition.notify_all()
 
+    def is_held(self) -> bool:
+        """Whether a hold is in force."""
+        with self._condition:
+            return self._held()
+
     def hold(self, timeout_s: float) -> None:
         """Keeps out new pushes, and returns when none is inside. A hold in force starts again."""
         with self._condition:

@@ -16,18 +16,21 @@ import numpy.typing as npt
 from torch_edl import _core
 from torch_edl.checkpoint import files
 from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.snapshots import Log
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.server import Handler, TakesBytes
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # All workers wait until a hold ends.
 _LONGEST_HOLD_MS = 600_000
+_FIRST_SNAPSHOT_S = 5.0  # that a checkpoint waits for the first snapshot of the log
 _PAGE_BYTES = 16 << 20  # of the rows in one answer
 
 Part = bytes | npt.NDArray[np.float32] | tuple[_core.Table, npt.NDArray[np.int64]]
@@ -50,14 +53,16 @@ class PserverService:
     Args:
         fence: what every call must carry.
         stem: how the names of the files of this shard begin.
+        log: the sink of the shard, where snapshots make it shorter.
     """
 
-    def __init__(self, shard: Shard, *, fence: pb.Fence, stem: str) -> None:
+    def __init__(self, shard: Shard, *, fence: pb.Fence, stem: str, log: Log | None = None) -> None:
         self._shard = shard
         self._fence = fence
         self._stem = stem
         self._barrier = PushBarrier()
-        self._snapshots = threading.Lock()
+        self._compactor = Compactor(shard, log, self._barrier.is_held) if log else None
+        self._snapshots = self._compactor.lock if self._compactor else threading.Lock()
 
     def handlers(self) -> dict[str, Handler | TakesBytes]:
         """Method name to handler."""
@@ -84,6 +89,8 @@ class PserverService:
     def close(self) -> None:
         """Rejects pushes that wait, and new ones."""
         self._barrier.close()
+        if self._compactor:
+            self._compactor.close()
 
     def _fenced(self, answer: Callable[[Any], Any]) -> Handler:
         """A handler that rejects calls for another job or incarnation."""
@@ -177,6 +184,8 @@ class PserverService:
             raise UsageError(f"timeout_ms {request.timeout_ms}: expected 1 to {_LONGEST_HOLD_MS}")
         if self._shard.dense is None:
             return pb.HoldResponse(initialized=False)
+        if self._compactor:
+            self._compactor.give_way(min(request.timeout_ms / 1000, _FIRST_SNAPSHOT_S))
         self._barrier.hold(request.timeout_ms / 1000)
         return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
 
@@ -193,7 +202,7 @@ class PserverService:
             sizes = files.write_tables(cut.tables, directory, self._stem)
             name = f"{self._stem}.dense.safetensors"
             sizes[name] = files.write(directory / name, cut.dense, {})
-        log.info(
+        _log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
             cut.version,
             len(sizes),

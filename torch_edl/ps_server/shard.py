@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
+from collections.abc import Callable, Mapping, Sequence
 
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.ps_server import agreement
 from torch_edl.ps_server.changes import Changes
-from torch_edl.ps_server.gradients import Gradients, decode, mean
+from torch_edl.ps_server.cut import Cut, Frozen
+from torch_edl.ps_server.gradients import Push, decode, mean
 from torch_edl.ps_server.records import Kind, Record, Sink
-from torch_edl.tables.dense import DenseShard
+from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
@@ -32,28 +29,6 @@ from torch_edl.wire import pserver_pb2 as pb
 log = logging.getLogger(__name__)
 
 _TASK_LOCKS = 64
-
-
-@dataclass(frozen=True)
-class Push:
-    """A push that was accepted."""
-
-    range: pb.RecordRange
-    gradients: Gradients
-    request: bytes
-    """As the wire brought it, where there is a sink."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A shard at one moment. The snapshots of its tables have begun, so that their rows can be
-    read later."""
-
-    version: int
-    dense: dict[str, npt.NDArray[Any]]
-    """See :meth:`DenseShard.state`."""
-    tables: list[tuple[EmbeddingTable, int]]
-    """Each table with its step."""
 
 
 class Shard:
@@ -78,7 +53,7 @@ class Shard:
         sink: Sink | None = None,
     ) -> None:
         self._rules = rules
-        self._shards = shards
+        self.shards = shards
         self._is_sync = rules.mode == "sync"
         self._source = source
         self._on_fatal = on_fatal
@@ -99,6 +74,7 @@ class Shard:
         # Sync mode: pushes that wait for their quorum, in order of arrival.
         self._waiting: list[Push] = []
         self._description = pb.PushDenseParametersRequest()
+        self._restored = source is not None
 
     # ---- setting up ----
 
@@ -152,8 +128,10 @@ class Shard:
 
     def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
         if self._source is None:
+            if self._restored:
+                raise UsageError(f"table {info.name}: not in the saved model")
             seed = self._description.seed
-            return EmbeddingTable(info, seed, optimizers, shards=self._shards)
+            return EmbeddingTable(info, seed, optimizers, shards=self.shards)
         table = self._source.restore_table(info, optimizers)
         log.info("table %s: %d rows restored", info.name, table.core.size)
         return table
@@ -188,12 +166,9 @@ class Shard:
     def push(self, request: pb.PushGradientsRequest, raw: bytes = b"") -> pb.PushGradientsResponse:
         """Applies a push unless it was applied before; in sync mode, keeps it for its quorum.
 
-        Args:
-            raw: the request as the wire brought it, for the sink.
-
         Raises:
-            UsageError: the content or the range is rejected; nothing has changed.
-            OSError: the sink has no room; nothing has changed.
+            UsageError, OSError: the content or the range is rejected, or the sink has no room;
+                nothing has changed.
         """
         self._require_sound()
         if self.dense is None:
@@ -352,9 +327,6 @@ class Shard:
         In sync mode another server, whose quorum was made of other pushes, may have applied
         pushes that wait here: they are applied now.
 
-        Args:
-            raw: the request for the snapshot as the wire brought it, for the sink.
-
         Raises:
             OSError: the sink has no room; nothing has changed.
         """
@@ -370,29 +342,56 @@ class Shard:
             table.core.begin_snapshot()
         return Cut(self.version, dense, tables)
 
+    # ---- snapshots for the log ----
 
-def _alike(first: pb.EmbeddingTableInfo, other: pb.EmbeddingTableInfo) -> bool:
-    """Whether two workers ask for the same table. Measured initializers differ, since each worker
-    draws its own weights."""
-    if not (first.initializer.measured and other.initializer.measured):
-        return first == other
-    same = pb.EmbeddingTableInfo()
-    same.CopyFrom(other)
-    same.initializer.CopyFrom(first.initializer)
-    return first == same
+    @property
+    def needs_source(self) -> bool:
+        """Whether a successor has to read what this shard was restored from."""
+        return self._source is not None and self.dense is not None
 
+    @property
+    def sequence(self) -> int:
+        """Number of the last record that is applied."""
+        return self._changes.sequence
 
-def _line(info: pb.EmbeddingTableInfo) -> str:
-    start, args = info.initializer.kind, dict(sorted(info.initializer.args.items()))
-    return (
-        f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, "
-        f"min_count {info.min_count}, max_age {info.max_age}, max_rows {info.max_rows}, "
-        f"max_bytes {info.max_bytes}, rows start as {start} {args}"
-    )
+    def freeze(self, rotate: Callable[[], int]) -> Frozen:
+        """Takes the state between two records, in microseconds; ``rotate`` is called at that
+        moment, and returns the number of the record before."""
+        with self._task_locks[0]:
+            assert self.dense is not None
+            sequence = rotate()
+            tables = [(table, table.step) for table in self.tables.values()]
+            for table, _ in tables:
+                table.core.begin_snapshot()
+            exact, steps = self.dense.exact(), self.dense.steps
+            waiting = [push.request for push in self._waiting]
+            version, description = self.version, self._description
+            with self._state:
+                applied, received = self._applied.copy(), self._received.copy()
+        state = agreement.describe(description, exact, steps, tables)
+        state.version, state.restored = version, self._restored
+        state.applied.CopyFrom(applied.to_proto())
+        state.received.CopyFrom(received.to_proto())
+        return Frozen(sequence, state, waiting, tables)
 
+    def dense_part(self, start: int, stop: int) -> tuple[int, dict[str, Floats]]:
+        """A copy of a part of the dense values, and the number of the last record in it."""
+        assert self.dense is not None
+        with self._task_locks[0]:
+            return self._changes.sequence, self.dense.part(start, stop)
 
-def _difference(new: Sequence[tuple[object, ...]], old: Sequence[tuple[object, ...]]) -> str:
-    for ours, theirs in zip(old, new, strict=False):
-        if ours != theirs:
-            return f"here {ours}, there {theirs}"
-    return f"here {len(old)} parameters, there {len(new)}"
+    def thaw(self, frozen: Frozen, dense: DenseShard, tables: Mapping[str, EmbeddingTable]) -> None:
+        """Takes the state of a snapshot, in a shard that nobody uses yet."""
+        state = frozen.state
+        self._source, self._restored = None, state.restored
+        self._description = agreement.without_values(state.dense)
+        self.dense, self.tables, self.version = dense, dict(tables), state.version
+        self._applied = Watermarks.from_proto(state.applied)
+        self._received = self._applied
+        if self._is_sync:
+            self._received = Watermarks.from_proto(state.received)
+        for raw in frozen.waiting:
+            request = pb.PushGradientsRequest.FromString(raw)
+            gradients = decode(request, dense, self.table, for_mean=self._is_sync)
+            self._waiting.append(Push(request.range, gradients, raw))
+        self._changes.sequence = frozen.sequence

@@ -222,13 +222,16 @@ class DenseShard:
         with self._lock:
             self._exact.update(values)
 
-    def exact_to_proto(self) -> list[pb.DenseParameter]:
-        """The buffers that are not float32 as messages."""
+    def exact(self) -> dict[str, Array]:
+        """The buffers that are not float32, by name."""
         with self._lock:
-            values = dict(self._exact)
+            return dict(self._exact)
+
+    def exact_to_proto(self) -> list[pb.DenseParameter]:
+        """The same as messages."""
         return [
             pb.DenseParameter(name=name, value=codec.to_proto(value), group=self._groups[name])
-            for name, value in values.items()
+            for name, value in self.exact().items()
         ]
 
     # ---- a part at a time: a copy of all would keep pushes waiting ----

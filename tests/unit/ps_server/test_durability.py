@@ -248,6 +248,10 @@ class Local:
     def change(self, method: str, request: Any) -> Any:
         return getattr(self.shard, method)(request, request.SerializeToString())
 
+    def nothing(self) -> Entry:
+        """A change of nothing: the evictions of the last push are appended before it."""
+        return Entry.of(Kind.TABLES, b"")
+
     def push(self) -> None:
         number, rng = self.pushes, self.rng
         self.pushes += 1
@@ -313,8 +317,7 @@ def test_everything_that_changes_a_shard_is_replayed(tmp_path: Path, mode: str) 
         local.do()
     assert 0 < local.shard.table("few").core.size <= 30
     expected = dump_of_changes(local.shard)
-    # A change of nothing: the evictions of the last push are appended before it.
-    local.shard._changes.append(Entry.of(Kind.TABLES, b""))
+    local.shard._changes.append(local.nothing())
     local.journal.close()
     evicted = [r for r in reopen(root, mode)[1].records(after=0) if r.kind == Kind.EVICTION]
     assert len(evicted) > 10

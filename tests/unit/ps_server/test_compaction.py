@@ -1,0 +1,199 @@
+"""Snapshots of the journal: equal to the state, at each step of a crash, without a stall."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.ps_server.test_durability import (
+    IDS,
+    Local,
+    Worker,
+    begin,
+    dump_of_changes,
+    kill,
+    reopen,
+)
+from torch_edl.errors import JournalDamagedError
+from torch_edl.ps_server import compaction, snapshots
+from torch_edl.ps_server.compaction import Compactor
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_snapshot_and_the_records_after_it_are_the_state(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushes between the parts of a snapshot: chunks of dense values are of different records."""
+    monkeypatch.setattr(snapshots, "CHUNK", 4)
+    monkeypatch.setattr(snapshots, "_FILE", 8)
+    root = tmp_path / "journal"
+    local = Local(root, mode)
+    for incarnation in range(2, 6):
+        for _ in range(40):
+            local.do()
+        part = local.shard.dense_part
+
+        def pushing(start: int, stop: int) -> Any:
+            local.push()
+            return part(start, stop)  # noqa: B023
+
+        monkeypatch.setattr(local.shard, "dense_part", pushing)
+        snapshots.write(local.shard, local.journal, after_file=local.do)
+        monkeypatch.undo()
+        monkeypatch.setattr(snapshots, "CHUNK", 4)
+        monkeypatch.setattr(snapshots, "_FILE", 8)
+        for _ in range(7):
+            local.do()
+        expected = dump_of_changes(local.shard)
+        local.shard._changes.append(local.nothing())
+        local.journal.close()
+        local.shard, local.journal = reopen(root, mode, incarnation)
+        found = dump_of_changes(local.shard)
+        for name, value in expected.items():
+            assert found[name] == value, name
+    local.journal.close()
+
+
+def test_a_crash_at_each_step_of_a_compaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crash(BaseException):
+        pass
+
+    root = tmp_path / "journal"
+    local = Local(root, "async")
+    crashes, left, incarnation = 0, 1 << 30, 1
+
+    def crashing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Crash
+            return call(*args, **more)
+
+        return counted
+
+    finished = False
+    while not finished:
+        for _ in range(5):
+            local.do()
+        expected = dump_of_changes(local.shard)
+        local.shard._changes.append(local.nothing())
+        left = crashes
+        with monkeypatch.context() as patch:
+            for name in ("rename", "mkdir", "unlink", "rmdir", "fdatasync", "fsync"):
+                patch.setattr(os, name, crashing(getattr(os, name)))
+            # What the process would not come to.
+            patch.setattr(snapshots.shutil, "rmtree", crashing(shutil.rmtree))
+            try:
+                snapshots.write(local.shard, local.journal)
+                finished = True
+            except Crash:
+                crashes += 1
+        incarnation += 1
+        local.shard, local.journal = reopen(root, "async", incarnation)
+        found = dump_of_changes(local.shard)
+        for name, value in expected.items():
+            assert found[name] == value, (name, crashes)
+    assert crashes > 15
+
+
+def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    local = Local(root, "async")
+    local.push()
+    snapshots.write(local.shard, local.journal)
+    local.push()
+    local.journal.close()
+    incarnation = 10
+    names = sorted(path.name for path in root.glob("*/snapshot-*/*"))
+    assert len(names) == 5
+    for name in names:
+        for change in ("flip", "cut", "remove"):
+            (path,) = root.glob(f"*/snapshot-*/{name}")
+            content = path.read_bytes()
+            if change == "remove":
+                path.unlink()
+            else:
+                flipped = content[:-1] + bytes([content[-1] ^ 1])
+                path.write_bytes(flipped if change == "flip" else content[:-3])
+            incarnation += 1
+            with pytest.raises(JournalDamagedError, match="the snapshot is damaged"):
+                reopen(root, "async", incarnation)
+            (folder,) = root.glob("*/snapshot-*")
+            (folder / name).write_bytes(content)
+    reopen(root, "async", 1000)[1].close()
+
+
+def test_the_log_is_compacted_while_pushes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(compaction, "_LOOK_S", 0.001)
+    root = tmp_path / "journal"
+    local = Local(root, "async")
+    compactor = Compactor(local.shard, local.journal, lambda: False)
+    taken = set()
+    while len(taken) < 5:
+        local.push()
+        taken.add(local.journal.base.sequence)
+    compactor.close()
+    expected = dump_of_changes(local.shard)
+    local.shard._changes.append(local.nothing())
+    local.journal.close()
+    shard, journal = reopen(root, "async")
+    journal.close()
+    assert dump_of_changes(shard) == expected
+
+
+def test_a_restored_server_needs_its_checkpoint_only_until_its_first_snapshot(
+    start: Callable[..., Any], tmp_path: Path, save: Callable[..., Path]
+) -> None:
+    first = begin(start, tmp_path / "first", "async")
+    worker = Worker(first)
+    for _ in range(10):
+        worker.push()
+    checkpoint = save([first])
+    root = tmp_path / "journal"
+    second = begin(start, root, "async", f"--restore={checkpoint}")
+    worker.server = second
+    worker.push()
+    # A checkpoint of the second waits for the snapshot; then the first checkpoint may go.
+    save([second], steps=2)
+    shutil.rmtree(checkpoint)
+    worker.push()
+    dense, rows = second.dense().tobytes(), second.pull("t", IDS).tobytes()
+    kill(second)
+    arguments = [f"--journal={root}", "--incarnation=4", f"--restore={checkpoint}"]
+    (third,) = start(1, *arguments, "--learning-rate-by-staleness")
+    third.fence.incarnation = 4
+    assert third.status().version == 12
+    assert (third.dense().tobytes(), third.pull("t", IDS).tobytes()) == (dense, rows)
+
+
+def test_a_server_is_killed_while_it_compacts(start: Callable[..., Any], tmp_path: Path) -> None:
+    root = tmp_path / "journal"
+    server = begin(start, root, "async")
+    ids = np.arange(400_000)
+    rows = {"t": (ids, np.ones((len(ids), 4), np.float32))}
+    pushed = 0
+    for incarnation, pattern in enumerate(("*/.snapshot*", "*/snapshot*"), 4):
+        while not list(root.glob(pattern)):
+            server.push(7, pushed, pushed + 1, rows=rows)
+            pushed += 1
+            assert pushed < 200
+        before = server.pull("t", ids[:100]).tobytes()
+        kill(server)
+        (server,) = start(
+            1, f"--journal={root}", f"--incarnation={incarnation}", "--learning-rate-by-staleness"
+        )
+        server.fence.incarnation = incarnation
+        assert server.status().version == pushed
+        assert server.pull("t", ids[:100]).tobytes() == before

@@ -1,0 +1,101 @@
+"""Snapshots of a shard in its log, taken in the background when the log has grown."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from torch_edl.errors import StaleIncarnationError
+from torch_edl.ps_server import snapshots
+from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.snapshots import Log
+
+_log = logging.getLogger(__name__)
+
+LOG_BYTES = 64 << 20
+"""A log is not worth a snapshot below this, nor below half the size of the last snapshot: a replay
+takes as long per byte as reading a snapshot, and a snapshot writes the whole shard."""
+_LOOK_S = 0.2
+_RETRY_S = 10.0  # after a disk refused
+_PATIENCE = 3  # snapshots in a row that are given up for checkpoints
+
+
+class _GivenUpError(Exception):
+    """A checkpoint is due."""
+
+
+class Compactor:
+    """Takes snapshots, in a thread, while pushes go on.
+
+    Args:
+        is_held: whether pushes are kept out for a checkpoint, which comes first.
+    """
+
+    def __init__(self, shard: Shard, log: Log, is_held: Callable[[], bool]) -> None:
+        self._shard, self._snapshots_of = shard, log
+        self._is_held = is_held
+        self.lock = threading.Lock()
+        """Held while a snapshot or a checkpoint reads the tables: only one can."""
+        self._wanted = threading.Event()  # by a checkpoint
+        self._given_up = 0
+        self._size = 0  # of the last snapshot
+        self._has_base = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; a snapshot that is under way is given up."""
+        self._closing.set()
+        self._thread.join()
+
+    def give_way(self, timeout_s: float) -> None:
+        """Returns when no snapshot is under way. One that compacts the log is given up, unless that
+        has happened too often; the first of a restored shard is not: the checkpoint that the shard
+        was restored from may go when there is a newer one.
+
+        Raises:
+            TimeoutError: the first snapshot takes longer.
+        """
+        if self._needs_first():
+            self._has_base.clear()
+            if not self._has_base.wait(timeout_s):
+                raise TimeoutError("the first snapshot of a restored server is under way")
+        if self._given_up < _PATIENCE:
+            self._wanted.set()
+        with self.lock:
+            self._wanted.clear()
+
+    def _needs_first(self) -> bool:
+        return self._shard.needs_source and self._snapshots_of.base.path is None
+
+    def _is_due(self) -> bool:
+        if self._shard.dense is None or self._is_held():
+            return False
+        if self._needs_first() or self._snapshots_of.needs_base:
+            return True
+        return self._snapshots_of.bytes > max(LOG_BYTES, self._size // 2)
+
+    def _check(self) -> None:
+        if self._closing.is_set() or (self._wanted.is_set() and not self._needs_first()):
+            raise _GivenUpError
+
+    def _run(self) -> None:
+        wait_s = _LOOK_S
+        while not self._closing.wait(wait_s):
+            wait_s = _LOOK_S
+            if not self._is_due():
+                continue
+            try:
+                with self.lock:
+                    self._size = snapshots.write(self._shard, self._snapshots_of, self._check)
+                self._given_up = 0
+                self._has_base.set()
+            except _GivenUpError:
+                self._given_up += 1
+            except StaleIncarnationError:
+                return
+            except OSError as error:
+                _log.warning("no snapshot of the log: %s; trying again in %d s", error, _RETRY_S)
+                wait_s = _RETRY_S

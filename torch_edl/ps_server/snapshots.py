@@ -1,0 +1,174 @@
+"""Snapshots of a shard in its log: written while pushes go on, and read by a successor.
+
+``state.safetensors`` holds a ShardState, ``shard.table-T.part-P.safetensors`` rows, as in a
+checkpoint, and ``dense-K.safetensors`` a range of the dense values. Tables are copied on write, so
+their rows are those at the cut. Dense values change with every push, all of them: they are read in
+chunks, each after whichever record is the newest then, and the chunk says which. A successor leaves
+a chunk alone until it makes changes that the chunk lacks.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from torch_edl.checkpoint import files
+from torch_edl.checkpoint.reader import SavedTable
+from torch_edl.errors import CheckpointError, JournalDamagedError
+from torch_edl.files import sync
+from torch_edl.ps_server.cut import Frozen
+from torch_edl.ps_server.journal import Base
+from torch_edl.ps_server.records import Record, Sink
+from torch_edl.ps_server.shard import Shard
+from torch_edl.tables.dense import DenseShard
+from torch_edl.tables.optimizers import Optimizers
+from torch_edl.tables.table import EmbeddingTable
+from torch_edl.wire import shard_state_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
+
+CHUNK = 1 << 18
+"""Dense values that are copied at a time while pushes wait: less than a millisecond."""
+_FILE = 16 * CHUNK
+_STEM = "shard"
+_STATE = "state.safetensors"
+
+
+class Log(Sink, Protocol):
+    """A sink that keeps a base, and can be read back."""
+
+    @property
+    def base(self) -> Base:
+        """What the records continue."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all records since the base."""
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether a snapshot is wanted, however short the log is."""
+
+    def records(self) -> Iterator[Record]:
+        """The records since the base."""
+
+    def rotate(self) -> int:
+        """Prepares for a base of all records so far; returns the number of the last one."""
+
+    def temporary(self) -> Path:
+        """A new folder to write a base in."""
+
+    def commit_snapshot(self, temporary: Path, sequence: int) -> None:
+        """Makes the folder the base, with all records up to that number."""
+
+
+def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None) -> int:
+    """Makes a snapshot the base of the log; returns its size in bytes.
+
+    Args:
+        after_file: called after each file; what it raises ends the snapshot.
+
+    Raises:
+        OSError: the disk refused; the base is the old one.
+        StaleIncarnationError: a later server has the log.
+    """
+
+    def written(path: Path) -> None:
+        sync(path)  # a disk that falls behind would stop the appends to the log
+        after_file()
+
+    folder = log.temporary()
+    try:
+        frozen = shard.freeze(log.rotate)
+        sizes = files.write_tables(frozen.tables, folder, _STEM, written)
+        sizes |= _write_dense(shard, folder, written)
+        state = pb.ShardState()
+        state.CopyFrom(frozen.state)
+        state.waiting.extend(frozen.waiting)
+        state.files.update(sizes)
+        content = np.frombuffer(state.SerializeToString(), np.uint8)
+        size = files.write(folder / _STATE, {"state": content}, {})
+        written(folder / _STATE)
+        sync(folder)
+        log.wait_durable(shard.sequence)  # chunks may have these records already
+        log.commit_snapshot(folder, frozen.sequence)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return size + sum(sizes.values())
+
+
+def _write_dense(shard: Shard, folder: Path, written: Callable[[Path], None]) -> dict[str, int]:
+    assert shard.dense is not None
+    sizes: dict[str, int] = {}
+    total = shard.dense.flat.size
+    for number, start in enumerate(range(0, total, _FILE)):
+        sequences, parts = [], []
+        for begin in range(start, min(start + _FILE, total), CHUNK):
+            sequence, part = shard.dense_part(begin, min(begin + CHUNK, total))
+            sequences.append(sequence)
+            parts.append(part)
+        tensors = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        path = folder / f"dense-{number}.safetensors"
+        sizes[path.name] = files.write(path, {**tensors, "sequences": np.array(sequences)}, {})
+        written(path)
+    return sizes
+
+
+def load(shard: Shard, base: Base) -> int:
+    """Takes the state of a base, in a shard that nobody uses yet; returns the number of the newest
+    record that is in a part of it.
+
+    Raises:
+        JournalDamagedError: a file is damaged or missing; the message names it.
+    """
+    assert base.path is not None
+    try:
+        content = files.read(base.path / _STATE)["state"]
+        state = pb.ShardState.FromString(content.tobytes())
+        for name, size in state.files.items():
+            if (base.path / name).stat().st_size != size:
+                raise CheckpointError(f"{base.path / name}: not the {size} bytes that it had")
+        optimizers = Optimizers.from_proto(state.dense.optimizer)
+        for parameter in state.dense.parameters:
+            value = parameter.value
+            if value.dtype == tensor.DT_FLOAT:
+                count = int(np.prod([dim.size for dim in value.tensor_shape.dim], dtype=np.int64))
+                value.tensor_content = bytes(4 * count)
+        dense = DenseShard(state.dense.parameters, optimizers)
+        newest = _read_dense(dense, base)
+        dense.resume_at(state.steps)
+        tables = {}
+        for index, saved in enumerate(state.tables):
+            tables[saved.info.name] = _read_table(saved, optimizers, base.path, index, shard.shards)
+        shard.thaw(Frozen(base.sequence, state, list(state.waiting), []), dense, tables)
+        return newest
+    except (CheckpointError, OSError, ValueError, KeyError) as error:
+        raise JournalDamagedError(f"{base.path}: the snapshot is damaged: {error}") from error
+
+
+def _read_dense(dense: DenseShard, base: Base) -> int:
+    assert base.path is not None
+    newest = base.sequence
+    for number, start in enumerate(range(0, dense.flat.size, _FILE)):
+        tensors = files.read(base.path / f"dense-{number}.safetensors")
+        for place, sequence in enumerate(tensors.pop("sequences").tolist()):
+            here = slice(place * CHUNK, (place + 1) * CHUNK)
+            part = {name: values[here] for name, values in tensors.items()}
+            dense.set_part(start + place * CHUNK, part, sequence)
+            newest = max(newest, sequence)
+    return newest
+
+
+def _read_table(
+    saved: pb.SavedTable, optimizers: Optimizers, folder: Path, index: int, shards: int
+) -> EmbeddingTable:
+    table = EmbeddingTable(saved.info, saved.seed, optimizers, saved.declared, shards)
+    paths = folder.glob(f"{_STEM}.table-{index}.part-*")
+    for _, rows in SavedTable(saved.info.name, {"dim": saved.info.dim}, list(paths)).rows():
+        table.load(rows, table.slot_names)
+    table.resume_at(saved.step)
+    return table
