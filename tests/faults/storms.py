@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FOR_S = 10.0
 _QUORUM = 3
 
 
@@ -29,7 +28,7 @@ class Storm:
     """Seconds after the start, and the option and number for ``torch-edl scale``."""
 
 
-def storm(seed: int, kind: str, durability: str = "checkpoint") -> Storm:
+def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     """The storm of a seed.
 
     Args:
@@ -37,6 +36,7 @@ def storm(seed: int, kind: str, durability: str = "checkpoint") -> Storm:
             ``together``: several at the same moment; ``again``: a successor while it recovers;
             ``scaling``: all of them, while numbers of workers and servers change.
         durability: of the servers.
+        for_s: how long it lasts.
     """
     chance = random.Random(seed)
     least = 2 if durability == "replica" else 1
@@ -59,24 +59,24 @@ def storm(seed: int, kind: str, durability: str = "checkpoint") -> Storm:
     scales = []
     if kind == "scaling":
         scales = [
-            (2.0, "--workers", chance.choice([1, 2, 5])),
-            (4.5, "--workers", workers),
+            (0.2 * for_s, "--workers", chance.choice([1, 2, 5])),
+            (0.5 * for_s, "--workers", workers),
         ]
     return Storm(
         kind=kind,
         flags=flags,
         quorum=quorum,
-        plan="\n".join([f"seed = {seed}", f'for = "{FOR_S:g}s"', *_faults(kind, chance)]),
+        plan="\n".join([f"seed = {seed}", f'for = "{for_s:g}s"', *_faults(kind, chance, for_s)]),
         scales=scales,
     )
 
 
-def _faults(kind: str, chance: random.Random) -> list[str]:
+def _faults(kind: str, chance: random.Random, for_s: float) -> list[str]:
     def fault(what: str, when: str) -> str:
         return f"[[fault]]\n{what}\n{when}"
 
-    def at(least_s: float, most_s: float) -> str:
-        return f'at = "{chance.uniform(least_s, most_s):.2f}s"'
+    def at(least: float, most: float) -> str:  # parts of the time
+        return f'at = "{chance.uniform(least, most) * for_s:.2f}s"'
 
     match kind:
         case "workers":
@@ -88,26 +88,26 @@ def _faults(kind: str, chance: random.Random) -> list[str]:
         case "servers":
             return [
                 fault('kill = "ps=1"', 'every = "2500ms"'),
-                fault('pause = "ps=1:1s"', at(3, 8)),
+                fault('pause = "ps=1:1s"', at(0.3, 0.8)),
             ]
         case "masters":
             return [
                 fault('kill = "master=1"', 'every = "3s"'),
-                fault('pause = "master=1:1s"', at(3, 8)),
+                fault('pause = "master=1:1s"', at(0.3, 0.8)),
             ]
         case "together":
-            pairs = ["worker=1,ps=1", "ps=1,master=1", "worker=2", "worker=1,ps=1,master=1", "ps=2"]
+            pairs = ["worker=1,ps=1", "worker=2,ps=1", "worker=3", "ps=2", "ps=5"]
             first, second, third = chance.sample(pairs, 3)
             return [
-                fault(f'kill = "{first}"', at(0.5, 2.5)),
-                fault(f'kill = "{second}"', at(4, 5.5)),
-                fault(f'kill = "{third}"', at(7, 9)),
+                fault(f'kill = "{first}"', at(0.05, 0.25)),
+                fault(f'kill = "{second}"', at(0.4, 0.55)),
+                fault(f'kill = "{third}"', at(0.7, 0.9)),
             ]
         case "again":
             # A successor takes a second or so until it serves.
             faults = []
-            for begin in (1.0, 5.0):
-                role = chance.choice(["ps", "ps", "master", "worker"])
+            for begin in (0.1 * for_s, 0.5 * for_s):
+                role = chance.choice(["ps", "ps", "worker"])
                 first = begin + chance.random()
                 for later in (0.0, chance.uniform(0.1, 0.6), chance.uniform(0.7, 1.6)):
                     faults.append(fault(f'kill = "{role}=1"', f'at = "{first + later:.2f}s"'))
@@ -116,5 +116,4 @@ def _faults(kind: str, chance: random.Random) -> list[str]:
             return [
                 fault('kill = "worker=1"', 'every = "4s"'),
                 fault('kill = "ps=1"', 'every = "4s"'),
-                fault('kill = "master=1"', 'every = "5s"'),
             ]
