@@ -34,7 +34,10 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       stride_(round_up(meta_at_ + sizeof(RowMeta), row_alignment(dim))),
       arena_(kSlabRows * stride_, kSubTables),
       bound_(bound_of(options)) {
-  for (SubTable& sub : subs_) grow(sub);
+  for (SubTable& sub : subs_) {
+    sub.saved = SavedRows(stride_);
+    grow(sub);
+  }
 }
 
 void Table::check_ids(const int64_t* ids, size_t n) const {
@@ -124,7 +127,7 @@ void Table::release(SubTable& sub, char* row) {
 void Table::before_change(SubTable& sub, char* row) {
   RowMeta& m = meta(row);
   if (!sub.saving || m.epoch >= sub.epoch) return;
-  sub.saved.insert(sub.saved.end(), row, row + stride_);
+  sub.saved.push(row);
   m.epoch = sub.epoch;
 }
 
@@ -284,7 +287,7 @@ size_t Table::snapshot_left() const {
   size_t left = 0;
   for (const SubTable& sub : subs_) {
     std::lock_guard<std::mutex> guard(sub.lock);
-    if (sub.saving) left += sub.limit - sub.cursor + sub.saved.size() / stride_;
+    if (sub.saving) left += sub.limit - sub.cursor + sub.saved.size();
   }
   return left;
 }
@@ -303,14 +306,12 @@ size_t Table::next_chunk(size_t most, const Chunk& out) {
   size_t given = 0;
   // What writers saved goes first: it is the memory that would grow.
   for (SubTable& sub : subs_) {
-    std::lock_guard<std::mutex> guard(sub.lock);
-    const size_t waiting = sub.saved.size() / stride_;
-    const size_t take = std::min(most - given, waiting);
-    for (size_t i = 0; i < take; ++i) {
-      emit(sub.saved.data() + (waiting - 1 - i) * stride_, out, given++);
+    for (bool more = true; more && given < most;) {
+      std::lock_guard<std::mutex> guard(sub.lock);
+      const size_t end = given + std::min({most - given, sub.saved.size(), kWalk});
+      for (; given < end; sub.saved.pop()) emit(sub.saved.back(), out, given++);
+      more = sub.saved.size() > 0;
     }
-    sub.saved.resize((waiting - take) * stride_);
-    if (sub.saved.empty()) sub.saved.shrink_to_fit();
   }
   for (SubTable& sub : subs_) {
     for (bool more = true; more && given < most;) {
@@ -333,7 +334,7 @@ void Table::end_snapshot() {
     std::lock_guard<std::mutex> guard(sub.lock);
     sub.saving = false;
     sub.limit = sub.cursor = 0;
-    std::vector<char>().swap(sub.saved);
+    sub.saved.clear();
   }
 }
 

@@ -20,6 +20,7 @@
 #include "initializer.h"
 #include "optimizer.h"
 #include "pages.h"
+#include "saved_rows.h"
 
 namespace edl {
 
@@ -123,7 +124,7 @@ class Table {
     uint32_t epoch = 0;
     size_t limit = 0;
     size_t cursor = 0;
-    std::vector<char> saved;  // whole rows, copied before they changed
+    SavedRows saved;
   };
 
   struct Found {

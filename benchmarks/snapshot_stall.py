@@ -1,0 +1,142 @@
+"""How long a push waits while the journal of a server is compacted.
+
+One server with a journal holds tables of 1 GB. Pushes of 4,000 rows follow each other; when the
+log is long enough, the server writes a snapshot of all rows in the background. Counted: the longest
+push while the snapshot is written, minus the median of the pushes before; and, for the share of the
+machine, the longest of as many pushes before the snapshot.
+
+    python benchmarks/snapshot_stall.py [--mb 1000] [--dense-mb 0] [--fsync interval]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from report import report
+
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.wire import codec, services
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+_DIM = 16
+_ROW_BYTES = 192  # weights and sums of Adagrad, and what stands behind them
+_IDS = 4000
+_FENCE = pb.Fence(job="bench", incarnation=1)
+_TOKEN = "bench"
+_LIMIT_S = 300.0
+
+
+class Server:
+    """A server process with a table of ``rows`` rows."""
+
+    def __init__(self, journal: Path, fsync: str, rows: int, dense: int) -> None:
+        command = [
+            *(sys.executable, "-m", "torch_edl.ps_server", "--job", "bench", "--shard", "0"),
+            *("--shards", "1", "--incarnation", "1", "--journal", str(journal), "--fsync", fsync),
+        ]
+        environment = {k: v for k, v in os.environ.items() if k != ENV_MASTER}
+        self._process = subprocess.Popen(
+            command, env={**environment, ENV_TOKEN: _TOKEN}, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        address = self._process.stdout.readline().split()[-1]
+        self._stub = Stub(services.PSERVER, address, _TOKEN)
+        self._rows, self._dense, self._pushes = rows, np.ones(dense, np.float32), 0
+        self._values = codec.to_proto(np.full((_IDS, _DIM), 0.01, np.float32))
+        self._rng = np.random.default_rng(0)
+        group = pb.ParamGroup(hyper={"lr": 0.01})
+        self._call(
+            pb.PushDenseParametersRequest(
+                optimizer=pb.OptimizerConfig(kind="adagrad", groups=[group]),
+                parameters=[pb.DenseParameter(name="w", value=codec.to_proto(self._dense))],
+            )
+        )
+        info = pb.EmbeddingTableInfo(name="t", dim=_DIM, initializer=pb.Initializer(kind="zeros"))
+        self._call(pb.PushEmbeddingTableInfosRequest(infos=[info]))
+        for first in range(0, rows, 100_000):
+            ids = np.arange(first, min(first + 100_000, rows)).astype("<i8").tobytes()
+            self._call(pb.PullRequest(tables=[pb.TableIds(name="t", ids=ids)]))
+
+    def _call(self, request: object) -> object:
+        request.fence.CopyFrom(_FENCE)
+        return self._stub.call(request, timeout_s=60)
+
+    def push(self) -> float:
+        """Seconds of one push."""
+        ids = np.unique(self._rng.integers(0, self._rows, 2 * _IDS))[:_IDS]
+        request = pb.PushGradientsRequest(
+            range=pb.RecordRange(first=self._pushes, last=self._pushes + 1)
+        )
+        request.tables.add(name="t", ids=ids.astype("<i8").tobytes(), values=self._values)
+        if self._dense.size:
+            codec.fill(request.dense, self._dense)
+        self._pushes += 1
+        began = time.perf_counter()
+        self._call(request)
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._stub.close()
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def measure(folder: Path, fsync: str, rows: int, dense: int) -> dict[str, float]:
+    """Pushes until the first snapshot is complete."""
+    server = Server(folder, fsync, rows, dense)
+    before: list[float] = []
+    during: list[float] = []
+    began = 0.0
+    deadline = time.monotonic() + _LIMIT_S
+    try:
+        while not list(folder.glob("*/snapshot-*")):
+            seconds = server.push()
+            if began or list(folder.glob("*/.snapshot-*")):
+                began = began or time.perf_counter()
+                during.append(seconds)
+            else:
+                before.append(seconds)
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no snapshot within {_LIMIT_S} s")
+        lasted = time.perf_counter() - began
+    finally:
+        server.close()
+    usual = float(np.median(before))
+    return {
+        "usual_ms": round(usual * 1000, 2),
+        "usual_during_ms": round(float(np.median(during)) * 1000, 2),
+        "longest_before_ms": round(max(before[-len(during) :]) * 1000, 2),
+        "longest_during_ms": round(max(during) * 1000, 2),
+        "stall_ms": round((max(during) - usual) * 1000, 2),
+        "pushes_during": len(during),
+        "snapshot_s": round(lasted, 2),
+    }
+
+
+def main() -> None:
+    """Prints one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=1000, help="of the tables")
+    parser.add_argument("--dense-mb", type=int, default=0, help="of the dense parameters")
+    parser.add_argument("--fsync", choices=("never", "interval", "always"), default="interval")
+    parser.add_argument("--folder", help="of the journal (default: a temporary one)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        rows, dense = args.mb * 1_000_000 // _ROW_BYTES, args.dense_mb * 250_000
+        figures = measure(Path(name) / "journal", args.fsync, rows, dense)
+    report("snapshot_stall", {"mb": args.mb, "dense_mb": args.dense_mb, **figures})
+
+
+if __name__ == "__main__":
+    main()
