@@ -42,6 +42,7 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/ps_push_pull.py
 	$(BIN)/python benchmarks/deepfm.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/overhead.py
 

@@ -4,7 +4,7 @@ The counting example with three workers and two servers; `torch-edl chaos` kills
 the verdict says what was rolled back. The stall is the longest time between two minibatches of a
 worker that lived before and after, less the median time. Afterwards the records are checked.
 
-    python benchmarks/failures.py [--workers 3] [--repeat 3] [--only worker,master]
+    python benchmarks/failures.py [--workers 3] [--repeat 3] [--only "worker;server, journal"]
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ CASES = {
     "worker": ("worker=1", []),
     "server, checkpoint": ("ps=1", []),
     "server, journal": ("ps=1", ["--durability", "journal"]),
-    "server, replica": ("ps=1", ["--durability", "replica"]),
     "all servers, journal": ("ps=2", ["--durability", "journal"]),
-    "master": ("master=1", ["--durability", "journal"]),
-    "master and server, journal": ("master=1,ps=1", ["--durability", "journal"]),
 }
 
 
