@@ -9,6 +9,7 @@ import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from master.state.actions import (
     Flushed,
     OutputWritten,
     Prune,
+    Remove,
     Saved,
     SaveServers,
     WriteOutput,
@@ -78,6 +80,9 @@ def execute(effect: Effect, *, token: str) -> EffectEvent | None:
     """Executes an action; returns what came of it, a failure too."""
     try:
         return _execute(effect, token)
+    except _NoModelError as error:
+        assert isinstance(effect, SaveServers)
+        return CheckpointFailed(str(error), effect.incarnation, early=True)
     except EdlError as error:
         text = str(error)
     except OSError as error:
@@ -115,7 +120,13 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
             return OutputWritten()
         case Prune():
             layout.prune(effect.newest, effect.keep)
+        case Remove():
+            shutil.rmtree(effect.directory, ignore_errors=True)
     return None
+
+
+class _NoModelError(CheckpointError):
+    """Workers have not told the servers yet what they hold."""
 
 
 def save_servers(action: SaveServers, token: str) -> Saved:
@@ -126,10 +137,14 @@ def save_servers(action: SaveServers, token: str) -> Saved:
         OSError: the disk is full or read-only.
     """
     called = _Servers(action.servers, action.manifest.job, token)
-    with contextlib.closing(called) as servers, _releasing(servers):
-        held = servers.call(ps.HoldRequest(timeout_ms=_HOLD_MS), _CALL_S)
+    # Above those of earlier masters, too.
+    move = time.time_ns() if action.moves else 0
+    if move:
+        shutil.rmtree(action.root, ignore_errors=True)  # of an attempt that came to nothing
+    with contextlib.closing(called) as servers, _releasing(servers, move):
+        held = servers.call(ps.HoldRequest(timeout_ms=_HOLD_MS, move=move), _CALL_S)
         if not all(answer.initialized for answer in held):
-            raise CheckpointError("the servers have no model yet")
+            raise _NoModelError("the servers have no model yet")
         applied = [Watermarks.from_proto(answer.watermarks) for answer in held]
         # Also the tasks that are known to be done: in sync mode the last pushes of a task may
         # wait for their quorum, and a manifest that calls the task done must come with them.
@@ -137,7 +152,9 @@ def save_servers(action: SaveServers, token: str) -> Saved:
         steps = steps_of(action.space, progress)
 
         def write(directory: Path) -> Manifest:
-            request = ps.SnapshotRequest(targets=progress.to_proto(), directory=str(directory))
+            request = ps.SnapshotRequest(
+                targets=progress.to_proto(), directory=str(directory), move=move
+            )
             written = servers.call(request, _WRITE_S)
             stalled = max(answer.stall_ms for answer in written)
             log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
@@ -219,10 +236,14 @@ class _Servers:
 
 
 @contextlib.contextmanager
-def _releasing(servers: _Servers) -> Iterator[None]:
-    """Ends the hold afterwards, where no snapshot has ended it."""
+def _releasing(servers: _Servers, move: int) -> Iterator[None]:
+    """Ends the hold afterwards, where no snapshot has ended it; servers from which the model could
+    not move accept pushes again."""
+    moved = False
     try:
         yield
+        moved = bool(move)
     finally:
-        with contextlib.suppress(CheckpointError):
-            servers.call(ps.ReleaseRequest(), _CALL_S)
+        if not moved:
+            with contextlib.suppress(CheckpointError):
+                servers.call(ps.ReleaseRequest(move=move), _CALL_S)

@@ -70,6 +70,8 @@ class SaveServers:
     """Without what is known when the servers have written."""
     space: TaskSpace
     root: Path
+    moves: bool = False
+    """The model moves to other servers: these accept no push after it. ``root`` is for it alone."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,14 @@ class Prune:
     keep: int
 
 
-Effect = SaveServers | CommitLocal | Flush | WriteOutput | Prune
+@dataclass(frozen=True)
+class Remove:
+    """Remove a folder of this job that nobody needs any more."""
+
+    directory: Path
+
+
+Effect = SaveServers | CommitLocal | Flush | WriteOutput | Prune | Remove
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Become | Effect
 
@@ -148,6 +157,8 @@ class CheckpointFailed:
 
     error: str
     incarnation: int
+    early: bool = False
+    """Workers have not told the servers yet what they hold."""
 
 
 @dataclass(frozen=True)

@@ -303,18 +303,27 @@ class Calls:
     # ---- the user ----
 
     def scale(self, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
-        """Keep another number of workers from now on.
+        """Keep another number of workers, or of servers, from now on; or neither, if one of the
+        numbers cannot be.
 
         Raises:
-            UsageError: the number is not possible.
+            UsageError: a number is not possible.
         """
-        job = self._job
+        job, said = self._job, []
         if job.lifecycle.ending:
             raise UsageError("the job is over: there is nothing to scale")
-        text = f"workers: {job.fleet.workers_wanted} before, {request.max_workers} from now on"
-        job.workforce.scale(request)
-        job.lifecycle.note("info", text, now)
-        return pb.ScaleResponse(text=text)
+        if request.servers:
+            job.server_move.require(request.servers)
+        if request.max_workers or not request.servers:
+            before = job.fleet.workers_wanted
+            job.workforce.scale(request)
+            said.append(f"workers: {before} before, {request.max_workers} from now on")
+        if request.servers:
+            before = job.fleet.servers.wanted
+            job.server_move.scale(request.servers)
+            said.append(f"parameter servers wanted: {before} before, {request.servers} from now on")
+        job.lifecycle.note("info", "; ".join(said), now)
+        return pb.ScaleResponse(text="; ".join(said))
 
     def stop(self, request: pb.StopRequest, now: float) -> pb.StopResponse:
         self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)

@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from master.state.actions import (
     Note,
     OutputWritten,
     Prune,
+    Remove,
     Saved,
     SaveServers,
     WriteOutput,
@@ -31,7 +33,18 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
 _RETRY_S = 5.0
+_EARLY_RETRY_S = 0.5
 _FINAL_ATTEMPTS = 3
+_CUT = "cut-"
+
+
+@dataclass(frozen=True)
+class CutTaken:
+    """The servers are sealed, and all that they acknowledged is in the cut."""
+
+    saved: Saved
+    servers: tuple[int, ...]
+    """Their incarnations, in the order of shards."""
 
 
 class CheckpointManager:
@@ -61,7 +74,9 @@ class CheckpointManager:
         self._output = config.checkpoint.output if config.trains else ""
         self._incarnation = 0
         self._actions: list[Effect] = []
-        self._running = ""  # "periodic" or "final" while one is taken
+        self._running = ""  # "periodic", "final" or "cut" while one is taken
+        self._cut: Saved | None = None  # newer than all checkpoints; of the model before it moved
+        self._cut_servers: tuple[int, ...] = ()
         self._not_before = 0.0
         self._failures = 0
         self._snapshots = 0
@@ -90,12 +105,14 @@ class CheckpointManager:
     @property
     def restore_from(self) -> str:
         """What a new incarnation of the model loads; empty: nothing."""
+        if self._cut is not None:
+            return str(self._cut.path)
         return self.named or self._config.load
 
     @property
     def values_only(self) -> bool:
         """Whether :attr:`restore_from` is the model of another job, whose tasks are not ours."""
-        return not self.named
+        return not self.named and self._cut is None
 
     @property
     def shown(self) -> str:
@@ -145,28 +162,46 @@ class CheckpointManager:
         *,
         steps: int,
         settled: bool,
+        moves: bool = False,
     ) -> Path | None:
         """Begins a checkpoint that is due.
 
         Args:
             progress: what is done.
             manifest: without what is known when the checkpoint is written.
+            moves: it is the cut with which the model moves to other servers.
 
         Returns:
             The folder to which a worker is to write the model, if only workers have it.
         """
-        self._running = "final" if settled else "periodic"
-        if not settled:
+        self._running = "cut" if moves else "final" if settled else "periodic"
+        if self._running == "periodic":
             self._next = self._after(steps)
         if cluster.servers:
+            servers, of = cluster.servers, cluster.incarnation
+            self._cut_servers = tuple(server.incarnation for server in servers)
+            root = self.root / f"{_CUT}{of}" if moves else self.root
             self._actions.append(
-                SaveServers(
-                    cluster.servers, cluster.incarnation, progress, manifest, space, self.root
-                )
+                SaveServers(servers, of, progress, manifest, space, root, moves=moves)
             )
             return None
         self._snapshots += 1
         return self.root / f".snapshot-{self._snapshots}"
+
+    def may_cut(self, now: float) -> bool:
+        """Whether no checkpoint is taken now, and none has just failed."""
+        return not self._running and now >= self._not_before
+
+    def moved(self, cut: Saved, incarnation: int) -> None:
+        """The model moved to other servers, which restore the cut."""
+        self._forget_cut()
+        self._cut, self._incarnation = cut, incarnation
+        self._flushed, self._flushing = not self._flushes, False
+
+    def _forget_cut(self) -> None:
+        if self._cut is not None:
+            self._actions.append(Remove(self._cut.path.parent))
+            self._cut = None
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """A worker wrote its model."""
@@ -195,15 +230,15 @@ class CheckpointManager:
         self._incarnation = incarnation
         self._reset()
         self._failures = 0  # those of servers that are gone
-        return self.newest
+        return self._cut or self.newest
 
-    def apply(self, event: EffectEvent, now: float) -> list[Note | Failure]:
+    def apply(self, event: EffectEvent, now: float) -> list[Note | Failure | CutTaken]:
         """Takes what came of an action."""
         match event:
             case CheckpointSaved() if self._running and event.incarnation == self._incarnation:
                 return self._saved(event.saved)
             case CheckpointFailed() if self._running and event.incarnation == self._incarnation:
-                return self._failed(event.error, now)
+                return self._failed(event, now)
             case Flushed() if event.incarnation == self._incarnation:
                 self._flushing, self._flushed = False, event.success
             case OutputWritten() if event.error:
@@ -214,8 +249,11 @@ class CheckpointManager:
                 return [Note("info", f"model written to {self._output}")]
         return []
 
-    def _saved(self, saved: Saved) -> list[Note | Failure]:
+    def _saved(self, saved: Saved) -> list[Note | Failure | CutTaken]:
         was, self._running, self._failures = self._running, "", 0
+        if was == "cut":
+            return [CutTaken(saved, self._cut_servers)]
+        self._forget_cut()
         self.newest, self.named = saved, str(saved.path)
         # Not before it is the one to go back to.
         self._actions.append(Prune(saved.path, self._config.keep))
@@ -223,9 +261,15 @@ class CheckpointManager:
             self._finish(saved)
         return [Note("info", f"checkpoint {saved.path}")] if self._config.dir else []
 
-    def _failed(self, error: str, now: float) -> list[Note | Failure]:
-        was, self._running = self._running, ""
+    def _failed(self, event: CheckpointFailed, now: float) -> list[Note | Failure | CutTaken]:
+        was, self._running, error = self._running, "", event.error
         self._not_before = now + _RETRY_S
+        if was == "cut":
+            if event.early:
+                self._not_before = now + _EARLY_RETRY_S
+                return []
+            text = f"the parameter servers stay for now, the next attempt follows: {error}"
+            return [Note("warning", text)]
         if was == "final":
             self._failures += 1
             if self._failures >= _FINAL_ATTEMPTS:

@@ -64,9 +64,7 @@ class Fleet:
         self.workers_wanted = workers
         """How many workers to keep alive from now on."""
         self.strategy = ""
-        self._server_command = ServerCommand(
-            job=job, shards=servers, args=tuple(server_args), journals=journals
-        )
+        self._server_command = ServerCommand(job=job, args=tuple(server_args), journals=journals)
         self._worker_module = worker_module
         self._server_module = server_module
         self.external = external
@@ -307,6 +305,7 @@ class Fleet:
     def _start_server(self, shard: int, now: float) -> Action:
         words = self._server_command.words(
             shard,
+            self.servers.shards,
             self.servers.made + 1,
             model=self.incarnation,
             restore=self.restored_from,

@@ -22,17 +22,18 @@ from master.state.actions import (
     Saved,
     Started,
 )
-from master.state.checkpoint_manager import CheckpointManager
+from master.state.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.evaluation import EvaluationResult
 from master.state.failover import Failover, FailoverEvent, ModelLost
 from master.state.fleet import Fleet
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
-from master.state.milestones import Kept, MilestoneEvent, Milestones, Trained
+from master.state.milestones import Kept, MilestoneEvent, Milestones, MoveBegun, Trained
 from master.state.preparation import Decided, Preparation, PreparationEvent, TasksMade
 from master.state.processes import Gone
 from master.state.ring_coordinator import RingCoordinator
 from master.state.script_workforce import ScriptWorkforce
+from master.state.server_move import ServerMove
 from master.state.task_scheduler import SnapshotFailed, SnapshotWritten, TaskEvent, TaskScheduler
 from master.state.workforce import (
     Finished,
@@ -94,6 +95,9 @@ class Job:
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
         self.milestones = Milestones(config, self.tasks, self.checkpoints)
+        self.server_move = ServerMove(
+            config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
+        )
         self.damaged = 0
         self.reason = "a training script" if script else ""
         """Why the strategy was chosen."""
@@ -189,6 +193,8 @@ class Job:
                 self.lifecycle.stopped(now)
             case StopRequested():
                 self.stop(event.reason, now)
+            case MoveBegun() | CutTaken():
+                self.server_move.apply(event, now)
             case _:
                 self.apply_all(self.checkpoints.apply(event, now), now)
 
@@ -222,11 +228,9 @@ class Job:
         result = self.fleet.exited(exit, now, log=log)
         if exit.role == "worker":
             self._drop(exit.id)
-        if self.lifecycle.outcome is not None:
+        if self.lifecycle.outcome is not None or result is None:
             return
         match result:
-            case None:
-                return
             case Failure():
                 self.apply(result, now)
                 return
@@ -241,8 +245,8 @@ class Job:
             case _:
                 self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
         alive, wanted = len(self.fleet.alive("worker")), self.config.cluster.min_workers
+        text = f"workers left: {alive}, minimum: {wanted}; waiting for replacements"
         if exit.role == "worker" and alive < wanted:
-            text = f"workers left: {alive}, minimum: {wanted}; waiting for replacements"
             self.lifecycle.note("warning", text, now)
 
     def form_ring(self, now: float) -> bool:
@@ -374,6 +378,7 @@ class Job:
                 steps=steps,
                 trained=self._is_trained(now),
                 stopping=self.lifecycle.stopping is not None,
+                moves=self.server_move.due,
                 now=now,
             )
             self.apply_all(events, now)
@@ -382,11 +387,9 @@ class Job:
         """Whether nothing is trained any more: all is done, or all workers that train have left."""
         stopping = self.lifecycle.stopping
         if stopping is None:
-            # A script may leave its loop early.
-            return self.tasks.trained or self.workforce.scripts_over(now)
+            return self.tasks.trained or self.workforce.scripts_over(now)  # it may leave its loop
         # A worker that has the model in its own process writes it while it leaves.
-        left = self.fleet.strategy != "ps" or not len(self.members)
-        return left or now >= stopping.leave_by
+        return self.fleet.strategy != "ps" or not len(self.members) or now >= stopping.leave_by
 
     def conclude(self, now: float) -> None:
         """Ends the job if the workforce, or the work, is over."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from master.state.actions import Failure, Note
-from master.state.checkpoint_manager import CheckpointManager
+from master.state.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.data_identity import nothing_left
 from master.state.evaluation import EvaluationResult
 from master.state.left_out import LeftOut
@@ -30,7 +30,12 @@ class Kept:
     """The final checkpoint of a job that is to stop is written."""
 
 
-MilestoneEvent = Trained | Kept | EvaluationResult | Note | Failure
+@dataclass(frozen=True)
+class MoveBegun:
+    """The servers are about to be sealed: the move is to be carried through."""
+
+
+MilestoneEvent = Trained | Kept | MoveBegun | CutTaken | EvaluationResult | Note | Failure
 
 
 class Milestones:
@@ -91,6 +96,7 @@ class Milestones:
         steps: int,
         trained: bool,
         stopping: bool,
+        moves: bool,
         now: float,
     ) -> list[MilestoneEvent]:
         """What has come about since the last call.
@@ -100,6 +106,7 @@ class Milestones:
             cluster: None while the servers start.
             trained: nothing is trained any more.
             stopping: the job is to stop: what is done is kept, and not evaluated.
+            moves: the model is to move to other servers.
         """
         main, evaluations = self._tasks.main, self._tasks.evaluations
         checkpoints = self._checkpoints
@@ -114,7 +121,8 @@ class Milestones:
         if evaluations is not None and settled == trained and not stopping:
             result = evaluations.tick(steps, trained=settled)
             events += [result] if result is not None else []
-        due = checkpoints.due(steps, settled=settled, now=now)
+        cuts = moves and not trained and not stopping and checkpoints.may_cut(now)
+        due = cuts or checkpoints.due(steps, settled=settled, now=now)
         if due and main is not None and self._config.trains:
             folder = checkpoints.take(
                 cluster,
@@ -123,7 +131,10 @@ class Milestones:
                 main.space,
                 steps=steps,
                 settled=settled,
+                moves=cuts,
             )
+            if cuts:
+                events.append(MoveBegun())
             if folder is not None:
                 self._tasks.ask_for_snapshot(str(folder))
         if settled and checkpoints.complete:

@@ -129,6 +129,28 @@ class Deaths:
 _MOST_WORKERS = 10_000
 
 
+_MOST_SERVERS = 1_000
+
+
+def check_servers(servers: int, *, strategy: str, durability: str) -> None:
+    """Raises UsageError if a running job cannot have so many parameter servers."""
+    wanted = f"--ps {servers}"
+    if servers < 1:
+        raise UsageError(f"{wanted}: at least one server is needed; write --ps 1 or more")
+    if servers > _MOST_SERVERS:
+        raise UsageError(f"{wanted}: a job has {_MOST_SERVERS:,} parameter servers at most")
+    if strategy not in ("ps", "auto"):
+        raise UsageError(
+            f"{wanted}: the strategy {strategy} has no parameter servers; start the job with "
+            "--strategy ps"
+        )
+    if durability == "replica" and servers == 1:
+        raise UsageError(
+            f"{wanted}: --durability replica keeps the replica of a shard on another server; "
+            "write --ps 2 or more"
+        )
+
+
 def check_scale(min_workers: int, max_workers: int, *, strategy: str) -> None:
     """Raises UsageError if a running job cannot be scaled so."""
     wanted = f"--workers {min_workers}:{max_workers}"

@@ -11,13 +11,19 @@ class ServerCommand:
     """What all servers of a job are started with."""
 
     job: str
-    shards: int
     args: Sequence[str] = ()
     journals: str = ""
     """The folder of their journals; empty: they keep none."""
 
     def words(
-        self, shard: int, incarnation: int, *, model: int, restore: str, values_only: bool
+        self,
+        shard: int,
+        shards: int,
+        incarnation: int,
+        *,
+        model: int,
+        restore: str,
+        values_only: bool,
     ) -> list[str]:
         """The arguments of one server.
 
@@ -30,13 +36,13 @@ class ServerCommand:
         words = [
             *("--job", self.job),
             *("--shard", str(shard)),
-            *("--shards", str(self.shards)),
+            *("--shards", str(shards)),
             *("--incarnation", str(incarnation)),
             *self.args,
         ]
         if self.journals:
             # Of this incarnation of the model: what was trained before it was restored is void.
-            folder = f"{self.journals}/model-{model}/shard-{shard}-of-{self.shards}"
+            folder = f"{self.journals}/model-{model}/shard-{shard}-of-{shards}"
             words += ["--journal", folder, "--model-incarnation", str(model)]
         if restore:
             words += ["--restore", restore]

@@ -24,6 +24,10 @@ class Servers:
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
+        self.wanted = shards
+        """How many there are to be, once the model has moved."""
+        self.moving = False
+        """The model is to move to other servers, even if their number stays: a move has begun."""
         self.made = 0
         """Servers that the job ever had: the incarnation of the newest one."""
         self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
@@ -101,7 +105,18 @@ class Servers:
         """Shards that no process has."""
         return [shard for shard in range(self.shards) if shard not in self._by_shard]
 
+    @property
+    def moves(self) -> bool:
+        """The model is to move to other servers."""
+        return bool(self._by_shard) and (self.moving or self.wanted != self.shards)
+
     # ---- what happens ----
+
+    def want(self, servers: int) -> None:
+        """There are to be so many servers; at once, if none was started."""
+        self.wanted = servers
+        if not self._by_shard and not self._of_earlier_models and not self.made:
+            self.shards = servers
 
     def take(self, process: Process, shard: int) -> None:
         """A process is to serve a shard that no process has."""
@@ -134,6 +149,7 @@ class Servers:
         gone = list(self)
         self._by_shard.clear()
         self._of_earlier_models = self.made
+        self.shards, self.moving = self.wanted, False
         return gone
 
     # ---- a restart of the master ----
@@ -142,6 +158,9 @@ class Servers:
         """What a restarted master needs, as JSON can say it."""
         return {
             "made": self.made,
+            "shards": self.shards,
+            "wanted": self.wanted,
+            "moving": self.moving,
             "of_earlier_models": self._of_earlier_models,
             "ids": [process.id for process in self],
         }
@@ -153,4 +172,6 @@ class Servers:
             processes: the servers that still run.
         """
         self.made, self._of_earlier_models = state["made"], state["of_earlier_models"]
+        self.shards, self.wanted = state["shards"], state["wanted"]
+        self.moving = state["moving"]
         self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}

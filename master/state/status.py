@@ -37,6 +37,7 @@ def describe(
         nan_steps=job.milestones.left_out.nan_steps,
         wall_s=wall_s,
         workers_wanted=job.fleet.workers_wanted,
+        servers_wanted=job.fleet.servers.wanted if job.fleet.strategy == "ps" else 0,
         logged=job.members.logged(),
         rollbacks=lifecycle.rollbacks,
         records_rolled_back=lifecycle.records_rolled_back,

@@ -20,14 +20,22 @@ _SAY_S = 2.0
 
 
 def scale(args: argparse.Namespace) -> int:
-    """Tells the master, which starts workers, or lets some finish their tasks and leave.
+    """Tells the master, which starts workers, or lets some finish their tasks and leave, or moves
+    the model to another number of servers.
 
     Raises:
         UsageError: a range that cannot be, no such job, or the master refused.
     """
-    least, most = args.workers
-    ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
-    request = pb.ScaleRequest(min_workers=least, max_workers=most)
+    if args.workers is None and args.ps is None:
+        raise UsageError("scale: nothing to change; add --workers N or --ps N")
+    request = pb.ScaleRequest()
+    if args.workers is not None:
+        least, most = args.workers
+        ClusterConfig(min_workers=least, max_workers=most)  # refuses 0 and 8:2
+        request.min_workers, request.max_workers = least, most
+    if args.ps is not None:
+        ClusterConfig(servers=args.ps)
+        request.servers = args.ps
     answer = calls.ask(catalog.find(args.job), request)
     stdout().print(answer.text, soft_wrap=True)
     return 0

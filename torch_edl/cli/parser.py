@@ -248,10 +248,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(clean, "--keep N", "keep the N newest jobs", type=whole)
     add_option(clean, "--dry-run", "list the folders, remove nothing")
 
-    scale = verb("scale", "control.scale", "change the number of workers of a running job")
+    scale = verb("scale", "control.scale", "change the number of processes of a running job")
     scale.add_argument("job", metavar="JOB", help="name of the job")
     text = "number of workers, or a range"
-    add_option(scale, "--workers N|MIN:MAX", text, required=True, type=worker_range)
+    add_option(scale, "--workers N|MIN:MAX", text, type=worker_range)
+    text = "number of parameter servers, to which the model moves"
+    add_option(scale, "--ps N", text, type=whole)
 
     chaos = verb(
         "chaos",

@@ -71,7 +71,10 @@ def facts(status: pb.GetStatusResponse) -> list[str]:
     wanted = f" of {status.workers_wanted}" if short else ""
     found.append(f"{workers}{wanted} worker{'s' * (workers != 1 or bool(wanted))}")
     if servers:
-        found.append(counted(servers, "server"))
+        # While the model moves, those of before and after are there.
+        moves = status.servers_wanted not in (0, servers) and status.state == "running"
+        found.append(f"{servers} of {status.servers_wanted} servers" if moves
+                     else counted(servers, "server"))  # fmt: skip
     if status.damaged:
         found.append(f"{status.damaged:,} damaged")
     if status.nan_steps:

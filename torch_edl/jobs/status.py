@@ -67,6 +67,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "logged": {name: finite(value) for name, value in sorted(status.logged.items())},
         "evaluations": [{"steps": e.steps, "metrics": metrics_of(e)} for e in status.evaluations],
         "workers_wanted": status.workers_wanted,
+        "servers_wanted": status.servers_wanted,
         "checkpoint": status.checkpoint,
         "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
         "damaged": status.damaged,

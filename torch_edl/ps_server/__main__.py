@@ -113,6 +113,7 @@ def _run(args: argparse.Namespace) -> int:
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
         stem=f"shard-{args.shard}-of-{args.shards}",
         log=journal,
+        restored=source.tables if source and not args.values_only else (),
     )
     server, port = serve(
         services.PSERVER,

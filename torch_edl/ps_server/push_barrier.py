@@ -30,6 +30,8 @@ class PushBarrier:
         self._targets: Watermarks | None = None
         self._alone = False
         self._closed = False
+        self._move = 0  # the one that sealed the barrier, or that failed last
+        self._sealed = False
 
     @contextmanager
     def passing(self, task_id: int | None = None, last: int = 0) -> Iterator[None]:
@@ -42,11 +44,15 @@ class PushBarrier:
             return last <= self._targets.offset(task_id)
 
         with self._condition:
-            while not self._closed and (self._alone or (self._held() and not named())):
+            while not self._shut and (self._alone or (self._held() and not named())):
                 until_notified = self._alone or self._deadline is None
                 self._condition.wait(None if until_notified else self._left())
             if self._closed:
                 raise StaleIncarnationError("this server stops; ask the master for the servers")
+            if self._sealed:
+                raise StaleIncarnationError(
+                    "the model moves to other servers; ask the master for them"
+                )
             self._inside += 1
         try:
             yield
@@ -61,6 +67,10 @@ class PushBarrier:
         with self._condition:
             self._closed = True
             self._condition.notify_all()
+
+    @property
+    def _shut(self) -> bool:
+        return self._closed or self._sealed
 
     def _left(self) -> float:
         assert self._deadline is not None
@@ -80,9 +90,16 @@ class PushBarrier:
         with self._condition:
             return self._held()
 
-    def hold(self, timeout_s: float) -> None:
-        """Keeps out new pushes, and returns when none is inside. A hold in force starts again."""
+    def hold(self, timeout_s: float, *, move: int = 0) -> None:
+        """Keeps out new pushes, and returns when none is inside. A hold in force starts again.
+
+        Args:
+            move: a move of the model begins, with a number above those of earlier ones: what an
+                earlier one sealed is open again, to the pushes that the cut of this one names.
+        """
         with self._condition:
+            if move > self._move:
+                self._move, self._sealed = move, False
             self._since = self._clock()
             self._deadline = self._since + timeout_s
             self._targets = None
@@ -93,17 +110,22 @@ class PushBarrier:
                 self._condition.wait(self._left())
             self._require_held(mine)
 
-    def release(self) -> None:
-        """Ends the hold."""
+    def release(self, *, move: int = 0) -> None:
+        """Ends the hold, and undoes the seal of a move that came to nothing."""
         with self._condition:
+            if move and move == self._move:
+                self._sealed = False
             self._end()
 
     @contextmanager
     def cut(
-        self, targets: Watermarks, reached: Callable[[], bool]
+        self, targets: Watermarks, reached: Callable[[], bool], *, move: int = 0
     ) -> Iterator[Callable[[], float]]:
         """Admits the pushes up to ``targets`` until ``reached()``; then the body runs alone, and
         the hold ends.
+
+        Args:
+            move: of the model, see :meth:`hold`: no push passes after the body. 0: there is none.
 
         Yields:
             A function that returns the seconds since the hold began.
@@ -114,6 +136,8 @@ class PushBarrier:
         with self._condition:
             mine = self._holds
             self._require_held(mine)
+            if move != (self._move if move else 0):
+                raise HoldEndedError(f"move {move}: {self._move} began after it")
             self._targets = targets
             self._condition.notify_all()
             while not reached():
@@ -126,6 +150,7 @@ class PushBarrier:
                 self._condition.wait()
         try:
             yield lambda: self._clock() - self._since
+            self._sealed = self._sealed or bool(move)
         finally:
             with self._condition:
                 self._alone = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,21 @@ class PserverService:
         fence: what every call must carry.
         stem: how the names of the files of this shard begin.
         log: the sink of the shard, where snapshots make it shorter.
+        restored: the tables that are restored once a worker asks for them: before, a snapshot would
+            lack them.
     """
 
-    def __init__(self, shard: Shard, *, fence: pb.Fence, stem: str, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        fence: pb.Fence,
+        stem: str,
+        log: Log | None = None,
+        restored: Iterable[str] = (),
+    ) -> None:
         self._shard = shard
+        self._restored = frozenset(restored)
         self._fence = fence
         self._stem = stem
         self._barrier = PushBarrier()
@@ -182,11 +193,11 @@ class PserverService:
     def _hold(self, request: pb.HoldRequest) -> pb.HoldResponse:
         if not 0 < request.timeout_ms <= _LONGEST_HOLD_MS:
             raise UsageError(f"timeout_ms {request.timeout_ms}: expected 1 to {_LONGEST_HOLD_MS}")
-        if self._shard.dense is None:
+        if self._shard.dense is None or not self._restored <= self._shard.tables.keys():
             return pb.HoldResponse(initialized=False)
         if self._compactor:
             self._compactor.give_way(min(request.timeout_ms / 1000, _FIRST_SNAPSHOT_S))
-        self._barrier.hold(request.timeout_ms / 1000)
+        self._barrier.hold(request.timeout_ms / 1000, move=request.move)
         return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
 
     def _snapshot(self, request: pb.SnapshotRequest, raw: bytes) -> pb.SnapshotResponse:
@@ -196,7 +207,9 @@ class PserverService:
             raise UsageError(f"{directory}: no such folder; create it before the snapshot")
         shard = self._shard
         with self._snapshots:
-            with self._barrier.cut(targets, lambda: shard.has_received(targets)) as elapsed:
+            with self._barrier.cut(
+                targets, lambda: shard.has_received(targets), move=request.move
+            ) as elapsed:
                 cut = shard.cut(targets, raw)
                 stall_s = elapsed()
             sizes = files.write_tables(cut.tables, directory, self._stem)
@@ -212,7 +225,7 @@ class PserverService:
         return pb.SnapshotResponse(snapshot=snapshot, stall_ms=stall_s * 1000)
 
     def _release(self, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
-        self._barrier.release()
+        self._barrier.release(move=request.move)
         return pb.ReleaseResponse()
 
     def _flush(self, request: pb.FlushRequest, raw: bytes) -> pb.FlushResponse:

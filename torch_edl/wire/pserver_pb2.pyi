@@ -248,12 +248,14 @@ class GetWatermarksResponse(_message.Message):
     def __init__(self, offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HoldRequest(_message.Message):
-    __slots__ = ("fence", "timeout_ms")
+    __slots__ = ("fence", "timeout_ms", "move")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     timeout_ms: int
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    move: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., move: _Optional[int] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("task_id", "offset")
@@ -297,14 +299,16 @@ class HoldResponse(_message.Message):
     def __init__(self, initialized: _Optional[bool] = ..., watermarks: _Optional[_Union[Watermarks, _Mapping]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("fence", "targets", "directory")
+    __slots__ = ("fence", "targets", "directory", "move")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     targets: Watermarks
     directory: str
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Watermarks, _Mapping]] = ..., directory: _Optional[str] = ...) -> None: ...
+    move: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Watermarks, _Mapping]] = ..., directory: _Optional[str] = ..., move: _Optional[int] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("snapshot", "stall_ms")
@@ -315,10 +319,12 @@ class SnapshotResponse(_message.Message):
     def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., stall_ms: _Optional[float] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("fence",)
+    __slots__ = ("fence", "move")
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    move: int
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., move: _Optional[int] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ()

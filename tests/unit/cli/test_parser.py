@@ -50,7 +50,7 @@ def test_servers_has_two_names_and_says_if_it_was_given() -> None:
         (["run", "m.py", "--heartbeat-timeout", "0"], "--heartbeat-timeout: 0: must be above 0"),
         (["run", "m.py", "--heartbeat-timeout", "nan"], "--heartbeat-timeout: nan: must be above"),
         (["evaluate", "m.py"], "--from: missing"),
-        (["scale", "j"], "--workers: missing"),
+        (["scale"], "JOB: missing"),
         (["status", "j", "--", "x"], "-- x: status takes no arguments for a model file"),
     ],
 )

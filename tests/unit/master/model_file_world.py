@@ -229,6 +229,12 @@ class World:
         return self.saved(effect.progress, effect.incarnation)
 
     def saved(self, progress, incarnation: int) -> Saved:
+        saved = self.made(progress)
+        self.job.apply(CheckpointSaved(saved, incarnation), self.now)
+        return saved
+
+    def made(self, progress) -> Saved:
+        """A checkpoint."""
         steps = steps_of(self.job.tasks.main.space, progress)
         manifest = Manifest(
             job="j",
@@ -238,9 +244,7 @@ class World:
             watermarks=progress,
             data=identity(self.config, SHARDS),
         )
-        saved = Saved(step_dir(self.job.checkpoints.root, steps), manifest)
-        self.job.apply(CheckpointSaved(saved, incarnation), self.now)
-        return saved
+        return Saved(step_dir(self.job.checkpoints.root, steps), manifest)
 
     def leave(self) -> None:
         """All workers hear that it is over."""

@@ -162,3 +162,81 @@ def test_a_push_sleeps_through_a_cut_that_outlasts_the_hold() -> None:
         assert looks < 3
     assert push.inside.wait(WAIT_S)
     push.finish()
+
+
+# ---- a move of the model to other servers ----
+
+
+def test_no_push_passes_after_the_cut_of_a_move() -> None:
+    gate = PushBarrier()
+    gate.hold(10, move=5)
+    waiting = Push(gate, 7, 64)
+    with gate.cut(Watermarks(), lambda: True, move=5):
+        pass
+    waiting.finish()
+    later = Push(gate, 7, 64)
+    later.finish()
+    for push in (waiting, later):
+        assert "moves to other servers" in str(push.error)
+    with pytest.raises(StaleIncarnationError), gate.passing():
+        pass
+
+
+def test_what_comes_late_opens_no_seal() -> None:
+    gate = PushBarrier()
+    gate.hold(10, move=5)
+    with gate.cut(Watermarks(), lambda: True, move=5):
+        pass
+    gate.release()
+    gate.release(move=4)
+    gate.hold(10)
+    gate.hold(10, move=5)
+    gate.release()
+    with pytest.raises(StaleIncarnationError), gate.passing():
+        pass
+
+
+def test_a_move_that_came_to_nothing_opens_the_barrier() -> None:
+    gate = PushBarrier()
+    gate.hold(10, move=5)
+    with gate.cut(Watermarks(), lambda: True, move=5):
+        pass
+    gate.release(move=5)
+    with gate.passing():
+        pass
+
+
+def test_the_cut_of_the_next_move_admits_what_it_names() -> None:
+    """Another server may have gone on after the move that failed."""
+    gate = PushBarrier()
+    gate.hold(10, move=5)
+    with gate.cut(Watermarks(), lambda: True, move=5):
+        pass
+    gate.hold(10, move=6)
+    push = Push(gate, 7, 64)
+    push.go.set()
+    with gate.cut(Watermarks(0, {7: 64}), push.inside.is_set, move=6):
+        pass
+    push.finish()
+    assert push.error is None
+    with pytest.raises(StaleIncarnationError), gate.passing(7, 64):
+        pass
+
+
+def test_a_cut_of_an_earlier_move_seals_nothing() -> None:
+    gate = PushBarrier()
+    gate.hold(10, move=6)
+    with pytest.raises(HoldEndedError), gate.cut(Watermarks(), lambda: True, move=5):
+        pytest.fail("it was cut")
+    gate.release(move=6)
+    with gate.passing():
+        pass
+
+
+def test_a_cut_that_fails_seals_nothing() -> None:
+    gate = PushBarrier()
+    gate.hold(10, move=5)
+    with pytest.raises(OSError, match="full"), gate.cut(Watermarks(), lambda: True, move=5):
+        raise OSError("full")
+    with gate.passing():
+        pass

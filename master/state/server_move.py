@@ -1,0 +1,82 @@
+"""The move of a model to other servers, while it trains. Pure.
+
+The servers of today are sealed at one cut through all their updates: they acknowledge no push after
+it, so every push that they ever acknowledged is in the cut. The servers of tomorrow restore the
+cut, and the tasks continue from its watermarks: nothing is rolled back.
+
+A move that has begun is carried through, whatever fails in between, since a server may be sealed
+from then on. Where a server dies meanwhile, its loss is what it always is; a cut of other servers
+than those of now is void.
+"""
+
+from __future__ import annotations
+
+from master.state.checkpoint_manager import CheckpointManager, CutTaken
+from master.state.fleet import Fleet
+from master.state.lifecycle import Lifecycle
+from master.state.membership import Membership
+from master.state.milestones import MoveBegun
+from master.state.processes import check_servers
+from master.state.task_scheduler import TaskScheduler
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+
+
+class ServerMove:
+    """Moves the model of a job to another number of servers, or to new ones."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        fleet: Fleet,
+        lifecycle: Lifecycle,
+        tasks: TaskScheduler,
+        members: Membership,
+        checkpoints: CheckpointManager,
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._lifecycle = lifecycle
+        self._tasks = tasks
+        self._members = members
+        self._checkpoints = checkpoints
+
+    @property
+    def due(self) -> bool:
+        """The model is to move as soon as there is nothing else to wait for."""
+        return self._fleet.strategy == "ps" and self._fleet.servers.moves
+
+    def require(self, servers: int) -> None:
+        """Raises UsageError if the job cannot have so many servers."""
+        if not self._config.trains:
+            raise UsageError(
+                f"--ps {servers}: the servers of a job that does not train stay as they are"
+            )
+        strategy = self._fleet.strategy or self._config.train.strategy
+        check_servers(servers, strategy=strategy, durability=self._config.durability.mode)
+
+    def scale(self, servers: int) -> None:
+        """The job is to have so many servers."""
+        self._fleet.servers.want(servers)
+
+    def apply(self, event: MoveBegun | CutTaken, now: float) -> None:
+        """The servers are about to be sealed, or are: the move is to be carried through."""
+        if isinstance(event, CutTaken):
+            self._take_over(event, now)
+        else:
+            self._fleet.servers.moving = True
+
+    def _take_over(self, cut: CutTaken, now: float) -> None:
+        """The cut is complete: new servers restore it, unless the cut is void, and another one
+        follows, or the job ends, for which the old servers have all that it needs."""
+        servers = self._fleet.servers
+        void = tuple(server.incarnation for server in servers.now()) != cut.servers
+        if void or self._lifecycle.ending:
+            return
+        before = servers.shards
+        self._tasks.void()
+        self._fleet.renew(restore=str(cut.saved.path))
+        self._members.forget_open_work()
+        self._checkpoints.moved(cut.saved, self._fleet.incarnation)
+        text = f"the model moves from {before} to {servers.shards} parameter servers"
+        self._lifecycle.note("info", f"{text}; nothing is rolled back", now)

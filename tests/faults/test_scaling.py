@@ -1,0 +1,61 @@
+"""`torch-edl scale --ps` while a job trains: each record counts once, nothing is rolled back."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.conftest import EDL, ModelJob
+
+RECORDS = 1000
+# In order, so that the record at which the data stop comes last.
+TASKS = ["--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
+FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
+KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
+
+
+def scale(job: ModelJob, *words: object) -> str:
+    """`torch-edl scale`; what it says."""
+    command = [*EDL, "scale", job.name, *map(str, words)]
+    done = subprocess.run(command, env=job.env, capture_output=True, text=True, timeout=30)
+    return done.stdout + done.stderr
+
+
+def moved(job: ModelJob, servers: int) -> None:
+    """Waits until so many servers are there, and workers train on them."""
+    job.wait_for(lambda: running(job) == servers and job.status().servers_wanted == servers)
+    done = job.done()
+    job.wait_for(lambda: job.done() > done or job.done() >= RECORDS - 64)
+
+
+def running(job: ModelJob) -> int:
+    states = [p.state for p in job.status().processes if p.role == "ps" and p.state != "exited"]
+    return len(states) if set(states) == {"running"} else 0
+
+
+def check(job: ModelJob) -> None:
+    assert job.status().rollbacks == 0
+    job.go_on()
+    job.check()
+    assert "restart from" not in job.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], id="async"),
+        pytest.param(KEEP, id="checkpoints", marks=pytest.mark.slow),
+        pytest.param(["--local-steps", "4"], id="local-steps", marks=pytest.mark.slow),
+    ],
+)
+def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str]) -> None:
+    job = start_job(RECORDS, *FLAGS, *flags, delay_s=0.1)
+    job.wait_for(lambda: job.done() > 50)
+    for servers in (3, 1):
+        before = job.status().servers_wanted
+        said = scale(job, "--ps", servers)
+        assert said == f"parameter servers wanted: {before} before, {servers} from now on\n"
+        moved(job, servers)
+    check(job)

@@ -1,0 +1,242 @@
+"""The move of a model to other servers, in simulated time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from master.state.actions import CheckpointFailed, CheckpointSaved, Remove, Saved, SaveServers
+from master.state.server_move import ServerMove
+from tests.unit.master.model_file_world import World, every_record
+from torch_edl.errors import UsageError
+from torch_edl.wire import master_pb2 as pb
+
+
+def world(**options: object) -> World:
+    w = World(workers=2, **options)
+    w.all_up()
+    return w
+
+
+def scale(w: World, servers: int, workers: int = 0) -> str:
+    request = pb.ScaleRequest(servers=servers, min_workers=min(1, workers), max_workers=workers)
+    return w.calls.scale(request, w.now).text
+
+
+def cut(w: World) -> SaveServers:
+    """The cut that is asked for now."""
+    w.tick()
+    effect = w.settle(SaveServers)
+    assert effect.moves
+    return effect
+
+
+def take(w: World, effect: SaveServers) -> None:
+    """The cut is written."""
+    saved = w.made(effect.progress)
+    saved = Saved(effect.root / saved.path.name, saved.manifest)
+    w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    w.up()
+
+
+def servers(w: World) -> list[str]:
+    return [server.address for server in w.job.fleet.servers.now()]
+
+
+def test_the_tasks_continue_on_other_servers() -> None:
+    w = world()
+    w.work(tasks=3)
+    old = servers(w)
+    assert scale(w, 3) == "parameter servers wanted: 2 before, 3 from now on"
+    lease = w.lease(0).leases[0]
+    effect = cut(w)
+    assert servers(w) == old, "until the cut is complete"
+    assert not w.tick(5), "once"
+    take(w, effect)
+    assert len(set(servers(w)) - set(old)) == 3
+    assert w.job.fleet.restored_from.startswith(str(effect.root))
+    assert not w.complete(0, lease, steps=2), "the lease is void"
+    assert w.lease(0).leases[0].retried, "from the mark of the new servers"
+    w.job.tasks.void()
+    w.work()
+    assert w.counted == every_record()
+    assert w.job.lifecycle.rollbacks == 0
+
+
+def test_the_last_number_counts() -> None:
+    w = world()
+    scale(w, 3)
+    effect = cut(w)
+    scale(w, 5)
+    take(w, effect)
+    assert len(servers(w)) == 5
+    scale(w, 1)
+    scale(w, 5)
+    w.tick()
+    assert not w.actions, "nothing to do"
+    scale(w, 5, workers=3)
+    w.tick()
+    assert (w.actions, w.job.fleet.workers_wanted) == ([], 3)
+
+
+def test_before_servers_have_started() -> None:
+    w = World(strategy="auto")
+    scale(w, 3)
+    w.up()
+    w.report_model(0, embeddings=[pb.EmbeddingReport(name="e", dynamic=True, dim=2)])
+    w.all_up()
+    assert len(servers(w)) == 3
+    assert not w.actions
+
+
+def test_before_workers_have_told_the_servers_what_they_hold() -> None:
+    w = world()
+    scale(w, 3)
+    effect = cut(w)
+    events = len(w.texts())
+    w.job.apply(CheckpointFailed("no model yet", effect.incarnation, early=True), w.now)
+    assert len(w.texts()) == events
+    w.tick(0.4)
+    assert not w.actions
+    w.tick(0.2)
+    take(w, cut(w))
+    assert len(servers(w)) == 3
+
+
+def test_a_cut_that_fails_is_followed_by_another_one() -> None:
+    """Even if the user changes their mind: a server may be sealed."""
+    w = world()
+    scale(w, 3)
+    effect = cut(w)
+    w.job.apply(CheckpointFailed("disk full", effect.incarnation), w.now)
+    assert "the next attempt follows: disk full" in w.texts("warning")[-1]
+    scale(w, 2)
+    w.tick(5)
+    old = servers(w)
+    take(w, cut(w))
+    assert len(servers(w)) == 2
+    assert not set(servers(w)) & set(old)
+    w.tick(10)
+    assert not w.actions
+
+
+def test_a_server_dies_before_the_cut_is_complete() -> None:
+    """The cut is void: the model is that of the new servers."""
+    w = world()
+    w.work(tasks=3)
+    scale(w, 3)
+    effect = cut(w)
+    w.exit("ps", 0, signal=9)
+    w.up()
+    assert len(servers(w)) == 3, "new ones come in the new number"
+    assert w.job.fleet.restored_from == ""
+    take(w, effect)
+    assert w.job.fleet.restored_from == ""
+    w.tick(10)
+    assert not w.actions
+    w.work()
+    assert w.job.lifecycle.rollbacks == 1
+
+
+def test_a_cut_of_a_server_that_was_replaced_is_void() -> None:
+    """Its successor may have acknowledged pushes that the cut has not."""
+    w = world()
+    scale(w, 3)
+    effect = cut(w)
+    fleet = w.job.fleet
+    fleet.server_lost(next(iter(fleet.servers)))
+    w.up()
+    before = servers(w)
+    take(w, effect)
+    assert servers(w) == before
+    take(w, cut(w))
+    assert len(servers(w)) == 3
+
+
+def test_a_later_loss_goes_back_to_the_cut() -> None:
+    w = world()
+    w.work(tasks=3)
+    scale(w, 1)
+    effect = cut(w)
+    take(w, effect)
+    w.work(tasks=2)
+    w.exit("ps", max(p.id for p in w.job.fleet.alive("ps")), signal=9)
+    assert w.job.fleet.restored_from.startswith(str(effect.root))
+    assert not w.job.fleet.values_only
+    w.all_up()
+    w.work()
+    assert w.job.tasks.trained
+
+
+def test_a_checkpoint_replaces_the_cut() -> None:
+    w = world(dir="/ck", every=4)
+    scale(w, 1)
+    effect = cut(w)
+    assert effect.root == Path("/ck/cut-1")
+    take(w, effect)
+    assert w.job.checkpoints.shown == ""
+    w.work(tasks=3)
+    w.tick()
+    saved = w.save()
+    w.tick()
+    assert w.settle(Remove).directory == effect.root
+    assert w.job.checkpoints.restore_from == str(saved.path)
+
+
+def test_a_checkpoint_under_way_comes_first() -> None:
+    w = world(dir="/ck", every=4)
+    w.work(tasks=2)
+    scale(w, 1)
+    w.tick()
+    assert not w.settle(SaveServers).moves
+
+
+def test_a_job_that_stops_does_not_move() -> None:
+    w = world(dir="/ck")
+    w.work(tasks=3)
+    scale(w, 1)
+    effect = cut(w)
+    w.job.stop("enough", w.now)
+    old = servers(w)
+    take(w, effect)
+    assert servers(w) == old
+    for id in list(w.alive):
+        w.exit("worker", id, code=0)
+    w.tick()
+    assert not w.settle(SaveServers).moves
+
+
+def test_a_restarted_master_carries_the_move_through() -> None:
+    w = world()
+    scale(w, 3)
+    cut(w)
+    after = World().job.fleet.servers
+    after.from_state(w.job.fleet.servers.to_state(), list(w.job.fleet.servers))
+    assert (after.shards, after.wanted, after.moving, after.moves) == (2, 3, True, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "text"),
+    [
+        ({}, -1, "at least one server"),
+        ({}, 1001, "1,000 parameter servers at most"),
+        ({"strategy": "local"}, 2, "start the job with --strategy ps"),
+        ({"kind": "predict", "output": "o.csv"}, 2, "does not train"),
+    ],
+)
+def test_a_number_that_cannot_be(options: dict[str, str], number: int, text: str) -> None:
+    w = World(**options)
+    with pytest.raises(UsageError, match=f"--ps {number}: .*{text}"):
+        scale(w, number)
+
+
+def test_neither_number_changes_if_one_cannot_be() -> None:
+    w = world()
+    with pytest.raises(UsageError):
+        scale(w, 2000, workers=3)
+    assert w.job.fleet.workers_wanted == 2
+    with pytest.raises(UsageError):
+        w.calls.scale(pb.ScaleRequest(servers=3, min_workers=4, max_workers=2), w.now)
+    assert w.job.fleet.servers.wanted == 2
+    assert isinstance(w.job.server_move, ServerMove)
