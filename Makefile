@@ -46,6 +46,8 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/failover.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/durability.py
+	$(BIN)/python benchmarks/snapshot_stall.py
 
 proto: install  ## Generates torch_edl/wire/*_pb2.py from the schemas
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)

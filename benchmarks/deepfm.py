@@ -289,12 +289,17 @@ def _ratios(rate: dict[str, float]) -> dict[str, float]:
     return {f"{a} / {b}": round(rate[a] / rate[b], 3) for a, b in pairs if a in rate and b in rate}
 
 
-def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All wanted parts, interleaved, so that a slow minute of the machine hits each alike."""
+def make_data(args: argparse.Namespace) -> None:
+    """Writes the records where they are missing."""
     if not (args.data / "metadata.json").exists():
         generate = _module(EXAMPLE / "generate.py")
         truth = generate.Truth(ids=IDS, zipf=1.2)
         generate.generate(args.data, truth, args.records, max(args.records // 10, 51_200))
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All wanted parts, interleaved, so that a slow minute of the machine hits each alike."""
+    make_data(args)
     load_before = os.getloadavg()[0]
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.repeat):
