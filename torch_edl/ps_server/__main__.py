@@ -98,16 +98,12 @@ def _run(args: argparse.Namespace) -> int:
         learning_rate_by_staleness=args.learning_rate_by_staleness,
     )
     link = _link(args, token, fail)
-    journal = _journal(args, fail)
-    source = None
-    # A journal with a snapshot has all that was restored: the checkpoint may be gone by now.
-    if args.restore and not (journal and journal.base.path):
-        source = CheckpointReader(
-            args.restore, args.shard, args.shards, values_only=args.values_only
-        )
-    shard = Shard(rules, source, fail, args.shards, journal)
-    if journal:
-        recover(shard, journal)
+    try:
+        shard, journal, source = _restored(args, rules, fail)
+    except (EdlError, OSError) as error:
+        if link is not None:
+            link.tell(str(error))
+        raise
     service = PserverService(
         shard,
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
@@ -142,6 +138,23 @@ def _run(args: argparse.Namespace) -> int:
             journal.close()
     log.info("stopped")
     return 1 if failed.is_set() else 128 + number
+
+
+def _restored(
+    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None]
+) -> tuple[Shard, Journal | None, CheckpointReader | None]:
+    """The shard, with its journal and the checkpoint that it comes from."""
+    journal = _journal(args, end)
+    source = None
+    # A journal with a snapshot has all that was restored: the checkpoint may be gone by now.
+    if args.restore and not (journal and journal.base.path):
+        source = CheckpointReader(
+            args.restore, args.shard, args.shards, values_only=args.values_only
+        )
+    shard = Shard(rules, source, end, args.shards, journal)
+    if journal:
+        recover(shard, journal)
+    return shard, journal, source
 
 
 def _journal(args: argparse.Namespace, end: Callable[[], None]) -> Journal | None:

@@ -75,6 +75,11 @@ class MasterLink:
             where = self._stub.address
             raise EdlError(f"master {where}: registration rejected: {error.details()}") from None
 
+    def tell(self, problem: str) -> None:
+        """Tells the master why this process cannot serve its shard."""
+        self.problem = lambda: problem
+        self.beat()
+
     def beat(self) -> None:
         """Sends one heartbeat now; the master may be away."""
         request = pb.ServerHeartbeatRequest(
