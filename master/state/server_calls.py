@@ -55,7 +55,9 @@ class ServerCalls:
                 job.lifecycle.note("warning", f"{name}: {request.problem}", now)
             else:
                 job.lifecycle.note("info", f"{name} accepts pushes again", now)
-        return pb.ServerHeartbeatResponse(known=True, peer=job.fleet.servers.peer(request.shard))
+        stay = request.leaving and job.server_move.leave(process, now)
+        peer = job.fleet.servers.peer(request.shard)
+        return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay)
 
     def get_cluster(
         self, request: pb.GetClusterRequest, now: float

@@ -16,7 +16,7 @@ from master.state.fleet import Fleet
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.milestones import MoveBegun
-from master.state.processes import check_servers
+from master.state.processes import Process, check_servers
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
@@ -58,6 +58,19 @@ class ServerMove:
     def scale(self, servers: int) -> None:
         """The job is to have so many servers."""
         self._fleet.servers.want(servers)
+
+    def leave(self, server: Process, now: float) -> bool:
+        """A server got SIGTERM; returns whether it is to serve on until the model has moved, since
+        its part would be lost with it."""
+        durable = self._config.durability.mode != "checkpoint"
+        if durable or self._lifecycle.ending or not self._config.trains or self._tasks.trained:
+            return False
+        servers = self._fleet.servers
+        if not servers.moving:
+            servers.moving = True
+            text = f"ps-{server.id} was asked to leave (SIGTERM): the model moves to other servers"
+            self._lifecycle.note("info", text, now)
+        return True
 
     def apply(self, event: MoveBegun | CutTaken, now: float) -> None:
         """The servers are about to be sealed, or are: the move is to be carried through."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable
 
@@ -58,4 +60,17 @@ def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str
         said = scale(job, "--ps", servers)
         assert said == f"parameter servers wanted: {before} before, {servers} from now on\n"
         moved(job, servers)
+    check(job)
+
+
+def test_a_server_that_is_asked_to_leave_takes_nothing_along(
+    start_job: Callable[..., ModelJob],
+) -> None:
+    """Without a journal, and without a checkpoint."""
+    job = start_job(RECORDS, *FLAGS, delay_s=0.1)
+    job.wait_for(lambda: job.done() > 50)
+    before = job.pids("ps")
+    os.kill(before[0], signal.SIGTERM)
+    job.wait_for(lambda: not set(before) & set(job.pids("ps")))
+    moved(job, 2)
     check(job)

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 # A push that waits for the end of a hold occupies a thread, and the call that ends it needs one.
 _THREADS = 256
 _STOP_GRACE_S = 2.0
+# Below the 30 s after which Kubernetes kills what it asked to end.
+_LEAVE_S = 25.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -129,6 +131,8 @@ def _run(args: argparse.Namespace) -> int:
                 link.problem = lambda: journal.problem
             link.register(address)
         number = signal.sigwait(_STOP_SIGNALS)
+        if link is not None and not failed.is_set():
+            link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)
     finally:
         if link is not None:
             link.close()

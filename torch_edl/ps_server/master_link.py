@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 import grpc
 
@@ -16,6 +18,7 @@ from torch_edl.wire.channel import Stub
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
+_LEAVE_POLL_S = 0.2
 _CALL_S = 5.0
 _REGISTER_TIMEOUT_S = 30.0
 # A master that was killed is started again.
@@ -80,8 +83,22 @@ class MasterLink:
         self.problem = lambda: problem
         self.beat()
 
-    def beat(self) -> None:
-        """Sends one heartbeat now; the master may be away."""
+    def leave(self, signals: Iterable[signal.Signals], *, within_s: float) -> None:
+        """This process was asked to end: waits until the model has moved to other servers, if the
+        master moves it, or until one of the signals comes again.
+
+        Args:
+            within_s: the wait ends after so many seconds.
+        """
+        self.leaving = True
+        deadline = time.monotonic() + within_s
+        while self.beat() and time.monotonic() < deadline:
+            if signal.sigtimedwait(signals, _LEAVE_POLL_S) is not None:
+                return
+
+    def beat(self) -> bool:
+        """Sends one heartbeat now; the master may be away. Returns whether a server that leaves is
+        to serve on for now."""
         request = pb.ServerHeartbeatRequest(
             shard=self._shard,
             incarnation=self._incarnation,
@@ -93,12 +110,14 @@ class MasterLink:
             answer = self._stub.call(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.debug("heartbeat: %s", error.code())
-            return
+            return False
         if not answer.known:
             self._closed.set()
-            self._on_fenced()
-            return
+            if not self.leaving:
+                self._on_fenced()
+            return False
         self.peer = answer.peer if answer.HasField("peer") else None
+        return bool(answer.stay)
 
     def close(self) -> None:
         """Ends the heartbeats."""

@@ -57,12 +57,14 @@ class ServerHeartbeatRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
-    __slots__ = ("known", "peer")
+    __slots__ = ("known", "stay", "peer")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     known: bool
+    stay: bool
     peer: Server
-    def __init__(self, known: _Optional[bool] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+    def __init__(self, known: _Optional[bool] = ..., stay: _Optional[bool] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("shard", "after")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.state.actions import CheckpointFailed, CheckpointSaved, Remove, Saved, SaveServers
+from master.state.server_calls import ServerCalls
 from master.state.server_move import ServerMove
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.errors import UsageError
@@ -240,3 +241,21 @@ def test_neither_number_changes_if_one_cannot_be() -> None:
         w.calls.scale(pb.ScaleRequest(servers=3, min_workers=4, max_workers=2), w.now)
     assert w.job.fleet.servers.wanted == 2
     assert isinstance(w.job.server_move, ServerMove)
+
+
+def test_a_server_that_is_asked_to_leave_stays_until_the_model_has_moved() -> None:
+    w = world()
+    calls, first = ServerCalls(w.job), next(iter(w.job.fleet.servers))
+    request = pb.ServerHeartbeatRequest(
+        shard=first.shard, incarnation=first.incarnation, leaving=True
+    )
+    assert calls.heartbeat(request, w.now).stay
+    assert calls.heartbeat(request, w.now).stay
+    assert len([text for text in w.texts() if "was asked to leave" in text]) == 1
+    take(w, cut(w))
+    assert not calls.heartbeat(request, w.now).known
+    assert (len(servers(w)), w.job.lifecycle.rollbacks) == (2, 0)
+    w.job.stop("enough", w.now, at_once=True)
+    second = next(iter(w.job.fleet.servers))
+    request.incarnation = second.incarnation
+    assert not calls.heartbeat(request, w.now).stay
