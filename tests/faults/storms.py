@@ -60,7 +60,9 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     if kind == "scaling":
         scales = [
             (0.2 * for_s, "--workers", chance.choice([1, 2, 5])),
-            (0.5 * for_s, "--workers", workers),
+            (0.3 * for_s, "--ps", chance.randint(least, 5)),
+            (0.6 * for_s, "--workers", workers),
+            (0.7 * for_s, "--ps", chance.randint(least, 5)),
         ]
     return Storm(
         kind=kind,

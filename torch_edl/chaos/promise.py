@@ -19,8 +19,8 @@ def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequen
     if "ps" in killed and config.durability.mode == "checkpoint":
         found.append(
             "--durability checkpoint: each kill of a server restores all servers from "
-            f"{point}, and later records are trained again; --durability journal or replica "
-            "loses nothing"
+            f"{point}, and later records are trained again; --durability journal loses "
+            "nothing"
         )
     if "worker" in killed and status.strategy == "local":
         found.append(
