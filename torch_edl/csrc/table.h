@@ -151,6 +151,8 @@ class Table {
   Oldest oldest(size_t excess);
   // Copies the row to the snapshot in progress, if that lacks it.
   void before_change(SubTable& sub, char* row);
+  // Lets pulls and pushes that wait for a sub-table have it; called between two short locks.
+  void give_way() const;
   void emit(const char* row, const Chunk& out, size_t at) const;
   template <typename Work>
   void visit(const int64_t* ids, size_t n, size_t touched, bool add, Work work);
@@ -176,6 +178,7 @@ class Table {
   bool shrinking_ = false;  // the bound was exceeded, and some room is still to be made
   uint64_t draws_ = 0;
   uint32_t epoch_ = 0;
+  std::atomic<int> waiting_{0};  // pulls and pushes that wait for sub-tables
 };
 
 }  // namespace edl
