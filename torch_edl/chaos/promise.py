@@ -32,7 +32,7 @@ def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequen
             "the job ends with its master: only the master of a script in a ring is started again"
         )
     workers = sum(p.role == "worker" and p.state != "exited" for p in status.processes)
-    if status.strategy == "allreduce" and everything.get("worker", 0) >= workers:
+    if status.strategy == "allreduce" and everything.get("worker", -1) >= workers:
         found.append(
             f"--strategy allreduce: the workers hold the model; if all {workers} die together, "
             f"training continues from {point}"
