@@ -2,14 +2,17 @@
 
 Reads ``job.json`` in the folder of the job, says where it listens in ``master.json``, and runs
 the job to its end. It listens on loopback unless ``--listen HOST:PORT`` says otherwise. Started
-again after it died, the master of a training script continues where it was, at the same address.
+again after it died, the master continues where it was, at the same address, with the processes that
+the master before started.
 
-Exit code: 0 finished, 1 failed, 2 for what the user mends, 128 + signal when it was stopped.
+Exit code: 0 finished, 1 failed, 2 for what the user mends, 3 when another master has taken the job
+over, 128 + signal when it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shutil
@@ -17,9 +20,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from master.runtime import persistence
 from master.runtime.effects import Effects
@@ -27,7 +30,8 @@ from master.runtime.journal import Journal
 from master.runtime.loop import run
 from master.runtime.scan import scan
 from master.runtime.service import Service
-from master.runtime.store import Store
+from master.runtime.store.lock import Lock
+from master.runtime.store.sqlite import SqliteStore
 from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
@@ -35,8 +39,10 @@ from master.state.restart import from_state
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.errors import EdlError, UsageError
+from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.jobs.folder import JobFolder, MasterAddress
+from torch_edl.jobs.master_process import SUPERSEDED
+from torch_edl.processes.adoption import find
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals
@@ -74,13 +80,12 @@ def main(
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         # One that continues waits for room: its workers do, too.
         goes_on = folder.master_file.exists()
-        store, owner, fence = _with_room(lambda: _open(folder), stop, waits=goes_on)
-        left = persistence.left_behind(store, token) if config.kind == "script" else None
+        lock = _with_room(lambda: _open(folder), stop, waits=goes_on)
+        left = persistence.left_behind(lock.store, token)
+        resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
         journals = _journals(config, folder)
         if left is None:  # of an earlier run of this name, whose tasks nobody knows any more
             shutil.rmtree(journals, ignore_errors=True)
-        undecided = left is None or not left["fleet"]["strategy"]
-        resumed = _prepare_checkpoints(config) if undecided else None
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return stop.exit_code or 2
@@ -106,14 +111,19 @@ def main(
     job.lifecycle.log.continue_after(journal.written)
     if left is not None:
         from_state(job, left, time.monotonic())
+        _adopt(fleet, launcher, token, time.monotonic())
     job.start(time.monotonic())
     service = Service(
         job, clock=time.monotonic, log_path=launcher.log_path, cores=len(os.sched_getaffinity(0))
     )
     kept = persistence.Persistence(
-        service, store, owner, fence, secret=token, status_file=folder.status_file
+        service,
+        lock,
+        secret=token,
+        status_file=folder.status_file,
+        superseded=_give_way,
     )
-    service.keep = kept.keep
+    service.keeper = kept
     # Workers of a master that went before look for its successor where it was.
     earlier = folder.master() if left is not None else None
     listen = options.listen or (earlier.listen if earlier is not None else "") or _LOOPBACK
@@ -129,7 +139,7 @@ def main(
         return stop.exit_code or 2
     effects = Effects(service.apply, token=token)
     try:
-        if config.kind != "script":
+        if job.preparation.needs_scan:
             threading.Thread(
                 target=lambda: service.apply(scan(config)), name="scan", daemon=True
             ).start()
@@ -140,7 +150,7 @@ def main(
     finally:
         launcher.stop_all(grace_s=0)
         service.close()
-        kept.close()
+        kept.close(over=True)
         # The final state of a job that keeps no checkpoints.
         shutil.rmtree(folder.dir / "final", ignore_errors=True)
         shutil.rmtree(journals, ignore_errors=True)
@@ -151,14 +161,36 @@ def main(
     return stop.exit_code if outcome.state == "stopped" and stop.exit_code else outcome.exit_code
 
 
-def _open(folder: JobFolder) -> tuple[Store, str, int]:
-    """The store of the job, and the lock on the job: in whose name, and its token."""
-    store = Store(folder.dir / "state.sqlite")
+def _open(folder: JobFolder) -> Lock:
+    """The lock on the job, in its store."""
+    store = SqliteStore(folder.dir / "state.sqlite")
     try:
-        return store, *persistence.acquire(store, folder.name)
+        return persistence.acquire(store, folder.name)
     except BaseException:
         store.close()
         raise
+
+
+def _give_way(why: str) -> None:
+    """Another master has taken the job over: its processes are not ours any more."""
+    log.error("another master took this job over: %s", why)
+    os._exit(SUPERSEDED)
+
+
+def _adopt(fleet: Fleet, launcher: LocalLauncher, token: str, now: float) -> None:
+    """Takes over the processes that the master before started; those that have ended meanwhile are
+    reported as such by the launcher."""
+    found = find(token)
+    for process in fleet.launched():
+        if not process.pid:  # it died when it had noted the start, and not yet the pid
+            pid, since = found.get(f"{process.role}-{process.id}", (0, 0))
+            if not pid:
+                fleet.not_started(process.role, process.id, "was not started", now)
+                if process in fleet.servers:
+                    fleet.servers.vacate(process)
+                continue
+            fleet.started(process.role, process.id, pid, since)
+        launcher.adopt(process.role, process.id, process.pid, process.since)
 
 
 def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:
@@ -195,6 +227,20 @@ def _journals(config: JobConfig, folder: JobFolder) -> Path:
     """The folder of the journals of this job."""
     parent = config.durability.journal_dir
     return Path(parent) / config.name / "journal" if parent else folder.dir / "journal"
+
+
+def _newest(config: JobConfig, left: Mapping[str, Any]) -> Saved | None:
+    """The newest checkpoint of a job that continues: it may be one that the master before committed
+    and did not note. Those of a script in a ring only its members read."""
+    ring = config.kind == "script" and left["fleet"]["strategy"] != "ps"
+    if ring or config.kind not in ("train", "script"):
+        return None
+    root, noted = config.checkpoint.dir, left["checkpoints"]["newest"]
+    complete = [*(layout.complete(root) if root else ()), *([Path(noted)] if noted else ())]
+    for path in sorted(set(complete), reverse=True):
+        with contextlib.suppress(CheckpointError):
+            return Saved(path, layout.read(path))
+    return None
 
 
 def _server_args(config: JobConfig, listen: str) -> list[str]:

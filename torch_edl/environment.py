@@ -15,6 +15,9 @@ ENV_TOKEN = "TORCH_EDL_TOKEN"
 ENV_MASTER = "TORCH_EDL_MASTER"
 ENV_NODE = "TORCH_EDL_NODE"
 """Name of the agent that started a worker of a script."""
+ENV_PROCESS = "TORCH_EDL_PROCESS"
+"""``worker-3``: what a process is in its job; by this and by the token of the job, the processes of
+a job are found when the process that started them is gone."""
 
 # Python's own: the salt of hash() for strings.
 _HASH_SEED = "PYTHONHASHSEED"

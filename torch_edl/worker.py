@@ -25,6 +25,7 @@ from torch_edl.errors import (
     UserCodeError,
 )
 from torch_edl.master_client.session import MasterSession
+from torch_edl.processes.child_group import end_own_group
 from torch_edl.processes.departure import LEFT, Departure
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.role_change import become
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JobFailedError as error:
         log.error("%s", error)
         return 1
+    master.heartbeat.on_silence = _end_alone
     # What this worker has in hand is abandoned: the servers know how far it came.
     master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:
@@ -96,6 +98,13 @@ def _work(master: MasterSession) -> int:
             running=not isinstance(error, UsageError),
         )
         return 1
+
+
+def _end_alone() -> None:
+    """Ends this process and what it forked: those that would stop them are gone."""
+    log.error("the master is gone, and nobody has started it again")
+    logging.shutdown()
+    end_own_group()
 
 
 def _end(code: int) -> None:

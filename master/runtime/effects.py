@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import shutil
 import threading
@@ -28,6 +27,7 @@ from master.state.actions import (
     Flushed,
     OutputWritten,
     Prune,
+    Release,
     Remove,
     Saved,
     SaveServers,
@@ -112,6 +112,9 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
         case Flush():
             flush(effect, token)
             return Flushed(effect.incarnation, success=True)
+        case Release():
+            with contextlib.closing(_Servers(effect.servers, effect.job, token)) as servers:
+                servers.call(ps.ReleaseRequest(), _CALL_S)
         case WriteOutput():
             # Imported when needed: it brings the formats of files with it.
             from torch_edl.checkpoint.export import write_output
@@ -172,19 +175,17 @@ def save_servers(action: SaveServers, token: str) -> Saved:
 
 
 def commit_local(action: CommitLocal) -> Saved:
-    """A checkpoint of the replica that a worker wrote to a folder, which is moved.
+    """A checkpoint of the replica that a worker wrote to a folder, which becomes the checkpoint.
 
     Raises:
         CheckpointError: a file is missing or truncated.
         OSError: the disk is full or read-only.
     """
-
-    def write(target: Path) -> Manifest:
-        os.rename(action.directory, target)  # the target is an empty folder
-        return action.manifest
-
+    manifest = action.manifest
     try:
-        return Saved(*layout.save(action.root, action.manifest.steps, write))
+        return Saved(
+            *layout.save(action.root, manifest.steps, lambda _: manifest, written=action.directory)
+        )
     finally:
         shutil.rmtree(action.directory, ignore_errors=True)
 

@@ -10,82 +10,92 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from master.runtime.service import Service
-from master.runtime.store import Store
-from master.state.actions import Failure, Note
+from master.runtime.store.base import Store
+from master.runtime.store.lock import Lock
+from master.state.actions import Note
 from master.state.restart import to_state
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.files import write_text
 from torch_edl.jobs.status import as_dict
+from torch_edl.processes.adoption import start_time
 
 log = logging.getLogger(__name__)
 
-LOCK_TTL_S = 3.0
 _EVERY_S = 1.0
+_POLL_S = 0.2
+_CLOSE_S = 5.0
 # Fields of a status that change while nothing happens.
 _TIMES = ("wall_s", "rates")
-_KEY = "job"
+# What changes once a second, and what is large and changes once in a job.
+_STATE, _PREPARATION = "state", "preparation"
 
 
-def acquire(store: Store, name: str) -> tuple[str, int]:
+def acquire(store: Store, name: str) -> Lock:
     """Takes the lock of the job, waiting for one whose owner died without giving it back, unless
     that was here and is certain.
-
-    Returns the name under which it is held, and its token.
 
     Raises:
         UsageError: another master of this job runs.
     """
-    owner = f"{socket.gethostname()}/{os.getpid()}"
-    give_up = time.monotonic() + LOCK_TTL_S + _EVERY_S
+    lock = Lock(store, f"{_machine()}/{os.getpid()}/{start_time(os.getpid())}")
+    give_up = time.monotonic() + store.lock_ttl_s + 1.0
     while True:
         try:
-            holder = store.holder()
-            dead = holder if _is_dead(holder) else ""
-            return owner, store.acquire(owner, LOCK_TTL_S, time.time(), instead_of=dead)
+            lock.acquire(is_dead=_is_dead)
+            return lock
         except StoreConflictError as error:
             if time.monotonic() >= give_up:
                 raise UsageError(
                     f"--job-name {name}: another master of this job is running ({error}); "
                     "choose another name, or stop that job"
                 ) from error
-            time.sleep(0.2)
+            time.sleep(_POLL_S)
+
+
+def _machine() -> str:
+    """Names what a pid is unique in: the machine, since it booted, and the container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()}:{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _is_dead(owner: str) -> bool:
     """Whether the owner of a lock was a process of this machine that is gone."""
-    host, _, pid = owner.rpartition("/")
-    if host != socket.gethostname() or not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-        # One that nobody has waited for yet is as dead.
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        return stat.rpartition(")")[2].split()[0] == "Z"
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+    machine, _, process = owner.partition("/")
+    pid, _, started = process.partition("/")
+    here = machine == _machine() and pid.isdecimal()
+    return here and start_time(int(pid)) != int(started)
 
 
 def left_behind(store: Store, secret: str) -> dict[str, Any] | None:
-    """What an earlier master of this very run wrote with :meth:`Persistence.keep`; None: nothing.
+    """What an earlier master of this very run wrote with :class:`Persistence`; None: nothing.
 
     Args:
         secret: the token of the job, which another run of the same name does not share.
     """
-    found = store.get(_KEY)
-    if found is None:
+    found = [store.get(key) for key in (_STATE, _PREPARATION)]
+    parts = [json.loads(entry.value) for entry in found if entry is not None]
+    if len(parts) < 2 or any(part.pop("run") != _fingerprint(secret) for part in parts):
         return None
-    state: dict[str, Any] = json.loads(found[0])
-    return state if state.pop("run") == _fingerprint(secret) else None
+    return {**parts[0], _PREPARATION: parts[1]}
 
 
 def _fingerprint(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The state at one moment, which :meth:`Persistence.write` writes."""
+
+    number: int
+    state: dict[str, Any]
+    preparation: dict[str, Any]
 
 
 class Persistence:
@@ -93,77 +103,101 @@ class Persistence:
     others rely on.
 
     Args:
+        lock: of the store, taken.
         secret: the token of the job, see :func:`left_behind`.
         status_file: what ``torch-edl status`` reads when there is no master to ask.
+        superseded: is called, once, when another master has taken the job over: nothing may be done
+            any more, since whatever there is belongs to the other.
     """
 
     def __init__(
         self,
         service: Service,
-        store: Store,
-        owner: str,
-        token: int,
+        lock: Lock,
         *,
         secret: str,
         status_file: Path,
+        superseded: Callable[[str], None],
     ) -> None:
         self._service = service
-        self._store = store
-        self._owner = owner
-        self._token = token
-        found = store.get(_KEY)
-        self._revision = 0 if found is None else found[1]
-        self._written = b""
+        self._lock = lock
+        self._superseded = superseded
         self._run_of = _fingerprint(secret)
-        self._full = False  # and told
+        self._numbers = 0  # of what was noted; under the lock of the job
+        self._writing = threading.Lock()  # for all below
+        self._written = 0
+        self._text = ""
+        self._preparation: dict[str, Any] | None = None  # as it was written last
+        self._full = False  # and told; under the lock of the job
         self._status_file = status_file
         self._status_written: dict[str, Any] | None = None
         self._ended = threading.Event()
+        service.leases_until = lock.valid_until
         self._thread = threading.Thread(target=self._run, name="persistence", daemon=True)
         self._thread.start()
 
-    def keep(self) -> None:
-        """Writes what a restarted master continues with, if it changed; the caller holds the lock.
+    def note(self) -> Noted:
+        """The state of now; the caller holds the lock of the job."""
+        self._numbers += 1
+        state = to_state(self._service.job)
+        return Noted(self._numbers, state, state.pop(_PREPARATION))
+
+    def write(self, noted: Noted) -> None:
+        """Writes what was noted, unless something later was written; to be called without the lock
+        of the job, which would otherwise wait for the store as well.
 
         Raises:
-            StoreConflictError: another master took the job over.
-            OSError: the disk refused.
+            OSError: the store refused.
         """
-        job = self._service.job
-        if not job.workforce.survives_master:
-            return
-        value = json.dumps({"run": self._run_of, **to_state(job)}).encode()
-        if value != self._written:
-            try:
-                self._revision = self._store.put(_KEY, value, self._revision, token=self._token)
-            except OSError as error:
-                self._told(error)
-                raise
-            self._written = value
+        with self._writing:
+            if noted.number <= self._written:
+                return
+            puts = {}
+            text = json.dumps({"run": self._run_of, **noted.state})
+            if text != self._text:
+                puts[_STATE] = text.encode()
+            if noted.preparation is not self._preparation:
+                whole = {"run": self._run_of, **noted.preparation}
+                puts[_PREPARATION] = json.dumps(whole).encode()
+            if puts:
+                try:
+                    self._lock.put(puts)
+                except StoreConflictError as error:
+                    self._superseded(str(error))
+                    raise
+                except OSError as error:
+                    self._told(error)
+                    raise
+            self._written, self._text = noted.number, text
+            self._preparation = noted.preparation
 
-    def close(self) -> None:
-        """Writes the last state and gives the lock back."""
+    def close(self, *, over: bool = False) -> None:
+        """Writes the last state and gives the lock back.
+
+        Args:
+            over: no process of the job is left: there is nothing to continue.
+        """
         self._ended.set()
-        self._thread.join(LOCK_TTL_S)
+        self._thread.join(_CLOSE_S)
         try:
-            self._store.release(self._token)
-        except OSError as error:  # whose owner is gone can be taken
+            if over:
+                self._lock.put({_STATE: json.dumps({"run": ""}).encode()})
+            self._lock.release()
+        except (OSError, StoreConflictError) as error:  # whose owner is gone can be taken
             log.warning("the lock of the job is not given back: %s", error)
-        self._store.close()
+        self._lock.store.close()
 
     def _told(self, error: OSError | None) -> None:
-        """Says once that there is no room, and once that there is some again; the caller holds
-        the lock."""
-        if (error is not None) == self._full:
-            return
-        self._full = error is not None
-        if error is None:
-            self._service.apply(Note("info", "the state of the job is kept again"))
-            return
-        waits = self._service.job.workforce.survives_master
-        then = "no worker joins or leaves until there is room" if waits else "the job continues"
-        text = f"the state of the job cannot be kept: {error}; {then}"
-        self._service.apply(Note("warning", text))
+        """Says once that the store refuses, and once that it takes the state again."""
+        with self._service.changed:
+            if (error is not None) == self._full:
+                return
+            self._full = error is not None
+            text = "the state of the job is kept again"
+            if error is not None:
+                then = "training continues; no process joins or starts until it can"
+                text = f"the state of the job cannot be kept: {error}; {then}"
+            self._service.apply(Note("info" if error is None else "warning", text))
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -173,18 +207,17 @@ class Persistence:
 
     def _keep(self) -> None:
         try:
-            self._store.acquire(self._owner, LOCK_TTL_S, time.time())
+            self._lock.renew()
+            self._service.leases_until = self._lock.valid_until
             with self._service.changed:
-                status = self._service.status()
+                status, noted = self._service.status(), self.note()
+            self.write(noted)
             self._keep_status(as_dict(status))
-            with self._service.changed:
-                self.keep()
-                self._told(None)
+            self._told(None)
         except StoreConflictError as error:
-            self._service.apply(Failure(f"another master took this job over: {error}"))
+            self._superseded(str(error))
         except OSError as error:
-            with self._service.changed:
-                self._told(error)
+            self._told(error)
 
     def _keep_status(self, status: dict[str, Any]) -> None:
         """Writes the status if more than the time has changed."""

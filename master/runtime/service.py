@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
@@ -38,6 +39,22 @@ Event = Callable[[Any, float], Any]
 """(request, now) to the answer of the job; None: there is none yet."""
 
 
+class Keeper(Protocol):
+    """Writes the state of the job."""
+
+    def note(self) -> Any:
+        """The state of now; the caller holds the lock of the job."""
+        ...
+
+    def write(self, noted: Any) -> None:
+        """Writes what was noted; the caller does not hold the lock.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        ...
+
+
 class Service:
     """Answers the RPCs of the Master service.
 
@@ -56,9 +73,11 @@ class Service:
         self.address = ""
         """Where a process of this machine finds it."""
         self.listens = ""
-        self.keep: Callable[[], None] = lambda: None
-        """Writes what a restarted master must know; called with the lock, before an answer that
-        others rely on leaves."""
+        self.keeper: Keeper | None = None
+        """Writes what a restarted master must know, before an answer that others rely on leaves."""
+        self.leases_until = math.inf
+        """On the clock: until then, no other master of the job can grant leases. Afterwards nothing
+        is leased until the lock of the job has been renewed."""
         self._clock = clock
         self._log_path = log_path
         self._server: grpc.Server | None = None
@@ -89,11 +108,11 @@ class Service:
 
     def handlers(self) -> dict[str, Handler]:
         """Method name to handler."""
-        calls, now, wait = self._calls, self._at_once, self._waiting
+        calls, now, wait, leasing = self._calls, self._at_once, self._waiting, self._leasing
         servers = ServerCalls(self.job)
         handlers: dict[str, Handler] = {
             "Register": now(calls.register, keep=True),
-            "RegisterServer": now(servers.register),
+            "RegisterServer": now(servers.register, keep=True),
             "ServerHeartbeat": now(servers.heartbeat, notify=False),
             "GetCluster": wait(
                 servers.get_cluster, _CLUSTER_WAIT_S, servers.cluster_now, changes=False
@@ -102,11 +121,13 @@ class Service:
             "ReportData": now(calls.report_data, keep=True),
             "ReportFailure": now(calls.report_failure, keep=True),
             "WaitUntilReady": wait(calls.wait_until_ready, _READY_S, pb.WaitUntilReadyResponse),
-            "Lease": wait(calls.lease, _LEASE_WAIT_S, calls.nothing_to_lease, changes=False),
-            "LeaseSnapshot": wait(
-                calls.lease_snapshot, _LEASE_WAIT_S, pb.LeaseSnapshotResponse, changes=False
+            "Lease": wait(
+                leasing(calls.lease), _LEASE_WAIT_S, calls.nothing_to_lease, changes=False
             ),
-            "CompleteTask": now(calls.complete_task),
+            "LeaseSnapshot": wait(
+                leasing(calls.lease_snapshot), _LEASE_WAIT_S, pb.LeaseSnapshotResponse
+            ),
+            "CompleteTask": self._complete_task(),
             "ReleaseTask": now(calls.release_task),
             "FailTask": now(calls.fail_task),
             "Heartbeat": now(calls.heartbeat, notify=False),
@@ -120,8 +141,8 @@ class Service:
             "LeaveRound": now(calls.leave_round, keep=True),
             "CloseRounds": now(calls.close_rounds, keep=True),
             "GetStatus": self._status,
-            "Scale": now(calls.scale),
-            "Stop": now(calls.stop),
+            "Scale": now(calls.scale, keep=True),
+            "Stop": now(calls.stop, keep=True),
             "AddEvents": now(calls.add_events),
         }
         return {name: _checked(handler) for name, handler in handlers.items()}
@@ -155,6 +176,35 @@ class Service:
             log_path=self._log_path,
         )
 
+    def keep(self) -> None:
+        """Writes the state of now.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self.changed:
+            noted = self._note()
+        self._write(noted)
+
+    def _note(self) -> Any:
+        return None if self.keeper is None else self.keeper.note()
+
+    def _write(self, noted: Any) -> None:
+        if self.keeper is not None:
+            self.keeper.write(noted)
+
+    def _leasing(self, event: Event) -> Event:
+        """Has an event wait while another master of the job may be granting leases."""
+        return lambda request, now: event(request, now) if now < self.leases_until else None
+
+    def _complete_task(self) -> Callable[[Any, Any], Any]:
+        at_once = self._at_once(self._calls.complete_task)
+        kept = self._at_once(self._calls.complete_task, keep=True)
+        # A worker that has written the model of the job may be gone when it is committed.
+        return lambda request, context: (
+            kept if request.WhichOneof("result") == "snapshot" else at_once
+        )(request, context)
+
     def _at_once(
         self, event: Event, *, keep: bool = False, notify: bool = True
     ) -> Callable[[Any, Any], Any]:
@@ -170,8 +220,9 @@ class Service:
                 answer = event(request, self._clock())
                 if notify:
                     self.changed.notify_all()
-                if keep:
-                    self.keep()
+                noted = self._note() if keep else None
+            if keep:
+                self._write(noted)
             return answer
 
         return handle
@@ -186,24 +237,29 @@ class Service:
             changes: the event changes something for others, who rely on the answer.
         """
 
-        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+        def ask(request: Any, context: grpc.ServicerContext) -> Any:
             deadline, first = self._clock() + wait_s, True
+            # Nothing may be leased to a call that is not there any more.
+            while context.is_active():
+                answer = event(request, self._clock())
+                if changes and (first or answer is not None):
+                    first = False
+                    self.changed.notify_all()
+                remaining = deadline - self._clock()
+                if answer is not None or remaining <= 0:
+                    return answer
+                self.changed.wait(remaining)
+            return None
+
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
             with self.changed:
-                # Nothing may be leased to a call that is not there any more.
-                while context.is_active():
-                    answer = event(request, self._clock())
-                    if changes and (first or answer is not None):
-                        first = False
-                        self.changed.notify_all()
-                    if changes and answer is not None:
-                        self.keep()
-                    remaining = deadline - self._clock()
-                    if answer is not None:
-                        return answer
-                    if remaining <= 0:
-                        break
-                    self.changed.wait(remaining)
-                return otherwise()
+                answer = ask(request, context)
+                if answer is None:
+                    return otherwise()
+                noted = self._note() if changes else None
+            if changes:
+                self._write(noted)
+            return answer
 
         return handle
 

@@ -95,6 +95,14 @@ class Flush:
 
 
 @dataclass(frozen=True)
+class Release:
+    """Have the servers admit all pushes: an earlier master may have held them back."""
+
+    servers: Sequence[pb.Server]
+    job: str
+
+
+@dataclass(frozen=True)
 class WriteOutput:
     """Write the trained model."""
 
@@ -117,7 +125,7 @@ class Remove:
     directory: Path
 
 
-Effect = SaveServers | CommitLocal | Flush | WriteOutput | Prune | Remove
+Effect = SaveServers | CommitLocal | Flush | Release | WriteOutput | Prune | Remove
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Become | Effect
 
@@ -132,6 +140,8 @@ class Started:
     role: str
     id: int
     pid: int
+    since: int = 0
+    """See :func:`torch_edl.processes.adoption.start_time`."""
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,8 @@ class Calls:
             return answer
         if not job.ring.may_lease(member):
             return None
+        for lease_id, task in zip(request.held, request.tasks, strict=False):
+            self._recognize(request.worker_id, lease_id, task, now)
         leases = job.tasks.lease(
             request.worker_id,
             request.want,
@@ -194,6 +196,7 @@ class Calls:
 
     def complete_task(self, request: pb.CompleteTaskRequest, now: float) -> pb.CompleteTaskResponse:
         job, over = self._job, self._job.lifecycle.outcome is not None
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
         found = None if over else job.tasks.complete(request, now)
         if found is None:
             return pb.CompleteTaskResponse(known=False)
@@ -206,6 +209,7 @@ class Calls:
 
     def release_task(self, request: pb.ReleaseTaskRequest, now: float) -> pb.ReleaseTaskResponse:
         job, over = self._job, self._job.lifecycle.outcome is not None
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
         queue = None if over else job.tasks.release(request, now)
         if queue is not None:
             self._count(queue, request.worker_id, request.counts, now)
@@ -213,11 +217,17 @@ class Calls:
 
     def fail_task(self, request: pb.FailTaskRequest, now: float) -> pb.FailTaskResponse:
         job, over = self._job, self._job.lifecycle.outcome is not None
+        self._recognize(request.worker_id, request.lease_id, request.task, now)
         found = None if over else job.tasks.fail(request, now)
         if found is not None:
             job.apply(found[1], now)
             self._count(found[0], request.worker_id, request.counts, now)
         return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
+
+    def _recognize(self, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:
+        job = self._job
+        if worker in job.members:
+            job.tasks.recognize(worker, lease_id, task, job.fleet.incarnation, now)
 
     def _count(self, queue: TaskQueue, worker: int, counts: pb.TaskCounts, now: float) -> None:
         job = self._job

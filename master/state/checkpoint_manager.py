@@ -21,6 +21,7 @@ from master.state.actions import (
     Note,
     OutputWritten,
     Prune,
+    Release,
     Remove,
     Saved,
     SaveServers,
@@ -80,12 +81,16 @@ class CheckpointManager:
         self._not_before = 0.0
         self._failures = 0
         self._snapshots = 0
+        self._life = 0  # of the master
+        self._by_worker = False  # a worker writes what is taken
+        self._commit: CommitLocal | None = None  # under way
         self._stopped = False
         self._reset()
 
     def _reset(self) -> None:
         self.final = None
         self._running = ""
+        self._commit = None
         self._next = self._after(self.newest.manifest.steps if self.newest is not None else 0)
         self._flushed = not self._flushes
         self._flushing = self._writing = False
@@ -175,6 +180,7 @@ class CheckpointManager:
             The folder to which a worker is to write the model, if only workers have it.
         """
         self._running = "cut" if moves else "final" if settled else "periodic"
+        self._by_worker = not cluster.servers
         if self._running == "periodic":
             self._next = self._after(steps)
         if cluster.servers:
@@ -186,7 +192,7 @@ class CheckpointManager:
             )
             return None
         self._snapshots += 1
-        return self.root / f".snapshot-{self._snapshots}"
+        return self.root / f".snapshot-{self._life}-{self._snapshots}"
 
     def may_cut(self, now: float) -> bool:
         """Whether no checkpoint is taken now, and none has just failed."""
@@ -205,7 +211,8 @@ class CheckpointManager:
 
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """A worker wrote its model."""
-        self._actions.append(CommitLocal(directory, manifest, self._incarnation, self.root))
+        self._commit = CommitLocal(directory, manifest, self._incarnation, self.root)
+        self._actions.append(self._commit)
 
     def written_by_ring(self, directory: str) -> list[Note]:
         """The ring of a script wrote a checkpoint: the job goes back to it from now on."""
@@ -251,6 +258,7 @@ class CheckpointManager:
 
     def _saved(self, saved: Saved) -> list[Note | Failure | CutTaken]:
         was, self._running, self._failures = self._running, "", 0
+        self._commit = None
         if was == "cut":
             return [CutTaken(saved, self._cut_servers)]
         self._forget_cut()
@@ -263,6 +271,7 @@ class CheckpointManager:
 
     def _failed(self, event: CheckpointFailed, now: float) -> list[Note | Failure | CutTaken]:
         was, self._running, error = self._running, "", event.error
+        self._commit = None
         self._not_before = now + _RETRY_S
         if was == "cut":
             if event.early:
@@ -288,8 +297,52 @@ class CheckpointManager:
 
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
-        return {"newest": self.named}
+        commit = self._commit
+        return {
+            "newest": self.named,
+            "incarnation": self._incarnation,
+            "running": self._running,
+            "by_worker": self._by_worker,
+            "cut": [str(self._cut.path), self._cut.manifest.to_json()] if self._cut else None,
+            "commit": [str(commit.directory), commit.manifest.to_json()] if commit else None,
+            "next": self._next,
+            "final": self.final is not None,
+            "flushed": self._flushed,
+            "written": self._written,
+            "stopped": self._stopped,
+            "failures": self._failures,
+        }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`."""
-        self.named = state["newest"]
+        """The inverse of :meth:`to_state`, given the newest checkpoint that is on the disk.
+
+        What an earlier master had begun and not noted as done is begun again: a flush, the output,
+        the commit of what a worker wrote, and a checkpoint of servers, whose hold it let go of.
+        """
+        if self.newest is None:
+            self.named = state["newest"]
+        self._incarnation = state["incarnation"]
+        self._next, self._failures = state["next"], state["failures"]
+        self._flushed, self._written = state["flushed"], state["written"]
+        self._stopped = state["stopped"]
+        if state["cut"] is not None:
+            path, manifest = state["cut"]
+            self._cut = Saved(Path(path), Manifest.from_json(manifest))
+        if state["commit"] is not None:
+            directory, manifest = state["commit"]
+            self._running = state["running"]
+            self.snapshot_written(Path(directory), Manifest.from_json(manifest))
+        elif state["by_worker"]:  # it has the task
+            self._running = state["running"]
+        elif state["running"] == "periodic":
+            self._next = 0
+        if state["final"] and self.newest is not None:
+            self._finish(self.newest)
+
+    def release(self, cluster: pb.Cluster) -> None:
+        """The servers no longer hold back what an earlier master meant to save."""
+        self._actions.append(Release(cluster.servers, self._job))
+
+    def name_snapshots_after(self, life: int) -> None:
+        """No snapshot of this master has the folder of one that an earlier master asked for."""
+        self._life = life

@@ -11,6 +11,9 @@ from torch_edl.data.task_space import TaskSpace
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 
+# Of the metrics of an evaluation that runs, in the state of the job.
+_MOST_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class EvaluationResult:
@@ -101,9 +104,7 @@ class Evaluations:
         if not running.tasks.complete:
             return None
         if running.states.has_objects and running.summary is None:
-            running.summary = self._new_queue(
-                one_off("summary"), kind=pb.TASK_SUMMARIZE, states=running.states.objects()
-            )
+            running.summary = self._summary(running)
         if running.states.has_objects:
             return None
         return self._end(running, {})
@@ -125,15 +126,41 @@ class Evaluations:
         self._final_begun = False
         self._go_on_from(steps)
 
-    def to_state(self) -> list[Any]:
-        """What a restarted master needs, as JSON can say it; an evaluation that runs is void."""
-        return [[result.steps, dict(result.metrics)] for result in self.results]
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it. An evaluation whose metrics keep more
+        than a megabyte is not kept: a restarted master begins it again."""
+        running = self._running
+        states = running.states.to_state(_MOST_BYTES) if running is not None else None
+        return {
+            "results": [[result.steps, dict(result.metrics)] for result in self.results],
+            "next": self._next,
+            "final_begun": self._final_begun,
+            "running": None if running is None else running.steps,
+            "states": states,
+            "tasks": running.tasks.to_state() if running is not None else None,
+            "summary": running.summary.to_state() if running and running.summary else None,
+        }
 
-    def from_state(self, state: Iterable[Any]) -> None:
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
-        self.results = [EvaluationResult(steps, metrics) for steps, metrics in state]
-        if self.results:
-            self._go_on_from(self.results[-1].steps)
+        self.results = [EvaluationResult(steps, metrics) for steps, metrics in state["results"]]
+        self._next, self._final_begun = state["next"], state["final_begun"]
+        if state["running"] is None:
+            return
+        tasks = self._new_queue(self.space, kind=pb.TASK_EVALUATE)
+        running = self._running = _Running(state["running"], tasks, MetricStates())
+        if state["states"] is None:
+            return
+        running.states = MetricStates.from_state(state["states"])
+        tasks.from_state(state["tasks"], now)
+        if state["summary"] is not None:
+            running.summary = self._summary(running)
+            running.summary.from_state(state["summary"], now)
+
+    def _summary(self, running: _Running) -> TaskQueue:
+        return self._new_queue(
+            one_off("summary"), kind=pb.TASK_SUMMARIZE, states=running.states.objects()
+        )
 
     def _end(self, running: _Running, values: Mapping[str, float]) -> EvaluationResult:
         result = EvaluationResult(running.steps, {**running.states.means(), **values})

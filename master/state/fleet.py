@@ -120,19 +120,16 @@ class Fleet:
 
     # ---- what happens ----
 
-    def decide(
-        self, strategy: str, *, restore: str, values_only: bool = False, incarnation: int = 1
-    ) -> None:
+    def decide(self, strategy: str, *, restore: str, values_only: bool = False) -> None:
         """The strategy is known: servers may start, and all workers.
 
         Args:
             restore: a checkpoint or exported model that the servers (or the worker) load.
             values_only: it is of another job: its watermarks and optimizer state are not ours.
-            incarnation: more than 1 where a restarted master continues.
         """
         assert not self.strategy
         self.strategy = strategy
-        self.incarnation, self.restored_from, self.values_only = incarnation, restore, values_only
+        self.incarnation, self.restored_from, self.values_only = 1, restore, values_only
 
     def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new incarnation: servers are replaced by new ones that load ``restore``."""
@@ -152,9 +149,10 @@ class Fleet:
         if process is not None and process.state != EXITED:
             process.state, process.exit = EXITED, exit
 
-    def started(self, role: str, id: int, pid: int) -> None:
+    def started(self, role: str, id: int, pid: int, since: int = 0) -> None:
         """A process of a :class:`Start` runs."""
-        self._processes[role, id].pid = pid
+        process = self._processes[role, id]
+        process.pid, process.since = pid, since
 
     def not_started(self, role: str, id: int, reason: str, now: float) -> None:
         """A process of a :class:`Start` could not be started."""
@@ -354,24 +352,24 @@ class Fleet:
             "restored_from": self.restored_from,
             "values_only": self.values_only,
             "workers_wanted": self.workers_wanted,
+            "next_id": dict(self._next_id),
+            "retired": self._retired,
+            "hurry": self._hurry,
             "trained": self._deaths.trained,
-            "workers": [[p.id, p.pid, p.log] for p in self.alive("worker")],
+            "processes": [process.to_state() for process in self],
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
-        """The inverse of :meth:`to_state`; the servers ended with the master."""
-        if state["strategy"]:
-            self.decide(
-                state["strategy"],
-                restore=state["restored_from"],
-                values_only=state["values_only"],
-                incarnation=state["incarnation"],
-            )
-        self.servers.from_state(state["servers"], ())
+        """The inverse of :meth:`to_state`."""
+        self.strategy, self.incarnation = state["strategy"], state["incarnation"]
+        self.restored_from, self.values_only = state["restored_from"], state["values_only"]
         self.workers_wanted = state["workers_wanted"]
-        self._deaths.trained = state["trained"]
-        for id, pid, log in state["workers"]:
-            self.adopt(id, pid, log)
+        self._next_id, self._retired = dict(state["next_id"]), state["retired"]
+        self._hurry, self._deaths.trained = state["hurry"], state["trained"]
+        for each in state["processes"]:
+            process = Process.from_state(each, now)
+            self._processes[process.role, process.id] = process
+        self.servers.from_state(state["servers"], self.alive("ps"))
 
     def _start(
         self, role: str, module: str, args: Sequence[str], now: float
@@ -381,7 +379,14 @@ class Fleet:
         process = Process(role, id, started_at=now)
         self._processes[role, id] = process
         return process, Start(
-            ProcessSpec(role=role, id=id, module=module, args=args, env=dict(self.env))
+            ProcessSpec(
+                role=role,
+                id=id,
+                module=module,
+                args=args,
+                env=dict(self.env),
+                end_with_parent=0,  # the next master adopts it
+            )
         )
 
 

@@ -99,6 +99,7 @@ class Job:
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
         )
         self.damaged = 0
+        self.restarts = 0  # of the master
         self.reason = "a training script" if script else ""
         """Why the strategy was chosen."""
         self._fell_from = 0  # records that were done before the model went back, if that is new
@@ -158,7 +159,7 @@ class Job:
             case Failure():
                 self.lifecycle.fail(event.error, now, traceback=event.traceback, usage=event.usage)
             case Started():
-                self.fleet.started(event.role, event.id, event.pid)
+                self.fleet.started(event.role, event.id, event.pid, event.since)
             case NotStarted():
                 self.fleet.not_started(event.role, event.id, event.error, now)
                 self.apply_all(self.failover.not_started(event), now)

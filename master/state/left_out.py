@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch_edl.wire import master_pb2 as pb
 
 # A larger share of minibatches without a finite loss is worth a word at the end.
@@ -35,6 +37,14 @@ class LeftOut:
             return  # another member has reported more
         self._records, self._steps = position, -(-position // batch_size)
         self.nan_steps = self._steps if left_out >= position else left_out // batch_size
+
+    def to_state(self) -> list[int]:
+        """What a restarted master needs, as JSON can say it."""
+        return [self.nan_steps, self._steps, self._records, self._wanted]
+
+    def from_state(self, state: Sequence[int]) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.nan_steps, self._steps, self._records, self._wanted = state
 
     @property
     def is_all(self) -> bool:

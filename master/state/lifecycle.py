@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from torch_edl.errors import UsageError
@@ -262,9 +262,15 @@ class Lifecycle:
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """What a restarted master needs, as JSON can say it; times are Unix seconds."""
+        wall, stopping = self._wall, self.stopping
         return {
-            "running": self._began_at is not None,
+            "began": wall(self._began_at),
+            "trained": wall(self._trained_at),
+            "ended": wall(self.ended_at),
+            "leave_s": self.leave_s,
+            "stopping": None if stopping is None else [stopping.reason, wall(stopping.began)],
+            "outcome": None if self.outcome is None else asdict(self.outcome),
             "sources": self.log.sources,
             "rollbacks": self.rollbacks,
             "records_rolled_back": self.records_rolled_back,
@@ -272,8 +278,20 @@ class Lifecycle:
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
-        if state["running"]:
-            self.began(now)
+
+        def at(wall: float | None) -> float | None:
+            return None if wall is None else min(now, wall - self._wall_offset_s)
+
+        self._began_at, self._trained_at = at(state["began"]), at(state["trained"])
+        if state["stopping"] is not None:
+            reason, began = state["stopping"]
+            self.stopping = Stopping(reason=reason, began=at(began) or now)
+        if state["outcome"] is not None:
+            self.outcome, self.leave_s = Outcome(**state["outcome"]), state["leave_s"]
+            self.ended_at = at(state["ended"]) or now
         self.log.sources.update(state["sources"])
         self.rollbacks = state["rollbacks"]
         self.records_rolled_back = state["records_rolled_back"]
+
+    def _wall(self, at: float | None) -> float | None:
+        return None if at is None else at + self._wall_offset_s

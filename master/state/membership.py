@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict, ParseDict
+
 from torch_edl.wire import master_pb2 as pb
 
 _NOTHING_TOLD = pb.HeartbeatRequest(phase="importing")
@@ -123,14 +125,31 @@ class Membership:
 
     # ---- a restart of the master ----
 
-    def to_state(self) -> list[dict[str, Any]]:
+    def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it; heartbeats bring the rest."""
-        return [{"id": m.id, "pid": m.pid} for m in self]
+        return {
+            "members": [
+                {
+                    "id": m.id,
+                    "pid": m.pid,
+                    "draining": m.draining,
+                    "reported": [m.reported_steps, m.reported_records],
+                    "heartbeat": MessageToDict(m.heartbeat),
+                }
+                for m in self
+            ],
+            "gone": sorted(self._gone),
+        }
 
-    def from_state(self, state: Sequence[Mapping[str, Any]], now: float) -> None:
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`; every worker counts as heard now."""
-        for saved in state:
-            self.register(saved["id"], saved["pid"], now)
+        self._gone = set(state["gone"])
+        for saved in state["members"]:
+            member = self.register(saved["id"], saved["pid"], now)
+            assert member is not None, "one that is gone is no member"
+            member.draining = saved["draining"]
+            member.reported_steps, member.reported_records = saved["reported"]
+            self.heartbeat(member, ParseDict(saved["heartbeat"], pb.HeartbeatRequest()), now)
 
 
 def _progress(heartbeat: pb.HeartbeatRequest) -> tuple[str, int, int]:

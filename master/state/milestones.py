@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from master.state.actions import Failure, Note
 from master.state.checkpoint_manager import CheckpointManager, CutTaken
@@ -187,6 +189,21 @@ class Milestones:
         newest = self._checkpoints.newest
         if newest is not None and self._tasks.main is not None:
             self._tasks.main.restore(newest.progress)
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        return {
+            "settled": self.settled,
+            "epoch": self._epoch,
+            "left_out": self.left_out.to_state(),
+        }
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`."""
+        self.settled, self._epoch = state["settled"], state["epoch"]
+        self.left_out.from_state(state["left_out"])
 
     def _manifest(self, strategy: str) -> Manifest:
         data = dict(self._tasks.identity)

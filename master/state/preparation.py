@@ -5,8 +5,10 @@ the data. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import DataScanned, Note, Saved
 from master.state.data_identity import (
@@ -63,6 +65,13 @@ class Preparation:
         self._model: pb.ReportModelRequest | None = None
         self._data: pb.ScriptData | None = None
         self._scanned: DataScanned | None = None
+        self._state: dict[str, Any] | None = None
+        self._state_of: tuple[Any, ...] = ()
+
+    @property
+    def needs_scan(self) -> bool:
+        """The data are to be counted."""
+        return self._scanned is None and self.config.kind != "script"
 
     @property
     def complete(self) -> bool:
@@ -185,6 +194,37 @@ class Preparation:
         shards = [Shard("dataset", data.records)]
         space = self._in_order(shards, epochs=config.data.epochs)
         yield TasksMade(self._begin(space, None, shards, identity(config, shards, data.files)))
+
+    # ---- a restart of the master ----
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it. It may name many files, and changes
+        once or twice in a job: the same object means that it has not changed."""
+        known = (self._model, self._data, self._scanned)
+        if self._state is None or self._state_of != known:
+            model, data, scanned = known
+            self._state_of = known
+            self._state = {
+                "model": None if model is None else MessageToDict(model),
+                "data": None if data is None else MessageToDict(data),
+                "scanned": None if scanned is None else asdict(scanned),
+            }
+        return self._state
+
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`: makes the tasks as before."""
+        if state["model"] is not None:
+            self._model = ParseDict(state["model"], pb.ReportModelRequest())
+        if state["scanned"] is not None:
+            shards = state["scanned"]["shards"]
+            found = {kind: [Shard(**shard) for shard in of] for kind, of in shards.items()}
+            self._scanned = DataScanned(**{**state["scanned"], "shards": found})
+        made = self._make_tasks()
+        if state["data"] is not None:
+            data = ParseDict(state["data"], pb.ScriptData())
+            made = self._make_script_tasks(with_data(self.config, data), data)
+        for _ in made:
+            pass  # said before
 
     def _begin(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from master.state.actions import Failure
 from torch_edl.errors import UsageError
@@ -24,6 +26,8 @@ class Process:
     id: int
     state: str = STARTING
     pid: int = 0
+    since: int = 0
+    """When the process started, in ticks of the machine: with the pid, it names one process."""
     address: str = ""
     exit: str = ""
     started_at: float = 0.0
@@ -46,6 +50,24 @@ class Process:
     """What keeps a server from accepting pushes."""
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
+
+    def to_state(self) -> dict[str, Any]:
+        """What a restarted master needs, as JSON can say it."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], now: float) -> Process:
+        """The inverse of :meth:`to_state`. Whatever was to be done to the process by some time is
+        to be done now: it may have been, or not."""
+        times = {
+            name for name, value in state.items() if name.endswith("_at") and value is not None
+        }
+        process = cls(**{**state, **dict.fromkeys(times, now)})
+        if process.stop_by is not None or process.state == STOPPING:
+            process.stop_by = now
+        if process.state == STOPPING:
+            process.state = DRAINING
+        return process
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,58 @@
-"""What a restarted master rebuilds of a job: every part by itself. Pure."""
+"""What a restarted master rebuilds of a job: every part by itself. Pure.
+
+The state may be a second old. What a worker says that the state does not know is decided when the
+worker says it: :meth:`~master.state.task_scheduler.TaskScheduler.recognize` takes leases over, and
+the marks of the engines keep a task that is leased again from being trained again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from master.state.actions import Failure, Note
+from master.state.actions import Note
 from master.state.job import Job
 from master.state.lifecycle import Part
+
+# More leases than a master grants. Numbers of leases are below 2**53, see the service.
+_LEASES_OF_A_MASTER = 1 << 32
 
 
 def to_state(job: Job) -> dict[str, Any]:
     """What a restarted master needs, as JSON can say it."""
-    return {name: part.to_state() for name, part in _parts(job).items()}
+    own = {"reason": job.reason, "damaged": job.damaged, "restarts": job.restarts}
+    return {"job": own, **{name: part.to_state() for name, part in _parts(job).items()}}
 
 
 def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
     """The inverse of :func:`to_state`, before :meth:`Job.start`; all processes are heard now."""
+    own = state["job"]
+    job.reason, job.damaged, job.restarts = own["reason"], own["damaged"], own["restarts"] + 1
     job.compose(state["fleet"]["strategy"])
     for name, part in _parts(job).items():
         part.from_state(state[name], now)
-    if job.fleet.strategy == "ps":
-        kept = job.config.checkpoint.dir
-        again = f"start the job with --resume to continue from the newest checkpoint in {kept}"
-        then = again if kept else "the model is lost; --checkpoint-dir keeps it"
-        text = f"the master was killed, and the parameter servers with it: {then}"
-        job.apply(Failure(text), now)
+    job.config = job.preparation.config
+    job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
+    job.checkpoints.name_snapshots_after(job.restarts)
+    cluster = job.fleet.cluster()
+    if cluster is not None and cluster.servers:
+        job.checkpoints.release(cluster)
     count = len(job.members)
     text = "worker continues" if count == 1 else "workers continue"
-    job.apply(Note("info", f"the master was restarted: {count} {text}"), now)
+    job.apply(Note("warning", f"the master was restarted: {count} {text}"), now)
 
 
 def _parts(job: Job) -> dict[str, Part]:
-    return {
+    """In the order in which they are rebuilt: the tasks are made by the preparation."""
+    parts: dict[str, Part] = {
         "lifecycle": job.lifecycle,
         "fleet": job.fleet,
         "members": job.members,
         "workforce": job.workforce,
         "ring": job.ring.ring,
         "checkpoints": job.checkpoints,
-        "workload": job.workload,
+        "tasks": job.tasks,
+        "preparation": job.preparation,
+        "milestones": job.milestones,
     }
+    return parts if job.workload is job.tasks else {**parts, "workload": job.workload}

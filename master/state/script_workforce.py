@@ -60,8 +60,6 @@ class ScriptWorkforce(Workforce):
         members: the workers that have registered.
     """
 
-    survives_master = True
-
     def __init__(
         self,
         config: JobConfig,

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict, ParseDict
+
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
 from master.state.membership import Membership
@@ -19,6 +21,7 @@ from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import pserver_pb2 as ps
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class TaskScheduler:
         """The main stream is not leased: a ring goes through it together, in the order of tasks."""
         self._config = config
         self._restored: tuple[Mapping[str, Any], float] | None = None
-        self._leases = 0
+        self._leases = self._first_lease = 0
         self._new_queue = functools.partial(
             TaskQueue, lease_ids=self._numbers(), timeout_s=config.cluster.task_timeout_s
         )
@@ -187,7 +190,7 @@ class TaskScheduler:
         queues = self.queues()
         held = set(held)
         for each in queues:
-            each.keep_only(worker, held)
+            each.keep_only(worker, held, now)
         leases: list[pb.LeaseMessage] = []
         for each in queues if not draining else ():
             while len(leases) < max(1, want) and (snapshots or each is not self._snapshot):
@@ -225,6 +228,22 @@ class TaskScheduler:
     def expire(self, now: float) -> list[int]:
         """Takes back what is held without progress, and returns by which workers."""
         return [worker for each in self.queues() for worker in each.expire(now)]
+
+    def recognize(
+        self, worker: int, lease_id: int, task: pb.LeasedTask, incarnation: int, now: float
+    ) -> None:
+        """Takes over a lease that a master before this one granted after it had last noted its
+        state. Only training and predictions: an evaluation is begun again where it is not known.
+
+        Args:
+            incarnation: of the model; a lease of an earlier one is void.
+        """
+        main = self.main
+        known = not lease_id or lease_id > self._first_lease
+        if known or main is None or self.lockstep or main.has(lease_id):
+            return
+        if (task.kind, task.incarnation) == (main.kind, incarnation):
+            main.adopt(lease_id, task.task_id, worker, now)
 
     # ---- reports ----
 
@@ -315,20 +334,37 @@ class TaskScheduler:
         if not self.ready:
             return {}
         return {
-            "leases": self._leases,
+            "records_before": self.records_before,
             "main": self.main.to_state() if self.main is not None else None,
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
+            "snapshot": None
+            if self._snapshot is None
+            else [
+                self._snapshot.directory,
+                self._snapshot.to_state(),
+                MessageToDict(self._snapshot_base.to_proto()),
+            ],
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         self._restored = (state, now) if state else None  # takes effect once the data is known
 
+    def begin_leases_after(self, lease_id: int) -> None:
+        """Numbers of leases begin here, above those of every earlier master of the job."""
+        self._leases = self._first_lease = lease_id
+
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
-        self._leases = state["leases"]
+        self.records_before = state["records_before"]
         if self.main is not None:
             self.main.from_state(state["main"], now)
         if self.evaluations is not None:
-            self.evaluations.from_state(state["evaluations"])
+            self.evaluations.from_state(state["evaluations"], now)
+        if state["snapshot"] is not None:
+            directory, tasks, base = state["snapshot"]
+            self.ask_for_snapshot(directory)
+            assert self._snapshot is not None
+            self._snapshot.from_state(tasks, now)
+            self._snapshot_base = Watermarks.from_proto(ParseDict(base, ps.Watermarks()))
 
     def _numbers(self) -> Iterator[int]:
         while True:

@@ -136,6 +136,10 @@ class TaskQueue:
         """Minibatches of done tasks, and the committed part of the others."""
         return self._done_steps + sum(map(self.space.steps_of, self._offsets.values()))
 
+    def has(self, lease_id: int) -> bool:
+        """Whether a worker has this lease."""
+        return lease_id in self._doing
+
     def held_by(self, worker: int) -> Sequence[Lease]:
         """What a worker has, oldest first."""
         return tuple(self._by_worker.get(worker, {}).values())
@@ -267,10 +271,10 @@ class TaskQueue:
         count = self._failures[lease.task.id] = self._failures.get(lease.task.id, 0) + 1
         return count
 
-    def keep_only(self, worker: int, held: Iterable[int]) -> None:
+    def keep_only(self, worker: int, held: Iterable[int], now: float) -> None:
         """Takes back what a worker does not know that it has (an answer that was lost)."""
         for lease_id in sorted(self._by_worker.get(worker, {}).keys() - set(held)):
-            self.release(lease_id, 0.0)
+            self.release(lease_id, now)
 
     def drop_worker(self, worker: int) -> None:
         """Takes back all that a worker has."""
@@ -296,34 +300,61 @@ class TaskQueue:
         """Goes to what a checkpoint holds; every lease is void."""
         self._clear(progress)
 
+    def adopt(self, lease_id: int, task_id: int, worker: int, now: float) -> bool:
+        """Takes over a lease that an earlier master granted and did not note; returns whether the
+        worker has the task.
+
+        Of two leases of a task the later one counts: the worker of the earlier one had lost it.
+        """
+        if not self._retired <= task_id < self.space.total or task_id in self._ahead:
+            return False  # done
+        holder = next((x for x in self._doing.values() if x.task.id == task_id), None)
+        if holder is not None:
+            if holder.id > lease_id:
+                return False
+            self._forget(holder)
+        elif task_id in self._waiting:
+            self._late.pop(self._waiting.pop(task_id), None)
+        else:
+            # Those between may have been leased as well.
+            for id in range(self._next, task_id):
+                self._return(id, 0)
+            self._next = task_id + 1
+        self._retried.add(task_id)
+        offset = self._offsets.get(task_id, 0)
+        self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True), now)
+        return True
+
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
+        """What a restarted master needs, as JSON can say it: of the tasks before ``next`` those
+        that are not done, of which there are as many as workers have in hand."""
         leases = self._doing.values()
         return {
             "retired": self._retired,
-            "ahead": sorted(self._ahead),
-            "offsets": sorted(self._offsets.items()),
             "next": self._next,
+            "back": sorted(self._waiting),
             "leases": [[x.id, x.task.id, x.worker, x.offset, x.retried] for x in leases],
+            "offsets": sorted(self._offsets.items()),
             "failures": sorted(self._failures.items()),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`; every worker made progress now."""
         self._clear(Watermarks(state["retired"]))
-        for id in state["ahead"]:
-            self._finish(self.space.task(id))
+        self._next = state["next"]
         self._offsets = dict(map(tuple, state["offsets"]))
         self._failures = dict(map(tuple, state["failures"]))
-        self._next = max(self._next, state["next"])
-        leased = {task for _, task, *_ in state["leases"]}
-        for id in range(self._retired, state["next"]):
-            if id not in self._ahead and id not in leased:
-                self._return(id, 0)
         for id, task, worker, offset, retried in state["leases"]:
             self._hold(Lease(id, self.space.task(task), worker, offset, retried), now)
             if retried:
                 self._retried.add(task)
+        for task in state["back"]:
+            self._return(task, 0)
+        open = [*state["back"], *(lease.task.id for lease in self._doing.values())]
+        self._ahead = set(range(self._retired, self._next)).difference(open)
+        space, records = self.space, [self.space.task(id).records for id in open]
+        self._done_records = space.records_before(self._next) - sum(records)
+        self._done_steps = space.steps_before(self._next) - sum(map(space.steps_of, records))
 
     def _forget(self, lease: Lease) -> None:
         del self._doing[lease.id]

@@ -66,9 +66,6 @@ class Workforce(ABC):
         ring: that the workers form.
     """
 
-    survives_master = False
-    """The workers continue while a master that was killed is started again."""
-
     def __init__(self, fleet: Fleet, ring: Ring) -> None:
         self._fleet = fleet
         self._ring = ring

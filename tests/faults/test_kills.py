@@ -39,12 +39,11 @@ def test_the_local_worker_is_killed(start_job: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow  # tests/unit/cli/test_submit.py does it with fewer processes
-@pytest.mark.parametrize("victim", ["client", "master"])
-def test_nothing_outlives_client_or_master(start_job: Callable[..., Any], victim: str) -> None:
+def test_nothing_outlives_the_client(start_job: Callable[..., Any]) -> None:
     """The check for orphans is the fixture's."""
     job = start_job(RECORDS, *FLAGS)
     job.wait_for(lambda: job.done() > 0)
-    job.process.kill() if victim == "client" else job.kill("master")
+    job.process.kill()
     assert job.finish(20) != 0
 
 

@@ -63,6 +63,7 @@ def save(
     write: Callable[[Path], Manifest],
     *,
     fence: Callable[[], None] = lambda: None,
+    written: Path | None = None,
 ) -> tuple[Path, Manifest]:
     """Makes the checkpoint after ``steps`` minibatches, or keeps the one that is complete already.
 
@@ -70,6 +71,8 @@ def save(
 
     Args:
         write: writes the files into a temporary folder, which is new and empty, and describes them.
+        written: a temporary folder that has the files already. A process that dies in the commit
+            leaves it where it is, and another can commit it.
         fence: raises if this process may not commit any more; called when all files are on the
             disk, right before the rename.
 
@@ -81,10 +84,11 @@ def save(
         OSError: the disk is full or read-only.
         Exception: whatever ``write`` or ``fence`` raised. The folder is removed in all cases.
     """
-    directory, temporary = step_dir(root, steps), temporary_dir(root)
+    directory, temporary = step_dir(root, steps), written or temporary_dir(root)
     if is_checkpoint(directory):
         return directory, read(directory)
-    temporary.mkdir(parents=True)
+    if written is None:
+        temporary.mkdir(parents=True)
     try:
         manifest = write(temporary)
         seal(temporary, manifest)

@@ -10,6 +10,7 @@ from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs import calls, catalog
+from torch_edl.jobs.folder import ENDED
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
@@ -51,7 +52,7 @@ def stop(args: argparse.Namespace) -> int:
     job = catalog.find(args.job)
     calls.ask(job, pb.StopRequest(reason="torch-edl stop", at_once=args.now))
     began, told = time.monotonic(), False
-    while job.is_alive():
+    while job.is_alive() or (job.is_watched() and job.last_status().get("state") not in ENDED):
         waited_s = time.monotonic() - began
         if waited_s > _SAY_S and not told:
             told = True

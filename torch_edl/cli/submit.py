@@ -6,7 +6,9 @@ import contextlib
 import json
 import signal
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc
 
@@ -106,16 +108,18 @@ class _Client:
     _silence_told: bool = False
     _stopping_since: float | None = None
     _hurried_at: float | None = None
+    _asked: Future[Any] | None = None
+    """The request to stop; it may have failed."""
     # Then warnings of processes that lose each other are left out.
     _is_stopped: bool = False
     _held: list[pb.Event] = field(default_factory=list)
 
     def until_over(self) -> Outcome:
         while not self._ended():
-            self.master.poll()
+            ended = self.master.revive()
             self._poll_status()
             self._show_output()
-            if self.master.exit is not None:
+            if ended is not None:
                 break
             self._heed_signals()
             time.sleep(_STARTING_POLL_S if self._status is None else _POLL_S)
@@ -137,10 +141,12 @@ class _Client:
         return self._status is not None and self._status.state in ENDED
 
     def _poll_status(self) -> None:
-        if self._stub is None:
-            master = self.job.master()
-            if master is None:
-                return
+        master = self.job.master()
+        if master is None:
+            return
+        if self._stub is None or self._stub.address != master.address:
+            if self._stub is not None:
+                self._stub.close()
             self._stub = calls.stub_of(master)
         request = pb.GetStatusRequest(events_after=self._events_after)
         try:
@@ -155,6 +161,7 @@ class _Client:
                 )
             return
         self._heard, self._silence_told = time.monotonic(), False
+        self.master.answered()
         self._take(status)
 
     def _take(self, status: pb.GetStatusResponse) -> None:
@@ -191,11 +198,13 @@ class _Client:
             name = self.signals.name
             again = "; Ctrl-C again ends it at once" if name == "SIGINT" else ""
             self.display.note(f"{name}: stopping the job{again}")
-            self._ask_to_stop()
-        elif self.signals.count > 1 and self._hurried_at is None:
+        if self._hurried_at is None and self.signals.count > 1:
             self._hurried_at = now
-            self._ask_to_stop(at_once=True)
-        elif self._hurried_at is not None:
+            self._asked = None
+        self._ask_to_stop(at_once=self._hurried_at is not None)
+        if self._stopping_since == now or self._hurried_at == now:
+            return
+        if self._hurried_at is not None:
             if self.signals.count > 2 or now - self._hurried_at > _AT_ONCE_S:
                 self.master.stop(grace_s=0)
         else:
@@ -203,13 +212,17 @@ class _Client:
             if now - self._stopping_since > (_STOP_WITHIN_S if stops else _TERM_AFTER_S):
                 self.master.stop(grace_s=_KILL_AFTER_S)
 
-    def _ask_to_stop(self, *, at_once: bool = False) -> None:
+    def _ask_to_stop(self, *, at_once: bool) -> None:
+        """Asks, until an answer says that the master has heard: it may be started again."""
+        asked = self._asked
+        if asked is not None and (not asked.done() or asked.exception() is None):
+            return
         if self._stub is None:  # it does not listen yet
             self.master.stop(grace_s=_KILL_AFTER_S)
             return
         # Without waiting: the next status shows whether the master stops.
         request = pb.StopRequest(reason=self.signals.name, at_once=at_once)
-        self._stub.start(request, timeout_s=_CALL_TIMEOUT_S)
+        self._asked = self._stub.start(request, timeout_s=_CALL_TIMEOUT_S)
 
     def _keep(self, outcome: Outcome) -> None:
         """Writes how the job ended to its folder if the master did not."""

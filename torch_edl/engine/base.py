@@ -107,6 +107,8 @@ class LeasedEngine(Engine, Protocol):
 
     depth: int
     """How many updates beyond the one in training are worth prefetching."""
+    knows_marks: bool
+    """:meth:`committed` answers from this process, without a call."""
 
     def connect(self, cluster: pb.Cluster) -> None:
         """Meets the servers of ``cluster``, or loads the checkpoint that it names. Called before

@@ -28,6 +28,7 @@ class LocalEngine:
     """See :class:`~torch_edl.engine.base.LeasedEngine`."""
 
     depth = 0
+    knows_marks = True
     broken = False
 
     def __init__(

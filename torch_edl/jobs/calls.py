@@ -13,7 +13,7 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
-_CALL_TIMEOUT_S = 3.0
+_CALL_TIMEOUT_S = 5.0
 
 
 def stub_of(master: MasterAddress) -> Stub:
@@ -28,17 +28,18 @@ def ask(job: JobFolder, request: Message) -> Any:
         UsageError: the job is over, or the master rejected the call.
     """
     master = job.master()
-    if master is None or not job.is_alive():
+    if master is None or not job.has_master():
         state = job.last_status().get("state", "dead")
         raise UsageError(f"{job.name}: not running any more, it is {state}")
     stub = stub_of(master)
     try:
-        return stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+        # A master that was killed is started again, which takes less.
+        return stub.call(request, timeout_s=_CALL_TIMEOUT_S, wait=True)
     except grpc.RpcError as error:
         code = error.code()
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             raise UsageError(f"{job.name}: {error.details()}") from error
-        if not job.is_alive():
+        if not job.has_master():
             raise UsageError(f"{job.name}: it ended just now; see torch-edl status") from error
         raise UsageError(
             f"{job.name}: its master does not answer ({code.name.lower()}); try again"

@@ -12,6 +12,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.log_tail import last_error, last_lines
+from torch_edl.processes.adoption import find
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 USAGE_CODE = 2
 """The master's exit code where the user can mend the cause."""
+SUPERSEDED = 3
+"""The master's exit code where another master has taken the job over, and its processes."""
 
 _LISTEN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
@@ -131,12 +134,14 @@ class MasterProcess:
         if self._starts_in_a_row >= _MAX_STARTS_IN_A_ROW:
             log.error("the master ended %d times in a row (%s)", self._starts_in_a_row, ended)
             return ended
-        log.warning("the master ended (%s); starting it again at %s", ended, self._listen)
+        log.info("the master ended (%s); starting it again", ended)
         self.start()
         return None
 
     def stop(self, *, grace_s: float) -> None:
-        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`poll`); 0: SIGKILL at once."""
+        """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`poll`); 0: SIGKILL at once. The
+        master is not started again."""
+        self._stopping = True
         self._launcher.stop("master", 0, grace_s=grace_s)
 
     def wait(self, timeout_s: float) -> None:
@@ -150,10 +155,20 @@ class MasterProcess:
         self._hold.close()
 
     def close(self, *, grace_s: float = 0) -> None:
-        """Ends the master and waits until it is gone: SIGTERM, SIGKILL ``grace_s`` later."""
+        """Ends the master and waits until it is gone: SIGTERM, SIGKILL ``grace_s`` later. What a
+        master that was killed could not end is ended then."""
         self._stopping = True
         self._launcher.stop_all(grace_s=grace_s)
+        if self.exit is None or self.exit.code != SUPERSEDED:
+            self._end_orphans()
         self._hold.close()
+
+    def _end_orphans(self) -> None:
+        for name, (pid, started) in find(self.token).items():
+            if name.startswith(("worker-", "ps-")):
+                role, _, id = name.partition("-")
+                self._launcher.adopt(role, int(id), pid, started)
+        self._launcher.stop_all(grace_s=0)
 
     def cause(self) -> str:
         """The last error that the master logged, or why it could not; empty without one."""

@@ -30,10 +30,10 @@ def report(job: JobFolder) -> dict[str, Any]:
     if status is not None:
         return as_dict(status)
     seen: dict[str, Any] = {"job": job.name, **_EMPTY, **job.last_status()}
-    if job.is_alive():  # but does not answer
-        return seen
-    if job.is_watched() and job.master() is None:
+    if job.master() is None and job.is_watched():
         return {**seen, "state": "starting"}
+    if job.has_master():  # but the master does not answer, or is started again
+        return seen
     if seen.get("state") not in ENDED:
         seen["state"] = "dead"
     seen["processes"] = [{**p, "state": "exited"} for p in seen["processes"]]

@@ -18,6 +18,8 @@ from torch_edl.wire.channel import Stub
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
+MASTER_AWAY_S = 60.0
+"""How long the processes of a job wait for a master that was killed, and is started again."""
 # At most so many names of logged values in a heartbeat.
 _MOST_VALUES = 100
 
@@ -110,6 +112,8 @@ class Heartbeat:
         self.on_broken_ring: Callable[[int], None] = lambda ring: None
         self.on_server_args: Callable[[list[str]], None] = lambda args: None
         self.on_servers: Callable[[int], None] = lambda newest: None
+        self.on_silence: Callable[[], None] = lambda: None
+        """Called (in this thread) when the master has been away for longer than it may be."""
         self.stale_ring = 0
         self._contact = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -144,6 +148,8 @@ class Heartbeat:
         except grpc.RpcError as error:
             # Not fatal by itself: training continues, on the leases that are held.
             log.debug("heartbeat: %s", error.code())
+            if self.silence_s > MASTER_AWAY_S:
+                self.on_silence()
             return
         self._contact = sent
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)

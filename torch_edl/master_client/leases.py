@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +14,7 @@ from google.protobuf.message import Message
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.errors import MasterLostError
+from torch_edl.master_client.heartbeat import MASTER_AWAY_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -80,13 +83,17 @@ class LeaseClient:
     """One worker's leases. Thread-safe: the loader leases while the trainer reports.
 
     A lease leaves ``held`` only after the master took the report of it, so a lost answer to a
-    lease or a report never strands a task: the master takes back what is not held.
+    lease or a report never strands a task: the master takes back what is not held. A thread sends
+    the reports that nobody waits for, in order: training does not stall while a master that was
+    killed is started again.
     """
 
     def __init__(self, master: Stub, worker_id: int) -> None:
         self._master = master
         self._lock = threading.Lock()
-        self._held: set[int] = set()
+        self._held: dict[int, pb.LeasedTask] = {}
+        self._reports: ThreadPoolExecutor | None = None  # begun with the first report
+        self._reported: deque[Future[Any]] = deque()
         self.worker_id = worker_id
         self.incarnation = 0
         self.retired_before = 0
@@ -100,10 +107,14 @@ class LeaseClient:
         # Only the loader leases, so no answer can be under way while another is asked for; the
         # lock is not held over the call, which the master may keep waiting.
         with self._lock:
-            held = sorted(self._held)
+            held, tasks = list(self._held), list(self._held.values())
         answer: pb.LeaseResponse = self._call(
             pb.LeaseRequest(
-                worker_id=self.worker_id, want=1, incarnation=self.incarnation, held=held
+                worker_id=self.worker_id,
+                want=1,
+                incarnation=self.incarnation,
+                held=held,
+                tasks=tasks,
             )
         )
         with self._lock:
@@ -112,9 +123,41 @@ class LeaseClient:
                 self.incarnation = answer.cluster.incarnation
                 # The tasks went back with the model: what was done once is not done any more.
                 self.retired_before = 0
-            self._held.update(lease.lease_id for lease in answer.leases)
+            for lease in answer.leases:
+                self._hold(lease)
             self.retired_before = max(self.retired_before, answer.retired_before)
         return answer
+
+    def _hold(self, lease: pb.LeaseMessage) -> None:
+        self._held[lease.lease_id] = pb.LeasedTask(
+            kind=lease.kind, task_id=lease.task_id, incarnation=self.incarnation
+        )
+
+    def report(self, lease: Lease, result: TaskResult) -> None:
+        """Reports that a task is done, without waiting for the master.
+
+        Raises:
+            MasterLostError: an earlier report did not reach the master.
+        """
+        while self._reported and self._reported[0].done():
+            self._reported.popleft().result()
+        if self._reports is None:
+            self._reports = ThreadPoolExecutor(1, thread_name_prefix="reports")
+        self._reported.append(self._reports.submit(self.complete, lease, result))
+
+    def settle(self) -> None:
+        """Waits until the master has all reports.
+
+        Raises:
+            MasterLostError: it does not answer.
+        """
+        while self._reported:
+            self._reported.popleft().result()
+
+    def close(self) -> None:
+        """Ends the thread of the reports; those that have not been sent are dropped."""
+        if self._reports is not None:
+            self._reports.shutdown(wait=False, cancel_futures=True)
 
     def complete(self, lease: Lease, result: TaskResult) -> bool:
         """Reports that a task is done; False if the master had taken the task away before."""
@@ -135,6 +178,7 @@ class LeaseClient:
         Args:
             done: what was committed of it.
         """
+        self.settle()
         request = pb.ReleaseTaskRequest(
             worker_id=self.worker_id,
             lease_id=lease.lease_id,
@@ -157,6 +201,7 @@ class LeaseClient:
             fatal: another try would fail in the same way.
             done: what was committed before the failure.
         """
+        self.settle()
         request = pb.FailTaskRequest(
             worker_id=self.worker_id,
             lease_id=lease.lease_id,
@@ -168,9 +213,13 @@ class LeaseClient:
         return bool(self._end(request).over)
 
     def _end(self, request: Any) -> Any:
+        with self._lock:
+            task = self._held.get(request.lease_id)
+        if task is not None:
+            request.task.CopyFrom(task)
         answer = self._call(request)
         with self._lock:
-            self._held.discard(request.lease_id)
+            self._held.pop(request.lease_id, None)
         return answer
 
     def snapshots(self) -> Iterator[Lease]:
@@ -180,12 +229,12 @@ class LeaseClient:
         while not (answer := self._call(request)).leave:
             if answer.HasField("lease"):
                 with self._lock:
-                    self._held.add(answer.lease.lease_id)
+                    self._hold(answer.lease)
                 yield Lease.from_proto(answer.lease)
 
     def _call(self, request: Message) -> Any:
         try:
-            return self._master.insist(request, timeout_s=_CALL_TIMEOUT_S)
+            return self._master.insist(request, timeout_s=_CALL_TIMEOUT_S, away_s=MASTER_AWAY_S)
         except grpc.RpcError as error:
             method = services.method_of(request).name
             raise MasterLostError(f"{method}: {error.code().name}: {error.details()}") from None

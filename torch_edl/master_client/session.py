@@ -17,7 +17,7 @@ from torch_edl.errors import (
     ServersLostError,
     UsageError,
 )
-from torch_edl.master_client.heartbeat import Heartbeat, WorkerStatus
+from torch_edl.master_client.heartbeat import MASTER_AWAY_S, Heartbeat, WorkerStatus
 from torch_edl.processes.departure import Departure
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -26,8 +26,6 @@ from torch_edl.wire.channel import Stub
 _REGISTER_S = 60.0
 # The master waits five seconds for servers before it says "ask again".
 _CALL_S = 30.0
-# An agent starts a master that was killed again.
-_MASTER_AWAY_S = 60.0
 _FAREWELL_S = 20.0
 # The master answers after two seconds that nothing has changed.
 _RESOLVE_S = 6.0
@@ -60,7 +58,9 @@ class MasterSession:
             local_rank=int(env.get("LOCAL_RANK", "0")),
         )
         try:
-            registered: pb.RegisterResponse = self.master.insist(request, timeout_s=_REGISTER_S)
+            registered: pb.RegisterResponse = self.master.insist(
+                request, timeout_s=_REGISTER_S, away_s=MASTER_AWAY_S
+            )
         except grpc.RpcError as error:
             raise JobFailedError(
                 f"the master at {env[ENV_MASTER]} rejected the registration of this process: "
@@ -107,7 +107,7 @@ class MasterSession:
             DismissedError: the job ended meanwhile.
         """
         while True:
-            # Each time, since a master that was started again knows nothing of it.
+            # Each time: the master that heard it may have been killed before it noted it.
             if self._model is not None:
                 self._ask(self._model)
             request = pb.WaitUntilReadyRequest(worker_id=self.worker_id)
@@ -136,7 +136,7 @@ class MasterSession:
         request = pb.GetClusterRequest(shard=shard, after=incarnation)
         try:
             answer = self.master.insist(
-                request, timeout_s=_RESOLVE_S, away_s=_MASTER_AWAY_S, before_call=require_known
+                request, timeout_s=_RESOLVE_S, away_s=MASTER_AWAY_S, before_call=require_known
             )
         except grpc.RpcError as error:
             raise ServersLostError(f"master: {error.code().name}: {error.details()}") from None
@@ -149,7 +149,7 @@ class MasterSession:
             running: the error came in training, from the user's code or from the data.
         """
         request = pb.ReportFailureRequest(error=error, traceback=traceback, running=running)
-        self.master.call(request, timeout_s=_FAREWELL_S)
+        self.master.insist(request, timeout_s=_FAREWELL_S, away_s=_FAREWELL_S)
 
     def close(self) -> None:
         """Ends the heartbeat."""
@@ -165,7 +165,7 @@ class MasterSession:
             MasterLostError: the master stays away.
         """
         try:
-            return self.master.insist(request, timeout_s=_CALL_S, away_s=_MASTER_AWAY_S)
+            return self.master.insist(request, timeout_s=_CALL_S, away_s=MASTER_AWAY_S)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 raise UsageError(error.details()) from None

@@ -1,4 +1,4 @@
-"""A child that leads a process group: signalled, and reaped with everything that it forked."""
+"""A process that leads a process group: signalled, and ended with everything that it forked."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import contextlib
 import os
 import signal
 import subprocess
+from abc import ABC, abstractmethod
+from typing import NoReturn
 
 
-class ChildGroup:
-    """A started process and the process group that it leads.
+class Group(ABC):
+    """A process and the process group that it leads. Not thread-safe."""
 
-    Until the child is reaped its pid and the number of its group are its own, so that signals
-    reach nobody else. Not thread-safe.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, pid: int) -> None:
         self._kill_at: float | None = None
-        self.pid = process.pid
+        self.pid = pid
         self.stopping = False
-        """The child was told to end by :meth:`stop`."""
+        """The process was told to end by :meth:`stop`."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of a process that ended, -N where signal N ended it; None: not known."""
+        return None
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether the process ended; what is left of its group is killed then."""
 
     def stop(self, *, grace_s: float, now: float, whole_group: bool = False) -> None:
         """Sends SIGTERM, and SIGKILL ``grace_s`` later (by :meth:`kill_overdue`); a grace of 0 is
@@ -38,7 +44,7 @@ class ChildGroup:
             if whole_group:
                 self._send(signal.SIGTERM)
             else:
-                os.kill(self.pid, signal.SIGTERM)
+                self._terminate()
             self._kill_at = now + grace_s
         elif self._kill_at is not None:
             self._kill_at = min(self._kill_at, now + grace_s)
@@ -54,6 +60,30 @@ class ChildGroup:
         self._kill_at = None
         self.kill()
         return True
+
+    def _terminate(self) -> None:
+        """Sends SIGTERM to the process alone."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class ChildGroup(Group):
+    """A child of this process. Until it is reaped its pid and the number of its group are its own,
+    so that signals reach nobody else."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(process.pid)
+        self._process = process
+
+    @property
+    def code(self) -> int | None:
+        return self._process.returncode
+
+    def ended(self) -> bool:
+        return self.reap() is not None
 
     def reap(self, *, spare_forked: bool = False) -> int | None:
         """The exit code of a child that ended, -N where signal N ended it; None while it runs.
@@ -73,6 +103,9 @@ class ChildGroup:
             self.kill()
         return self._process.wait()
 
-    def _send(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+
+def end_own_group() -> NoReturn:
+    """Ends this process at once, with exit code 1; and what it forked, if it leads a group."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -10,8 +10,10 @@ import threading
 import time
 from pathlib import Path
 
+from torch_edl.environment import ENV_PROCESS
 from torch_edl.processes import exec_child
-from torch_edl.processes.child_group import ChildGroup
+from torch_edl.processes.adoption import AdoptedGroup
+from torch_edl.processes.child_group import ChildGroup, Group
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class LocalLauncher:
 
     def __init__(self, log_dir: str | Path) -> None:
         self._log_dir = Path(log_dir)
-        self._running: dict[tuple[str, int], ChildGroup] = {}
+        self._running: dict[tuple[str, int], Group] = {}
         self._logs: dict[tuple[str, int], str] = {}  # of processes that had another role
 
     def start(self, spec: ProcessSpec) -> int:
@@ -63,6 +65,15 @@ class LocalLauncher:
         self._running[key] = ChildGroup(process)
         return process.pid
 
+    def adopt(self, role: str, id: int, pid: int, started: int) -> None:
+        """Takes over a process that an earlier launcher started, and that outlived it. Its end is
+        reported without an exit code, which only the parent of a process learns.
+
+        Args:
+            started: see :func:`torch_edl.processes.adoption.start_time`.
+        """
+        self._running[role, id] = AdoptedGroup(pid, started)
+
     def poll(self) -> list[ProcessExit]:
         """Processes that ended since the last call, each once; kills those whose grace is over."""
         ended = []
@@ -70,12 +81,12 @@ class LocalLauncher:
         for key, child in list(self._running.items()):
             if child.kill_overdue(now):
                 log.warning("%s-%d did not end in time: it was killed", *key)
-            code = child.reap()
-            if code is None:
+            if not child.ended():
                 continue
             del self._running[key]
-            if code < 0:
-                ended.append(ProcessExit(role=key[0], id=key[1], code=None, signal=-code))
+            code = child.code
+            if code is not None and code < 0:
+                ended.append(ProcessExit(role=key[0], id=key[1], signal=-code))
             else:
                 ended.append(ProcessExit(role=key[0], id=key[1], code=code))
         return ended
@@ -109,7 +120,7 @@ class LocalLauncher:
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:
     # Unbuffered: prints of a process that is killed are not lost.
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", **spec.env}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", ENV_PROCESS: spec.name, **spec.env}
     # From a bare checkout the children import the code that this process runs. Installed, it is
     # found anyway, and site-packages must not come before the standard library.
     root = Path(__file__).resolve().parents[2]

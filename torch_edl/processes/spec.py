@@ -52,9 +52,10 @@ class ProcessExit:
 
     role: str
     id: int
-    code: int | None
+    code: int | None = None
     """Exit code; None where a signal ended the process."""
     signal: int | None = None
+    """None as well: how the process ended is not known, since this process did not start it."""
 
     @property
     def was_terminated(self) -> bool:
@@ -63,12 +64,19 @@ class ProcessExit:
 
     @property
     def was_killed(self) -> bool:
-        """Somebody ended it with SIGKILL: as a rule the kernel, or who takes the machine away."""
-        return ended_by(self._number, signal.SIGKILL)
+        """Somebody ended it with SIGKILL: as a rule the kernel, or who takes the machine away. How
+        it ended may be unknown, which proves no fault of its own."""
+        return self._is_unknown or ended_by(self._number, signal.SIGKILL)
 
     @property
     def _number(self) -> int:
         return self.code or 0 if self.signal is None else -self.signal
 
+    @property
+    def _is_unknown(self) -> bool:
+        return self.code is None and self.signal is None
+
     def __str__(self) -> str:
+        if self._is_unknown:
+            return "an unknown exit code"
         return f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from torch_edl.errors import EdlError
+from torch_edl.master_client.heartbeat import MASTER_AWAY_S
+from torch_edl.processes.child_group import end_own_group
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -21,8 +23,6 @@ _INTERVAL_S = 1.0
 _LEAVE_POLL_S = 0.2
 _CALL_S = 5.0
 _REGISTER_TIMEOUT_S = 30.0
-# A master that was killed is started again.
-_MASTER_AWAY_S = 60.0
 
 
 class MasterLink:
@@ -53,6 +53,7 @@ class MasterLink:
         """The process was asked to end."""
         self.peer: pb.Server | None = None
         """The server of the next shard, which keeps a replica of this one; None: none listens."""
+        self._contact = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
 
@@ -73,7 +74,7 @@ class MasterLink:
             shard=self._shard, incarnation=self._incarnation, address=address, lost=lost
         )
         try:
-            self._stub.insist(request, timeout_s=_REGISTER_TIMEOUT_S, away_s=_MASTER_AWAY_S)
+            self._stub.insist(request, timeout_s=_REGISTER_TIMEOUT_S, away_s=MASTER_AWAY_S)
         except grpc.RpcError as error:
             where = self._stub.address
             raise EdlError(f"master {where}: registration rejected: {error.details()}") from None
@@ -110,7 +111,12 @@ class MasterLink:
             answer = self._stub.call(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.debug("heartbeat: %s", error.code())
+            if time.monotonic() - self._contact > MASTER_AWAY_S:
+                # Those that would end this process are gone.
+                log.error("the master is gone, and nobody has started it again")
+                end_own_group()
             return False
+        self._contact = time.monotonic()
         if not answer.known:
             self._closed.set()
             if not self.leaving:

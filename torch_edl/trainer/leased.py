@@ -98,6 +98,7 @@ class LeasedUpdates:
                 self._status.phase = "training"
                 yield update
             elif self._ended or self._pass_over:
+                self._leases.settle()
                 return
 
     def _advance(self) -> None:
@@ -150,12 +151,14 @@ class LeasedUpdates:
             # Before the servers are asked: if they are lost, it is given back with the others.
             done = TaskResult(offset=lease.offset)
             self._open[lease.lease_id] = lease, done
-            if lease.retried:
-                done.offset = max(lease.offset, self._engine.committed(lease))
+            if lease.retried or self._engine.knows_marks:
+                # A master that was started again may have forgotten that it is done.
+                marked = min(self._engine.committed(lease), lease.end - lease.start)
+                done.offset = max(lease.offset, marked)
             offset = done.offset
             if offset >= lease.end - lease.start:
-                # Another worker did all of it, and was gone before it could say so.
-                self._leases.complete(*self._open.pop(lease.lease_id))
+                # Who did all of it was gone before it could say so, or the master was.
+                self._leases.report(*self._open.pop(lease.lease_id))
                 return True
             self._streamed = item
             try:
@@ -187,7 +190,7 @@ class LeasedUpdates:
                     self._status.add_loss(loss)
             self._call_back("on_batch_end", self._status.steps, update.loss)
             if update.ends_task:
-                self._leases.complete(*self._open.pop(update.lease.lease_id))
+                self._leases.report(*self._open.pop(update.lease.lease_id))
                 self._call_back("on_task_end", update.lease.task_id)
 
     # ---- everything but training ----
@@ -218,7 +221,8 @@ class LeasedUpdates:
         return True
 
     def close(self) -> None:
-        """Nothing is open any more."""
+        """Ends the thread of the reports."""
+        self._leases.close()
 
     # ---- servers ----
 

@@ -111,6 +111,7 @@ class ScriptOnServers:
     def close(self) -> None:
         """Lets go of the servers, and tells the master that this process is through."""
         self._engine.close()
+        self._source.close()
         self._rendezvous.leave(0, finished=self._ending.finished)
 
     def together(self, make: Make, merge: Merge) -> tuple[list[bytes] | None, Any]:

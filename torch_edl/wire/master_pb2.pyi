@@ -53,6 +53,7 @@ from torch_edl.wire.rounds_pb2 import LeaveRoundResponse as LeaveRoundResponse
 from torch_edl.wire.rounds_pb2 import CloseRoundsRequest as CloseRoundsRequest
 from torch_edl.wire.rounds_pb2 import CloseRoundsResponse as CloseRoundsResponse
 from torch_edl.wire.tasks_pb2 import LeaseMessage as LeaseMessage
+from torch_edl.wire.tasks_pb2 import LeasedTask as LeasedTask
 from torch_edl.wire.tasks_pb2 import LeaseRequest as LeaseRequest
 from torch_edl.wire.tasks_pb2 import LeaseResponse as LeaseResponse
 from torch_edl.wire.tasks_pb2 import LeaseSnapshotRequest as LeaseSnapshotRequest

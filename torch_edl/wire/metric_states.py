@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 from torch_edl.errors import UsageError
-from torch_edl.wire import codec
+from torch_edl.wire import codec, tensor_pb2
 from torch_edl.wire import master_pb2 as pb
 
 Array = npt.NDArray[Any]
@@ -94,6 +95,57 @@ class MetricStates:
                 )
             merged.append(state)
         return merged
+
+    # ---- a restart of the master ----
+
+    def to_state(self, most_bytes: int) -> dict[str, Any] | None:
+        """What was merged so far, as JSON can say it; None if it has more than ``most_bytes``."""
+        tensors = [t for of in self._objects.values() for t in of.values()]
+        arrays = [a for t in tensors for a in (t.value, *t.parts.values()) if a is not None]
+        if sum(array.nbytes for array in arrays) > most_bytes:
+            return None
+        objects = {
+            name: {key: _to_state(tensor) for key, tensor in tensors.items()}
+            for name, tensors in self._objects.items()
+        }
+        return {"sums": self._sums, "records": self._records, "objects": objects}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> MetricStates:
+        """The inverse of :meth:`to_state`."""
+        made = cls()
+        made._sums, made._records = dict(state["sums"]), dict(state["records"])
+        made._objects = {
+            name: {key: _from_state(tensor) for key, tensor in tensors.items()}
+            for name, tensors in state["objects"].items()
+        }
+        return made
+
+
+def _to_state(tensor: _Tensor) -> dict[str, Any]:
+    return {
+        "reduction": tensor.reduction,
+        "weight": tensor.weight,
+        "value": None if tensor.value is None else _encoded(tensor.value),
+        "parts": [[task, _encoded(part)] for task, part in tensor.parts.items()],
+    }
+
+
+def _from_state(state: Mapping[str, Any]) -> _Tensor:
+    return _Tensor(
+        state["reduction"],
+        None if state["value"] is None else _decoded(state["value"]),
+        state["weight"],
+        {task: _decoded(part) for task, part in state["parts"]},
+    )
+
+
+def _encoded(array: Array) -> dict[str, Any]:
+    return MessageToDict(codec.to_proto(array))
+
+
+def _decoded(state: Mapping[str, Any]) -> Array:
+    return codec.from_proto(ParseDict(dict(state), tensor_pb2.TensorProto())).copy()
 
 
 def _merge(tensor: _Tensor, task_id: int, part: pb.StateTensor, records: int) -> None:

@@ -55,17 +55,29 @@ class LeaseMessage(_message.Message):
     shard_mtime_ns: int
     def __init__(self, lease_id: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., shard: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., epoch: _Optional[int] = ..., offset: _Optional[int] = ..., retried: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[_metrics_pb2.MetricState, _Mapping]]] = ..., directory: _Optional[str] = ..., shard_records: _Optional[int] = ..., shard_size: _Optional[int] = ..., shard_mtime_ns: _Optional[int] = ...) -> None: ...
 
+class LeasedTask(_message.Message):
+    __slots__ = ("kind", "task_id", "incarnation")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    kind: TaskKind
+    task_id: int
+    incarnation: int
+    def __init__(self, kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "want", "incarnation", "held")
+    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     want: int
     incarnation: int
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("next", "leases", "retired_before", "cluster")
@@ -120,20 +132,22 @@ class TaskCounts(_message.Message):
     def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot")
+    __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot", "task")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
     counts: TaskCounts
     metrics: _metrics_pb2.Metrics
     values: _metrics_pb2.MetricValues
     snapshot: _pserver_pb2.Snapshot
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[_pserver_pb2.Snapshot, _Mapping]] = ...) -> None: ...
+    task: LeasedTask
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[_pserver_pb2.Snapshot, _Mapping]] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskResponse(_message.Message):
     __slots__ = ("known",)
@@ -142,34 +156,38 @@ class CompleteTaskResponse(_message.Message):
     def __init__(self, known: _Optional[bool] = ...) -> None: ...
 
 class ReleaseTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "counts")
+    __slots__ = ("worker_id", "lease_id", "counts", "task")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
     counts: TaskCounts
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ...) -> None: ...
+    task: LeasedTask
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
 
 class ReleaseTaskResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class FailTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "counts", "error", "traceback", "fatal")
+    __slots__ = ("worker_id", "lease_id", "counts", "error", "traceback", "fatal", "task")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TRACEBACK_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
     counts: TaskCounts
     error: str
     traceback: str
     fatal: bool
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+    task: LeasedTask
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., fatal: _Optional[bool] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
 
 class FailTaskResponse(_message.Message):
     __slots__ = ("over",)

@@ -148,19 +148,57 @@ def test_the_death_of_the_client_ends_the_job(torch_edl: Run, place: Path) -> No
     assert json.loads(status.communicate()[0])["state"] == "stopped"
 
 
-def test_the_death_of_the_master_is_told(torch_edl: Run, place: Path) -> None:
+def master_pid(place: Path) -> int:
+    return int(json.loads((place / "home/jobs/slow/master.json").read_text())["pid"])
+
+
+def test_a_master_that_dies_again_and_again_ends_the_job(torch_edl: Run, place: Path) -> None:
     process = start_slow(torch_edl, place)
-    os.kill(json.loads((place / "home/jobs/slow/master.json").read_text())["pid"], signal.SIGKILL)
+    worker = next(p for p in job_processes(place) if "torch_edl.worker" in p.cmdline())
+    deaths: set[int] = set()
+    while process.poll() is None:  # as soon as it is there: it never answers
+        for each in job_processes(place):
+            with contextlib.suppress(psutil.Error):
+                if "master" in each.cmdline() and each.pid not in deaths:
+                    deaths.add(each.pid)
+                    each.kill()
     _, err = process.communicate(timeout=100)
     assert process.returncode == 1
+    assert len(deaths) == 6, "the first one had answered"
     assert "error: the master of the job ended unexpectedly (signal 9)\nlogs: " in err
-    assert wait_until(lambda: not job_processes(place), 3)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert not job_processes(place)
     summary = json.loads((place / "s.json").read_text())
     assert summary["state"] == "failed"
     assert summary["processes"][0]["exit"] == "signal 9"
     kept = json.loads((place / "home/jobs/slow/status.json").read_text())
     assert kept["state"] == "failed"
     assert "(signal 9)" in kept["error"]
+
+
+def test_a_master_that_is_killed_is_started_again(torch_edl: Run, place: Path) -> None:
+    process = start_slow(torch_edl, place)
+    worker = next(p for p in job_processes(place) if "torch_edl.worker" in p.cmdline())
+    killed = master_pid(place)
+    os.kill(killed, signal.SIGKILL)
+    status = torch_edl("status", "slow", "--json").communicate(timeout=60)[0]
+    assert json.loads(status)["state"] in ("starting", "running"), "also while there is none"
+    assert wait_until(lambda: master_pid(place) != killed)
+    assert worker.is_running()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, err) == (130, "")
+    assert "the master was restarted: 1 worker continues" in out
+    assert "slow: stopped after" in out
+
+
+def test_ctrl_c_while_the_master_is_away_leaves_nothing_behind(torch_edl: Run, place: Path) -> None:
+    process = start_slow(torch_edl, place)
+    os.kill(master_pid(place), signal.SIGKILL)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert not job_processes(place)
 
 
 def test_a_name_that_is_taken_is_refused(torch_edl: Run, place: Path) -> None:

@@ -21,6 +21,7 @@ from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.restart import from_state
 from master.state.server_calls import ServerCalls
 from master.state.tasks import steps_of
 from torch_edl.checkpoint.layout import step_dir
@@ -59,6 +60,8 @@ class World:
         eval_records: int = 0,
         resumed: Saved | None = None,
         durability: Mapping[str, str] | None = None,
+        left: dict[str, Any] | None = None,
+        now: float = 0.0,
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -75,7 +78,7 @@ class World:
             checkpoint=CheckpointConfig(**checkpoint),
             durability=DurabilityConfig(**(durability or {})),
         )
-        self.now = 0.0
+        self.now = now
         fleet = Fleet("j", workers=workers, servers=servers)
         self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
@@ -86,6 +89,8 @@ class World:
         self.actions: list[object] = []
         self.counted: Counter[tuple[int, str, int]] = Counter()
         self.alive: set[int] = set()
+        if left is not None:
+            from_state(self.job, left, self.now)
         self.job.start(self.now)
         self.tick()
 

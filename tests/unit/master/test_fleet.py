@@ -219,7 +219,6 @@ def test_sigkill_fails_a_job_only_where_nothing_was_ever_trained(role, how):
 def test_a_restarted_master_knows_that_the_job_has_trained():
     before, after = running(workers=1), fleet(workers=1)
     before.trained(0)
-    after.external = True
     after.from_state(before.to_state(), 0.0)
     after.plan(0.0)
     assert all(isinstance(end, Gone) for end in killed(after, "ps", {"signal": 9}, 100))

@@ -119,7 +119,7 @@ class TestTheGoodWay:
         w.do(0, first)
         w.tick()
         (lease,) = w.lease(0, held=[held.lease_id]).leases
-        assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, "/ck/.snapshot-1")
+        assert (lease.kind, lease.directory) == (pb.TASK_SNAPSHOT, "/ck/.snapshot-0-1")
         w.do(0, held)  # after the snapshot began: it may not count as being in it
         watermarks = {"tasks": [{"task_id": held.task_id, "offset": 2}]}
         written = {"files": {"f": 3}, "version": 6, "watermarks": watermarks}

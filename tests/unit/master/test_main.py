@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -138,12 +139,64 @@ def test_stopping_ends_everything_in_seconds(start, how):
     assert all(p.exit for p in master.children())
 
 
-def test_no_orphan_is_left_when_the_master_is_killed(start):
-    master = start({"*": {"wait_at": 1}})
+@pytest.mark.parametrize("strategy", ["ps", "local"])
+def test_a_master_that_is_killed_goes_on_with_the_same_processes(start, strategy):
+    local = {"max_workers": 1} if strategy == "local" else {}
+    master = start({"*": {"wait_at": 2}}, train={"strategy": strategy}, cluster=local)
+    done = 2 if strategy == "local" else 4
+    master.until(lambda s: s.tasks_done == done, "tasks")
+    wait_for((master.folder / "status.json").exists, "the first state")
+    wait_for(lambda: kept(master)["tasks"]["done"] == done, "the state that says so")
+    before = {(p.role, p.id): p.pid for p in master.children()}
+    address = master.status.processes[0].address
+    for number in (1, 2):
+        kill(master)
+        restart(master, number)
+        master.until(lambda s: s.state == "running", "its status")
+    assert {(p.role, p.id): p.pid for p in master.children()} == before
+    assert where(master)["address"] == address
+    assert all(alive(pid) for pid in before.values())
+    (master.home / "go").touch()
+    assert master.end("finished") == "exit code 0"
+    assert master.records() == every_record()
+    assert {(p.role, p.id): p.pid for p in master.children()} == before
+    assert {p.exit for p in master.children()} == {"an unknown exit code"}
+    numbers = [json.loads(line)["sequence"] for line in events(master)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert sum("the master was restarted" in line for line in events(master)) == 2
+
+
+def test_a_worker_that_died_while_there_was_no_master_is_replaced(start):
+    master = start({"0": {"wait_at": 1}, "1": {"wait_at": 1}})
     master.until(lambda s: len(master.running("worker")) == 2, "workers")
+    wait_for((master.folder / "status.json").exists, "the first state")
+    wait_for(lambda: kept(master)["tasks"]["done"] == 2, "the state that says so")
+    kill(master)
+    os.kill(master.running("worker")[0].pid, signal.SIGKILL)
+    (master.home / "go").touch()
+    restart(master, 1)
+    assert master.end("finished") == "exit code 0"
+    assert [p.id for p in master.children() if p.role == "worker"][:3] == [0, 1, 2]
+
+
+def kill(master: Master) -> None:
     os.kill(master.pid, signal.SIGKILL)
-    wait_for(lambda: not any(alive(p.pid) for p in master.children()), "the end of the children")
-    assert master.left() == "signal 9"
+    assert master.exited() == "signal 9"
+
+
+def restart(master: Master, number: int) -> None:
+    before = master.pid
+    master.start(id=number)
+    wait_for(lambda: where(master)["pid"] != before, "the next master")
+    master.pid = where(master)["pid"]
+
+
+def where(master: Master) -> dict[str, object]:
+    return json.loads((master.folder / "master.json").read_text())
+
+
+def events(master: Master) -> list[str]:
+    return (master.folder / "events.jsonl").read_text().splitlines()
 
 
 def test_a_master_whose_client_is_killed_ends_its_job(start):

@@ -5,29 +5,30 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from master.runtime import persistence
 from master.runtime.persistence import Persistence
 from master.runtime.service import Service
-from master.runtime.store import Store
+from master.runtime.store.lock import Lock
+from master.runtime.store.sqlite import SqliteStore
 from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 
 
-class Renewals(Store):
+class Renewals(Lock):
     """Tells when the lock was renewed."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.renewed = threading.Semaphore(0)
+    renewed: threading.Semaphore
 
-    def acquire(self, owner: str, ttl_s: float, now: float, *, instead_of: str = "") -> int:
-        token = super().acquire(owner, ttl_s, now, instead_of=instead_of)
+    def renew(self) -> None:
+        super().renew()
         self.renewed.release()
-        return token
 
 
-def test_a_status_in_which_only_the_time_changes_is_written_once(tmp_path: Path) -> None:
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
     config = JobConfig(
         name="j",
         kind="script",
@@ -38,18 +39,69 @@ def test_a_status_in_which_only_the_time_changes_is_written_once(tmp_path: Path)
     fleet = Fleet("j", workers=1, servers=0, external=True)
     job = Job(config, fleet, folder=tmp_path)
     job.start(time.monotonic())
-    service = Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
-    store = Renewals(tmp_path / "state.sqlite")
-    owner, token = persistence.acquire(store, "j")
+    return Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)
+
+
+def keeper_of(service: Service, lock: Lock, folder: Path, told: list[str]) -> Persistence:
+    return Persistence(
+        service,
+        lock,
+        secret="s",
+        status_file=folder / "status.json",
+        superseded=told.append,
+    )
+
+
+def test_a_status_in_which_only_the_time_changes_is_written_once(
+    tmp_path: Path, service: Service
+) -> None:
+    lock = Renewals(SqliteStore(tmp_path / "state.sqlite"), "me")
+    lock.renewed = threading.Semaphore(0)
+    lock.acquire()
     file = tmp_path / "status.json"
-    keeper = Persistence(service, store, owner, token, secret="s", status_file=file)
-    for _ in range(3):  # its own, and two of the thread: the first one is written then
-        assert store.renewed.acquire(timeout=30)
+    keeper = keeper_of(service, lock, tmp_path, [])
+    for _ in range(2):  # the first one is written then
+        assert lock.renewed.acquire(timeout=30)
     first = json.loads(file.read_text())
     file.unlink()
     for _ in range(2):
-        assert store.renewed.acquire(timeout=30)
+        assert lock.renewed.acquire(timeout=30)
     assert not file.exists()
     keeper.close()
     service.close()
     assert json.loads(file.read_text()) == first
+
+
+def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
+    tmp_path: Path, service: Service
+) -> None:
+    store = SqliteStore(tmp_path / "state.sqlite")
+    keeper = keeper_of(service, persistence.acquire(store, "j"), tmp_path, [])
+    with service.changed:
+        earlier = keeper.note()
+        service.job.reason = "newer"
+        later = keeper.note()
+    keeper.write(later)
+    keeper.write(earlier)
+    left = persistence.left_behind(store, "s")
+    assert left is not None
+    assert left["job"]["reason"] == "newer"
+    assert persistence.left_behind(store, "of another run") is None
+    keeper.close()
+
+
+def test_a_master_whose_lock_was_taken_gives_way_and_leases_nothing(
+    tmp_path: Path, service: Service
+) -> None:
+    lock = persistence.acquire(SqliteStore(tmp_path / "state.sqlite"), "j")
+    told: list[str] = []
+    keeper = keeper_of(service, lock, tmp_path, told)
+    other = Lock(SqliteStore(tmp_path / "state.sqlite"), "other")
+    other.acquire(is_dead=lambda owner: True)
+    end = time.monotonic() + 30
+    while not told:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert service.leases_until <= time.monotonic() + lock.store.lock_ttl_s
+    keeper.close()
+    other.store.close()

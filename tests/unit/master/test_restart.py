@@ -259,7 +259,7 @@ def test_a_full_disk_below_the_job_is_waited_through(small_disk: Path) -> None:
         status = stub.call(pb.GetStatusRequest(), timeout_s=5)
         said = [event.text for event in status.events if event.level == "warning"]
         assert len(said) == 1
-        assert "disk is full; no worker joins or leaves until there is room" in said[0]
+        assert "disk is full; training continues; no process joins or starts until" in said[0]
         rest.unlink()
         assert [len(answer.result().ring.workers) for answer in waiting] == [2, 2]
         fill(small_disk)

@@ -129,14 +129,15 @@ def test_going_on_from_a_checkpoint_needs_the_same_data() -> None:
     assert "made with no data files, now it is data files another" in other.outcome.error
 
 
-def test_a_master_that_was_killed_took_the_servers_with_it() -> None:
+def test_the_servers_and_the_tasks_outlive_a_master_that_is_killed() -> None:
     w = begun()
-    w.task(0)
+    lease = w.task(0)
     again = World(strategy="ps", left=json.loads(json.dumps(to_state(w.job))))
-    assert again.outcome.state == "failed"
-    assert "the master was killed, and the parameter servers with it" in again.outcome.error
+    assert again.outcome is None
     assert not again.started
-    assert again.agent().error == again.outcome.error
+    assert again.job.fleet.cluster() == w.job.fleet.cluster()
+    again.done(0, lease)
+    assert again.job.done() == (50, 5)
 
 
 def test_a_master_that_was_killed_before_the_strategy_was_known_decides_it() -> None:

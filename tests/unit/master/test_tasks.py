@@ -95,8 +95,8 @@ class TestTaskQueue:
     def test_what_a_worker_does_not_know_of_comes_back(self):
         q = queue(TaskSpace([Shard("a", 5)], 1))
         kept, lost, other = q.lease(1, 0.0), q.lease(1, 0.0), q.lease(2, 0.0)
-        q.keep_only(1, [kept.id])
-        q.keep_only(1, [kept.id])
+        q.keep_only(1, [kept.id], 0.0)
+        q.keep_only(1, [kept.id], 0.0)
         assert q.held_by(1) == (kept,)
         assert q.held_by(2) == (other,)
         assert q.lease(1, 0.0).task == lost.task
@@ -191,7 +191,7 @@ class TestTaskQueue:
             elif action < 0.94:
                 q.fail(rng.choice(taken).id, now)
             elif action < 0.96:
-                q.keep_only(worker, [x.id for x in taken if rng.random() < 0.5])
+                q.keep_only(worker, [x.id for x in taken if rng.random() < 0.5], now)
             elif action < 0.97:
                 saved = (q.progress(), counted.copy(), offsets.copy())
             elif action < 0.975:

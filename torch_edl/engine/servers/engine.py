@@ -55,6 +55,8 @@ class ServersEngine:
             pulled when the model asks for them, and each update is one minibatch.
     """
 
+    knows_marks = False
+
     def __init__(
         self,
         model: nn.Module,

@@ -45,7 +45,7 @@ def call(method, **fields):
 
 def send(method, **fields):
     request = getattr(pb, f"{method}Request")(**fields)
-    return master.call(request, timeout_s=10, wait=True)
+    return master.insist(request, timeout_s=10, away_s=20)
 
 
 def beat():
@@ -57,7 +57,11 @@ def beat():
 
 
 def complete(lease, **fields):
-    return call("CompleteTask", lease_id=lease.lease_id, **fields).known
+    return call("CompleteTask", lease_id=lease.lease_id, task=task(lease), **fields).known
+
+
+def task(lease):
+    return pb.LeasedTask(kind=lease.kind, task_id=lease.task_id, incarnation=incarnation)
 
 
 def train(lease, incarnation):

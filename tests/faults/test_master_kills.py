@@ -1,0 +1,138 @@
+"""The master of a model file's job is killed: nothing is lost or repeated, and the processes that
+it had started continue."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from tests.faults.conftest import EDL, Job
+
+RECORDS = 800
+TASKS = ["--batch-size", "8", "--records-per-task", "32"]
+FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
+
+
+def kill_master(job: Any) -> None:
+    """SIGKILL, and a word of the next one."""
+    (pid,) = job.pids("master")
+    os.kill(pid, signal.SIGKILL)
+    job.wait_for(lambda: job.status().processes and job.status().processes[0].pid != pid)
+
+
+def require_same_processes(job: Any, before: set[int]) -> None:
+    """None of them ended, none was started, and nothing was rolled back."""
+    assert set(job.pids("worker") + job.pids("ps")) == before, job.report()
+    assert job.status().rollbacks == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(FLAGS, id="ps"),
+        pytest.param(["--strategy", "local", "--no-shuffle", *TASKS], id="local"),
+    ],
+)
+def test_twice_in_training(start_job: Callable[..., Any], flags: list[str]) -> None:
+    job = start_job(RECORDS, *flags, delay_s=0.02)
+    job.wait_for(lambda: job.done() > 100)
+    before = set(job.pids("worker") + job.pids("ps"))
+    kill_master(job)
+    kill_master(job)  # in the middle of what it recovers
+    job.wait_for(lambda: job.done() > 300)
+    kill_master(job)
+    require_same_processes(job, before)
+    job.go_on()
+    job.check()
+    assert job.summary()["records"] == RECORDS
+
+
+def test_while_it_takes_checkpoints(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    flags = [*FLAGS, "--checkpoint-every", "4", "--checkpoint-dir", "DIR"]
+    job = start_job(RECORDS, *flags, delay_s=0.01)
+    for more in (0, 150):
+        job.wait_for(lambda n=more: job.done() > n)
+        job.wait_for(lambda: list((tmp_path / "checkpoints").glob(".snapshot-*")))
+        kill_master(job)
+    newest = job.status().checkpoint
+    job.wait_for(lambda: job.status().checkpoint > newest)  # the next one is taken
+    job.kill("ps")  # so that one of them counts
+    job.go_on()
+    job.check()
+
+
+def test_at_the_end(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    """The final evaluation, the last checkpoint and the output are under way."""
+    data = ["--eval-data", str(tmp_path / "data-*.parquet"), "--checkpoint-dir", "DIR"]
+    job = start_job(RECORDS, *FLAGS, *data)
+    job.wait_for(lambda: job.done() > 400)
+    job.go_on()
+    job.wait_for(lambda: job.done() == RECORDS)
+    kill_master(job)
+    job.check()
+    assert len(job.summary()["evaluations"]) == 1
+
+
+ECHO = """
+import time, torch
+def model():
+    return torch.nn.Linear(1, 1)
+def loss(labels, predictions):
+    return ((predictions - labels) ** 2).mean()
+def optimizer(params):
+    return torch.optim.SGD(params, lr=0.0)
+def feed(records, mode, metadata):
+    time.sleep(0.05)
+    numbers = torch.tensor(records["n"].to_numpy(), dtype=torch.float32)[:, None]
+    return numbers, numbers
+"""
+
+
+def test_predictions_are_complete_and_in_order(tmp_path: Path, jobs: Any) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    (tmp_path / "n.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(RECORDS)))
+    model, said = str(tmp_path / "echo.py"), tmp_path / "said.npz"
+    output = str(tmp_path / "output")
+    words = ["--data", str(tmp_path / "n.csv"), "--records-per-task", "8"]
+    train = [*EDL, "run", model, *words[:2], "--job-name", "train", "--output", output]
+    trained = jobs.enter_context(
+        contextlib.closing(Job(tmp_path, "train", train, "torch_edl.worker"))
+    )
+    assert trained.finish() == 0, trained.report()
+    predict = [*EDL, "predict", model, *words, "--from", output, "--output", str(said)]
+    job = jobs.enter_context(
+        contextlib.closing(
+            Job(tmp_path, "p", [*predict, "--workers", "2", "--job-name", "p"], "torch_edl.worker")
+        )
+    )
+    for done in (100, 300):
+        job.wait_for(lambda n=done: job.done() > n)
+        kill_master(job)
+    assert job.finish() == 0, job.report()
+    weights = load_file(tmp_path / "output" / "model.safetensors")
+    expected = np.arange(RECORDS) * float(weights["weight"][0, 0]) + float(weights["bias"][0])
+    assert np.allclose(np.load(said)["prediction"][:, 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow  # it takes as long as processes wait for a master
+def test_nothing_outlives_client_and_master(start_job: Callable[..., Any]) -> None:
+    job = start_job(RECORDS, *FLAGS)
+    job.wait_for(lambda: job.done() > 0)
+    left = [psutil.Process(pid) for pid in job.pids("worker") + job.pids("ps")]
+    (master,) = job.pids("master")
+    job.process.send_signal(signal.SIGSTOP)  # it must not see the end of its master
+    os.kill(master, signal.SIGKILL)
+    job.process.kill()
+    job.process.wait()
+    assert [p for p in left if p.is_running()], "nobody ends them"
+    _, alive = psutil.wait_procs(left, timeout=90)
+    assert not alive
