@@ -102,7 +102,6 @@ class Job:
         self.restarts = 0  # of the master
         self.reason = "a training script" if script else ""
         """Why the strategy was chosen."""
-        self._fell_from = 0  # records that were done before the model went back, if that is new
         self.changed = False
         """Workers that wait for a ring or a round have an answer."""
 
@@ -271,15 +270,14 @@ class Job:
         if self.lifecycle.stopping is not None:
             self.lifecycle.stopped(now, text)
             return
-        self._fell_from = max(self._fell_from, self.done()[0])
+        done, _ = self.done()
         kept = self.checkpoints
         point = kept.restore_from or "the beginning, there is no checkpoint"
         self.tasks.void()
         self.fleet.renew(restore=kept.restore_from, values_only=kept.values_only)
         self.members.forget_open_work()
         if self.config.trains:
-            self.lifecycle.resumed()
-            self.lifecycle.rollbacks += 1
+            self.lifecycle.rolled_back(done)
             self.workload.restore(kept.restore(self.fleet.incarnation))
             self.milestones.restored()
         who = _RESTARTED[self.fleet.strategy]
@@ -367,9 +365,8 @@ class Job:
     def _advance(self, now: float) -> None:
         """Evaluates and saves when it is time."""
         records, steps = self.done()
-        if self._fell_from and (records or not self.workload.members_save):
-            self.lifecycle.records_rolled_back += max(0, self._fell_from - records)
-            self._fell_from = 0
+        if records or not self.workload.members_save:  # members say what they have after a while
+            self.lifecycle.resumed_from(records)
         if records or self.tasks.ready:
             self.lifecycle.rates.sample(now, records, steps)
         if self.tasks.ready:

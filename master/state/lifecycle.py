@@ -160,6 +160,7 @@ class Lifecycle:
         """How often the model went back to a checkpoint, or to the beginning."""
         self.records_rolled_back = 0
         """Records that were done and had to be trained again."""
+        self._fell_from = 0  # records that were done before the model went back, if that is new
         self._began_at: float | None = None
         self._trained_at: float | None = None
         self._wall_offset_s = wall_offset_s
@@ -198,9 +199,17 @@ class Lifecycle:
         """The work is done."""
         self._trained_at = now if self._trained_at is None else self._trained_at
 
-    def resumed(self) -> None:
-        """There is work again."""
+    def rolled_back(self, done: int) -> None:
+        """The model goes back, when so many records were done: there is work again."""
         self._trained_at = None
+        self.rollbacks += 1
+        self._fell_from = max(self._fell_from, done)
+
+    def resumed_from(self, done: int) -> None:
+        """So many records are done; if the model has just gone back, those are what it kept."""
+        if self._fell_from:
+            self.records_rolled_back += max(0, self._fell_from - done)
+            self._fell_from = 0
 
     def stop(self, reason: str, now: float) -> None:
         """The job is to stop."""
@@ -274,6 +283,7 @@ class Lifecycle:
             "sources": self.log.sources,
             "rollbacks": self.rollbacks,
             "records_rolled_back": self.records_rolled_back,
+            "fell_from": self._fell_from,
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -292,6 +302,7 @@ class Lifecycle:
         self.log.sources.update(state["sources"])
         self.rollbacks = state["rollbacks"]
         self.records_rolled_back = state["records_rolled_back"]
+        self._fell_from = state["fell_from"]
 
     def _wall(self, at: float | None) -> float | None:
         return None if at is None else at + self._wall_offset_s
