@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "counting" / "model.py"
 LAST, GATE = int(sys.argv.pop(1)), Path(sys.argv.pop(1))
 
@@ -27,3 +29,7 @@ def feed(records, mode, metadata):
         while not GATE.exists():
             time.sleep(0.01)
     return numbers, labels
+
+
+def eval_metrics_fn():
+    return {"records": lambda labels, predictions: torch.ones(len(labels))}

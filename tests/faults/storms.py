@@ -99,6 +99,7 @@ def _faults(kind: str, chance: random.Random, for_s: float) -> list[str]:
             ]
         case "together":
             pairs = ["worker=1,ps=1", "worker=2,ps=1", "worker=3", "ps=2", "ps=5"]
+            pairs += ["master=1,ps=1", "master=1,worker=1", "master=1,worker=3,ps=5"]
             first, second, third = chance.sample(pairs, 3)
             return [
                 fault(f'kill = "{first}"', at(0.05, 0.25)),
@@ -109,7 +110,7 @@ def _faults(kind: str, chance: random.Random, for_s: float) -> list[str]:
             # A successor takes a second or so until it serves.
             faults = []
             for begin in (0.1 * for_s, 0.5 * for_s):
-                role = chance.choice(["ps", "ps", "worker"])
+                role = chance.choice(["ps", "ps", "worker", "master"])
                 first = begin + chance.random()
                 for later in (0.0, chance.uniform(0.1, 0.6), chance.uniform(0.7, 1.6)):
                     faults.append(fault(f'kill = "{role}=1"', f'at = "{first + later:.2f}s"'))
@@ -118,4 +119,5 @@ def _faults(kind: str, chance: random.Random, for_s: float) -> list[str]:
             return [
                 fault('kill = "worker=1"', 'every = "4s"'),
                 fault('kill = "ps=1"', 'every = "4s"'),
+                fault('kill = "master=1"', at(0.4, 0.8)),
             ]

@@ -20,8 +20,9 @@ KINDS = [
     ("servers", "journal"),
     ("together", "journal"),
     ("scaling", "journal"),
+    ("masters", "journal"),
 ]
-SEEDS = 30
+SEEDS = 35
 FAST = {0, 2, 4}
 _OVER = "the last fault is over"
 

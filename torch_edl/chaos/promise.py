@@ -27,10 +27,6 @@ def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequen
             "--strategy local: the one worker holds the model; each kill restores it from "
             f"{point}, and later records are trained again"
         )
-    if "master" in killed and (config.kind != "script" or status.strategy == "ps"):
-        found.append(
-            "the job ends with its master: only the master of a script in a ring is started again"
-        )
     workers = sum(p.role == "worker" and p.state != "exited" for p in status.processes)
     if status.strategy == "allreduce" and everything.get("worker", -1) >= workers:
         found.append(

@@ -130,15 +130,6 @@ class TestRisks:
     def test_a_journal_loses_nothing(self) -> None:
         assert self.told("ps", mode="journal") == []
 
-    def test_a_master_that_is_not_started_again(self) -> None:
-        plan = Plan(faults=faults(kill="master=1", every_s=3.0), for_s=9.0)
-        told = []
-        for kind in ("train", "script"):
-            config = JobConfig(name="j", kind=kind, model_file="/m.py")
-            told.append(list(risks(plan, config, status(1, strategy="allreduce"))))
-        assert [len(each) for each in told] == [1, 0]
-        assert "the job ends with its master" in told[0][0]
-
     def test_workers_that_hold_the_model(self) -> None:
         plan = Plan(faults=faults(kill="worker=2", every_s=3.0), for_s=9.0)
         for strategy, words in (("local", "the one worker"), ("allreduce", "if all 2 die")):
