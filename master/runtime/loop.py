@@ -7,7 +7,7 @@ import time
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.service import Service
-from master.state.actions import Action, Become, NotStarted, Start, Started, Stop
+from master.state.actions import Action, Become, NotStarted, Remove, Start, Started, Stop
 from torch_edl.processes.adoption import start_time
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
@@ -21,7 +21,7 @@ def run(
 ) -> None:
     """Runs the job until every process has ended."""
     job = service.job
-    starts: list[Start] = []  # not before the state that has them is kept
+    waiting: list[Action] = []  # until the state that they come from is kept
     while True:
         exits = launcher.poll()
         with service.changed:
@@ -38,23 +38,38 @@ def run(
             events = job.lifecycle.log.after(journal.written)
         journal.write(events)
         for action in actions:
-            if isinstance(action, Start):
-                starts.append(action)
+            if _waits(action):
+                waiting.append(action)
             else:
                 _act(action, service, launcher, effects)
-        if starts and _is_kept(service):
-            for action in starts:
+        if waiting and _is_kept(service):
+            for action in waiting:
                 _act(action, service, launcher, effects)
-            starts.clear()
-            _is_kept(service)  # with their pids
-        elif starts and job.lifecycle.outcome is not None:
-            for start in starts:
-                service.apply(NotStarted(start.spec.role, start.spec.id, "not started"))
-            starts.clear()
+            if any(isinstance(action, Start) for action in waiting):
+                _is_kept(service)  # with their pids
+            waiting.clear()
+        elif waiting and job.lifecycle.outcome is not None:
+            for action in waiting:
+                if isinstance(action, Start):
+                    service.apply(NotStarted(action.spec.role, action.spec.id, "not started"))
+                else:
+                    _act(action, service, launcher, effects)
+            waiting.clear()
         if over:
             return
         with service.changed:
             service.changed.wait(_POLL_S)
+
+
+def _waits(action: Action) -> bool:
+    """Whether a master that takes this one's place must know why it was done: it would start the
+    process again, count on the server, or restore the folder that is gone."""
+    match action:
+        case Start() | Remove():
+            return True
+        case Stop(role="ps"):
+            return True
+    return False
 
 
 def _is_kept(service: Service) -> bool:

@@ -73,6 +73,7 @@ class Service:
         self.address = ""
         """Where a process of this machine finds it."""
         self.listens = ""
+        self._kept = job.fleet.incarnation  # in the state that was written
         self.keeper: Keeper | None = None
         """Writes what a restarted master must know, before an answer that others rely on leaves."""
         self.leases_until = math.inf
@@ -186,12 +187,24 @@ class Service:
             noted = self._note()
         self._write(noted)
 
-    def _note(self) -> Any:
-        return None if self.keeper is None else self.keeper.note()
+    def _note(self, *, keep: bool = True) -> Any:
+        """The state, if it is to be kept; the caller holds ``changed``.
+
+        Args:
+            keep: as the call asks. A new incarnation of the model is kept whatever call tells of it
+                first: servers that were replaced end when they hear that, and a restarted master
+                that did not know would count on them.
+        """
+        incarnation = self.job.fleet.incarnation
+        if self.keeper is None or not (keep or incarnation != self._kept):
+            return None
+        return incarnation, self.keeper.note()
 
     def _write(self, noted: Any) -> None:
-        if self.keeper is not None:
-            self.keeper.write(noted)
+        if self.keeper is not None and noted is not None:
+            incarnation, state = noted
+            self.keeper.write(state)
+            self._kept = max(self._kept, incarnation)
 
     def _leasing(self, event: Event) -> Event:
         """Has an event wait while another master of the job may be granting leases."""
@@ -220,9 +233,8 @@ class Service:
                 answer = event(request, self._clock())
                 if notify:
                     self.changed.notify_all()
-                noted = self._note() if keep else None
-            if keep:
-                self._write(noted)
+                noted = self._note(keep=keep)
+            self._write(noted)
             return answer
 
         return handle
@@ -254,11 +266,9 @@ class Service:
         def handle(request: Any, context: grpc.ServicerContext) -> Any:
             with self.changed:
                 answer = ask(request, context)
-                if answer is None:
-                    return otherwise()
-                noted = self._note() if changes else None
-            if changes:
-                self._write(noted)
+                noted = self._note(keep=changes and answer is not None)
+                answer = otherwise() if answer is None else answer
+            self._write(noted)
             return answer
 
         return handle

@@ -64,7 +64,7 @@ class Fleet:
         self.workers_wanted = workers
         """How many workers to keep alive from now on."""
         self.strategy = ""
-        self._server_command = ServerCommand(job=job, args=tuple(server_args), journals=journals)
+        self.server_command = ServerCommand(job=job, args=tuple(server_args), journals=journals)
         self._worker_module = worker_module
         self._server_module = server_module
         self.external = external
@@ -301,7 +301,7 @@ class Fleet:
         return self._duties.get(worker, [])
 
     def _start_server(self, shard: int, now: float) -> Action:
-        words = self._server_command.words(
+        words = self.server_command.words(
             shard,
             self.servers.shards,
             self.servers.made + 1,

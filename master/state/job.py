@@ -350,7 +350,7 @@ class Job:
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
-        return actions + self.checkpoints.take_actions()
+        return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
 
     def _lose_silent_workers(self, now: float) -> None:
         cluster = self.config.cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,10 @@ class ServerCommand:
     args: Sequence[str] = ()
     journals: str = ""
     """The folder of their journals; empty: they keep none."""
+
+    def journals_of(self, model: int) -> Path | None:
+        """The folder of the journals of one incarnation of the model."""
+        return Path(self.journals) / f"model-{model}" if self.journals else None
 
     def words(
         self,
@@ -40,10 +45,11 @@ class ServerCommand:
             *("--incarnation", str(incarnation)),
             *self.args,
         ]
-        if self.journals:
-            # Of this incarnation of the model: what was trained before it was restored is void.
-            folder = f"{self.journals}/model-{model}/shard-{shard}-of-{shards}"
-            words += ["--journal", folder, "--model-incarnation", str(model)]
+        # What was trained before the model was restored is void.
+        journals = self.journals_of(model)
+        if journals:
+            folder = journals / f"shard-{shard}-of-{shards}"
+            words += ["--journal", str(folder), "--model-incarnation", str(model)]
         if restore:
             words += ["--restore", restore]
             words += ["--values-only"] if values_only else []

@@ -11,6 +11,7 @@ than those of now is void.
 
 from __future__ import annotations
 
+from master.state.actions import Remove
 from master.state.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.fleet import Fleet
 from master.state.lifecycle import Lifecycle
@@ -40,6 +41,7 @@ class ServerMove:
         self._tasks = tasks
         self._members = members
         self._checkpoints = checkpoints
+        self._oldest = 1  # incarnation of the model whose journals may be there
 
     @property
     def due(self) -> bool:
@@ -78,6 +80,17 @@ class ServerMove:
             self._take_over(event, now)
         else:
             self._fleet.servers.moving = True
+
+    def tidy(self) -> list[Remove]:
+        """Removes the journals of earlier incarnations of the model once all servers of this one
+        listen, and those that wrote them have ended."""
+        fleet = self._fleet
+        servers = fleet.alive("ps")
+        if fleet.cluster() is None or any(process not in fleet.servers for process in servers):
+            return []
+        old, self._oldest = range(self._oldest, fleet.incarnation), fleet.incarnation
+        folders = [fleet.server_command.journals_of(model) for model in old]
+        return [Remove(folder) for folder in folders if folder is not None]
 
     def _take_over(self, cut: CutTaken, now: float) -> None:
         """The cut is complete: new servers restore it, unless the cut is void, and another one

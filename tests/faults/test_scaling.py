@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ RECORDS = 1000
 # In order, so that the record at which the data stop comes last.
 TASKS = ["--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
+JOURNAL = ["--durability", "journal"]
 KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 
 
@@ -49,6 +51,8 @@ def check(job: ModelJob) -> None:
     "flags",
     [
         pytest.param([], id="async"),
+        pytest.param(JOURNAL, id="journal"),
+        pytest.param(["--durability", "replica"], id="replica", marks=pytest.mark.slow),
         pytest.param(KEEP, id="checkpoints", marks=pytest.mark.slow),
         pytest.param(["--local-steps", "4"], id="local-steps", marks=pytest.mark.slow),
     ],
@@ -56,11 +60,63 @@ def check(job: ModelJob) -> None:
 def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str]) -> None:
     job = start_job(RECORDS, *FLAGS, *flags, delay_s=0.1)
     job.wait_for(lambda: job.done() > 50)
-    for servers in (3, 1):
+    for servers in (3, 2):
         before = job.status().servers_wanted
         said = scale(job, "--ps", servers)
         assert said == f"parameter servers wanted: {before} before, {servers} from now on\n"
         moved(job, servers)
+    if flags == JOURNAL:
+        job.wait_for(lambda: [f.name for f in (job.folder / "journal").iterdir()] == ["model-3"])
+    check(job)
+
+
+@pytest.mark.parametrize(
+    ("victim", "flags"),
+    [
+        pytest.param("master", [], id="master"),
+        pytest.param("master", JOURNAL, id="master, journal", marks=pytest.mark.slow),
+        pytest.param("ps", JOURNAL, id="ps, journal"),
+        pytest.param("ps", [], id="ps", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_is_killed_in_the_middle_of_a_move(
+    start_job: Callable[..., ModelJob], victim: str, flags: list[str]
+) -> None:
+    """Either the old servers continue, and another cut follows, or the new ones have this one."""
+    job = start_job(RECORDS, *FLAGS, *flags, delay_s=0.1)
+    job.wait_for(lambda: job.done() > 50)
+    (process, *_) = job.pids(victim)
+    scale(job, "--ps", 3)
+    job.wait_for(lambda: list((job.folder / "final").glob("cut-*")))
+    with contextlib.suppress(ProcessLookupError):  # a server that has just been replaced
+        os.kill(process, signal.SIGKILL)
+    moved(job, 3)
+    if victim == "ps" and not flags:  # what a server loses that has no journal
+        job.go_on()
+        job.check()
+    else:
+        check(job)
+
+
+@pytest.mark.slow
+def test_many_moves_leave_nothing_on_the_disk(start_job: Callable[..., ModelJob]) -> None:
+    job = start_job(3 * RECORDS, *FLAGS, *JOURNAL, delay_s=0.1)
+    job.wait_for(lambda: job.done() > 50)
+    for move in range(1, 11):
+        servers = 2 + move % 2
+        scale(job, "--ps", servers)
+        job.wait_for(lambda n=servers: running(job) == n)
+        left = {job.folder / "journal" / f"model-{move + 1}", job.folder / "final" / f"cut-{move}"}
+        job.wait_for(
+            lambda left=left: (
+                {
+                    folder
+                    for parent in ("journal", "final")
+                    for folder in (job.folder / parent).iterdir()
+                }
+                == left
+            )
+        )
     check(job)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from master.runtime.service import Service
 from master.state.actions import CheckpointFailed, CheckpointSaved, Remove, Saved, SaveServers
+from master.state.job import Job
 from master.state.server_calls import ServerCalls
 from master.state.server_move import ServerMove
 from tests.unit.master.model_file_world import World, every_record
@@ -206,6 +209,61 @@ def test_a_job_that_stops_does_not_move() -> None:
         w.exit("worker", id, code=0)
     w.tick()
     assert not w.settle(SaveServers).moves
+
+
+def test_the_journals_of_the_old_servers_are_removed_when_these_have_ended() -> None:
+    w = world()
+    command = w.job.fleet.server_command
+    w.job.fleet.server_command = replace(command, journals="/j")
+    scale(w, 3)
+    old = next(iter(w.job.fleet.servers))
+    effect = cut(w)
+    saved = w.made(effect.progress)
+    w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    assert not w.job.server_move.tidy(), "no server listens"
+    w.up()
+    assert w.settle(Remove).directory == Path("/j/model-1")
+    assert old.state == "exited"
+    w.tick(5)
+    assert not w.actions, "once"
+
+
+def test_nobody_hears_of_new_servers_before_a_restarted_master_would_know() -> None:
+    w = world()
+    scale(w, 3)
+    effect = cut(w)
+    service = Service(w.job, clock=lambda: w.now, log_path=lambda role, id: "", cores=1)
+    service.keeper = keeper = Keeper(w.job)
+    heartbeat = service.handlers()["ServerHeartbeat"]
+    old = next(iter(w.job.fleet.servers))
+    request = pb.ServerHeartbeatRequest(shard=old.shard, incarnation=old.incarnation)
+    assert heartbeat(request, None).known
+    assert not keeper.kept, "nothing that others rely on"
+    w.job.apply(CheckpointSaved(w.made(effect.progress), effect.incarnation), w.now)
+    keeper.full = True
+    with pytest.raises(OSError, match="full"):
+        heartbeat(request, None)
+    keeper.full = False
+    assert not heartbeat(request, None).known
+    assert not heartbeat(request, None).known
+    assert keeper.kept == [2], "once"
+
+
+class Keeper:
+    """Of the incarnation of the model."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.kept: list[int] = []
+        self.full = False
+
+    def note(self) -> int:
+        return self._job.fleet.incarnation
+
+    def write(self, noted: int) -> None:
+        if self.full:
+            raise OSError("the disk is full")
+        self.kept.append(noted)
 
 
 def test_a_restarted_master_carries_the_move_through() -> None:
