@@ -16,9 +16,9 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import SYNC_MODES, TrainConfig
 from torch_edl.durability import FSYNC_MODES
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.errors import EdlError, UsageError
+from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.processes.output import setup_logging
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import Identity, run_of
 from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
@@ -101,10 +101,12 @@ def _run(args: argparse.Namespace) -> int:
     )
     link = _link(args, token, fail)
     try:
-        shard, journal, source = _restored(args, rules, fail)
+        shard, journal, source = _restored(args, rules, fail, token)
     except (EdlError, OSError) as error:
         if link is not None:
             link.tell(str(error))
+            if isinstance(error, JournalDamagedError):
+                link.register("", lost=str(error))
         raise
     service = PserverService(
         shard,
@@ -145,10 +147,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _restored(
-    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None]
+    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], token: str
 ) -> tuple[Shard, Journal | None, CheckpointReader | None]:
     """The shard, with its journal and the checkpoint that it comes from."""
-    journal = _journal(args, end)
+    journal = _journal(args, end, token)
     source = None
     # A journal with a snapshot has all that was restored: the checkpoint may be gone by now.
     if args.restore and not (journal and journal.base.path):
@@ -161,11 +163,15 @@ def _restored(
     return shard, journal, source
 
 
-def _journal(args: argparse.Namespace, end: Callable[[], None]) -> Journal | None:
+def _journal(args: argparse.Namespace, end: Callable[[], None], token: str) -> Journal | None:
     if args.journal is None:
         return None
     identity = Identity(
-        job=args.job, shard=args.shard, shards=args.shards, model=args.model_incarnation
+        job=args.job,
+        shard=args.shard,
+        shards=args.shards,
+        model=args.model_incarnation,
+        run=run_of(token),
     )
     return Journal(
         args.journal, identity, args.incarnation, fsync=args.fsync, on_lost=lambda _: end()

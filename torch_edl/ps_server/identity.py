@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,12 +10,19 @@ from pathlib import Path
 from torch_edl.errors import UsageError
 
 FORMAT = 1
+_RUN_DIGITS = 16
 _NAMES = {
     "job": "job",
     "shard": "shard",
     "shards": "number of shards",
     "model": "incarnation of the model",
+    "run": "run",
 }
+
+
+def run_of(token: str) -> str:
+    """Names a run by the token of its job, which it does not tell."""
+    return hashlib.sha256(token.encode()).hexdigest()[:_RUN_DIGITS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +34,8 @@ class Identity:
     shards: int
     model: int
     """Incarnation of the model: it rises when the job returns to a checkpoint."""
+    run: str = ""
+    """Tells runs of jobs of the same name apart; empty: no other process ever reads the journal."""
 
     def to_json(self) -> str:
         """The text that :meth:`require` reads."""

@@ -294,6 +294,7 @@ def test_a_disk_that_loses_what_was_written_ends_the_server(
         ({"shard": 1}, "shard 0 (this server: 1)"),
         ({"shards": 3}, "number of shards 2 (this server: 3)"),
         ({"model": 2}, "incarnation of the model 1 (this server: 2)"),
+        ({"run": "b"}, "run '' (this server: 'b')"),
     ],
 )
 def test_another_journal_is_refused(server: Server, change: dict[str, Any], text: str) -> None:
