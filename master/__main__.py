@@ -30,6 +30,7 @@ from master.runtime.journal import Journal
 from master.runtime.loop import run
 from master.runtime.scan import scan
 from master.runtime.service import Service
+from master.runtime.store.base import Store
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.state.actions import Saved
@@ -80,7 +81,7 @@ def main(
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         # One that continues waits for room: its workers do, too.
         goes_on = folder.master_file.exists()
-        lock = _with_room(lambda: _open(folder), stop, waits=goes_on)
+        lock = _with_room(lambda: _open(config, folder), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
         journals = _journals(config, folder)
@@ -161,14 +162,24 @@ def main(
     return stop.exit_code if outcome.state == "stopped" and stop.exit_code else outcome.exit_code
 
 
-def _open(folder: JobFolder) -> Lock:
+def _open(config: JobConfig, folder: JobFolder) -> Lock:
     """The lock on the job, in its store."""
-    store = SqliteStore(folder.dir / "state.sqlite")
+    store = _store(config, folder)
     try:
         return persistence.acquire(store, folder.name)
     except BaseException:
         store.close()
         raise
+
+
+def _store(config: JobConfig, folder: JobFolder) -> Store:
+    endpoints = config.durability.etcd_endpoints
+    if not endpoints:
+        return SqliteStore(folder.dir / "state.sqlite")
+    # Only here: an extra installs the client of etcd.
+    from master.runtime.store.etcd import EtcdStore
+
+    return EtcdStore(endpoints, f"/torch-edl/jobs/{config.name}")
 
 
 def _give_way(why: str) -> None:

@@ -1,9 +1,16 @@
-"""For all tests: one thread each for torch, as workers on a shared machine have it, and signals."""
+"""For all tests: one thread each for torch, as workers on a shared machine have it, signals, and a
+real etcd."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_server import Etcd
 
 # Before torch is imported. Threads of several processes on few cores wait for each other in spin
 # loops: a test that takes a second alone takes minutes beside another.
@@ -15,3 +22,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """Of this test alone, which may hurt it."""
+    server = Etcd(tmp_path)
+    yield server
+    server.kill()

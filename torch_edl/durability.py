@@ -1,11 +1,13 @@
-"""What survives the death of a parameter server: a part of the configuration of a job."""
+"""What survives the death of a parameter server or of the master: a part of the configuration of a
+job."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
-from torch_edl.option import TRAIN, TRAINING, Checked, option
+from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, option
 
 DURABILITIES = ("checkpoint", "journal")
 FSYNC_MODES = ("never", "interval", "always")
@@ -14,7 +16,7 @@ FAILOVERS = ("restart", "worker")
 
 @dataclass(frozen=True, kw_only=True)
 class DurabilityConfig(Checked):
-    """What of the model survives the death of a parameter server."""
+    """What survives the death of a parameter server, and of the master."""
 
     mode: str = option(
         "checkpoint",
@@ -45,9 +47,29 @@ class DurabilityConfig(Checked):
         choices=FAILOVERS,
     )
     """``restart`` takes a worker, too, where a new process cannot be had."""
+    store: str = option(
+        "sqlite",
+        "--store URL",
+        "keep the state of the job in sqlite or etcd://HOST:PORT",
+        kinds=JOB_KINDS,
+    )
+    """``sqlite``: a file in the folder of the job. Several members of etcd: separated by commas."""
+
+    @property
+    def etcd_endpoints(self) -> tuple[str, ...]:
+        """HOST:PORT of the members of etcd that keep the state; none: a file keeps it."""
+        scheme, found, members = self.store.partition("://")
+        return tuple(members.rstrip("/").split(",")) if found and scheme == "etcd" else ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.store != "sqlite" and not (
+            self.etcd_endpoints and all(map(_is_address, self.etcd_endpoints))
+        ):
+            raise UsageError(
+                f"--store {self.store}: write sqlite or etcd://HOST:PORT[,HOST:PORT], such as "
+                "etcd://127.0.0.1:2379"
+            )
         if self.mode != "journal":
             given = "--journal-dir" if self.journal_dir else "--fsync"
             if self.journal_dir or self.fsync != "interval":
@@ -60,3 +82,9 @@ class DurabilityConfig(Checked):
                 f"--ps-failover {self.failover}: with --durability checkpoint all servers are "
                 "replaced when one dies; add --durability journal or replica"
             )
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is HOST:PORT, or [IPV6]:PORT."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[2]) < 1 << 16

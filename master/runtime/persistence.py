@@ -181,8 +181,9 @@ class Persistence:
         self._thread.join(_CLOSE_S)
         try:
             if over:
-                self._lock.put({_STATE: json.dumps({"run": ""}).encode()})
-            self._lock.release()
+                self._lock.clear()
+            else:
+                self._lock.release()
         except (OSError, StoreConflictError) as error:  # whose owner is gone can be taken
             log.warning("the lock of the job is not given back: %s", error)
         self._lock.store.close()

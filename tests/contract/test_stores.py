@@ -3,27 +3,44 @@ a lock fences its last owner off."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from etcd3gw.client import Etcd3Client
 
-from master.runtime.store.base import Store
+from master.runtime.store.base import Entry, Store
+from master.runtime.store.etcd import EtcdStore
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
+from tests.etcd_server import Etcd
 from torch_edl.errors import StoreConflictError
 
 Reopen = Callable[[], Store]
 
 
-@pytest.fixture
-def reopen(tmp_path: Path) -> Iterator[Reopen]:
+@pytest.fixture(scope="module")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    server = Etcd(tmp_path_factory.mktemp("etcd"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["sqlite", "etcd"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     """Opens the same store again, as another process would."""
     opened: list[Store] = []
+    if request.param == "etcd":
+        endpoint = request.getfixturevalue("shared_etcd").endpoint
 
     def make() -> Store:
-        opened.append(SqliteStore(tmp_path / "state.sqlite"))
+        if request.param == "sqlite":
+            opened.append(SqliteStore(tmp_path / "state.sqlite"))
+        else:
+            opened.append(EtcdStore([endpoint], f"/tests/{tmp_path.name}"))
         return opened[-1]
 
     yield make
@@ -82,6 +99,23 @@ def test_a_large_value_and_many_keys(store: Store) -> None:
     puts = {f"key-{n}": bytes([n]) * 1000 for n in range(50)} | {"large": b"x" * (1 << 20)}
     store.commit(puts, {})
     assert all(found.value == puts[key] for key in puts if (found := store.get(key)))
+
+
+def test_a_value_that_cannot_be_compressed(store: Store) -> None:
+    value = os.urandom(1_400_000)
+    store.commit({"a": value}, {})
+    assert store.get("a").value == value
+
+
+def test_what_is_cleared_is_gone_and_revisions_grow_on(store: Store, reopen: Reopen) -> None:
+    first = store.commit({"a": b"1", "b": b"2"}, {})
+    with pytest.raises(StoreConflictError):
+        store.clear({"a": first + 1})
+    assert reopen().get("b") == (b"2", first)
+    store.clear({"a": first})
+    assert store.get("a") is None
+    assert reopen().get("b") is None
+    assert store.commit({"a": b"3"}, {"a": 0}) > first
 
 
 def test_of_many_writers_with_one_revision_one_wins(reopen: Reopen) -> None:
@@ -194,6 +228,133 @@ def test_of_many_that_ask_for_a_free_lock_one_gets_it(reopen: Reopen) -> None:
     for thread in threads:
         thread.join()
     assert len(got) == 1
+
+
+def test_who_ends_leaves_nothing(store: Store, reopen: Reopen) -> None:
+    mine, other = Lock(store, "me"), Lock(reopen(), "you")
+    mine.acquire()
+    mine.put({"a": b"1"})
+    mine.clear()
+    assert [store.get(key) for key in ("a", "lock", "beat")] == [None] * 3
+    with pytest.raises(StoreConflictError):
+        mine.put({"a": b"late"})
+    other.acquire()
+    assert other.token > mine.token
+    with pytest.raises(StoreConflictError):
+        mine.clear()
+
+
+class Late(Store):
+    """Does not answer some writes, which then are done late, if at all."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.lock_ttl_s = store, store.lock_ttl_s
+        self.under_way: list[tuple[Mapping[str, bytes], Mapping[str, int]]] = []
+        self.answers = True
+
+    def get(self, key: str) -> Entry | None:
+        return self.store.get(key)
+
+    def commit(self, puts: Mapping[str, bytes], expected: Mapping[str, int]) -> int:
+        if self.answers:
+            return self.store.commit(puts, expected)
+        self.under_way.append((puts, expected))
+        raise OSError("no answer")
+
+    def clear(self, expected: Mapping[str, int]) -> None:
+        self.store.clear(expected)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def test_a_write_that_comes_late_replaces_nothing_newer(store: Store) -> None:
+    late = Late(store)
+    mine = Lock(late, "me")
+    mine.acquire()
+    mine.put({"a": b"1"})
+    for done_before in (True, False):
+        late.answers = False
+        with pytest.raises(OSError, match="no answer"):
+            mine.put({"a": b"old"})
+        late.answers = True
+        write = late.under_way.pop()
+        if done_before:
+            store.commit(*write)
+        mine.put({"a": b"new"})
+        with pytest.raises(StoreConflictError):
+            store.commit(*write)
+        assert store.get("a").value == b"new"
+        mine.put({"a": b"newer"})
+
+
+# ---- what one of them says ----
+
+
+def test_an_etcd_that_is_away_is_named_and_ridden_through(etcd: Etcd) -> None:
+    clock = Clock()
+    store = EtcdStore([etcd.endpoint], "/tests/away")
+    lock = Lock(store, "me", clock=clock)
+    lock.acquire()
+    lock.put({"a": b"1"})
+    etcd.kill()
+    for use in (lock.renew, lambda: store.get("a")):
+        with pytest.raises(OSError, match=rf"{etcd.endpoint}.*refused.*start it, or correct --st"):
+            use()
+    etcd.start()
+    clock.now += 10
+    lock.renew()
+    assert lock.valid_until == clock.now + store.lock_ttl_s
+    assert store.get("a").value == b"1"
+    store.close()
+
+
+def test_a_member_of_etcd_that_is_away_is_passed_over(shared_etcd: Etcd) -> None:
+    store = EtcdStore(["127.0.0.1:1", shared_etcd.endpoint], "/tests/members")
+    revision = store.commit({"a": b"1"}, {"a": 0})
+    assert store.get("a") == (b"1", revision)
+    with pytest.raises(StoreConflictError):
+        store.commit({"a": b"2"}, {"a": 0})
+    store.close()
+
+
+def test_a_write_that_is_too_large_for_etcd_says_what_to_do(shared_etcd: Etcd) -> None:
+    store = EtcdStore([shared_etcd.endpoint], "/tests/large")
+    for size in (1_600_000, 4_000_000):
+        with pytest.raises(OSError, match=r"large.*--max-request-bytes"):
+            store.commit({"a": os.urandom(size)}, {})
+    assert store.get("a") is None
+    store.close()
+
+
+def test_a_server_that_is_no_etcd_is_named() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        store = EtcdStore([f"127.0.0.1:{server.server_port}"], "/tests/other")
+        with pytest.raises(OSError, match=f"{server.server_port} is no etcd"):
+            store.get("a")
+        store.close()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_value_that_another_program_wrote_is_named(shared_etcd: Etcd) -> None:
+    host, port = shared_etcd.endpoint.split(":")
+    Etcd3Client(host, int(port)).put("/tests/foreign/state", "hello")
+    store = EtcdStore([shared_etcd.endpoint], "/tests/foreign")
+    with pytest.raises(OSError, match="/tests/foreign/state"):
+        store.get("state")
+    store.close()
 
 
 def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:

@@ -46,5 +46,16 @@ class Store(ABC):
         """
 
     @abstractmethod
+    def clear(self, expected: Mapping[str, int]) -> None:
+        """Removes all keys, or none; revisions grow on.
+
+        Args:
+            expected: as of :meth:`commit`.
+
+        Raises:
+            StoreConflictError: a key has another revision than expected.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Lets go of files and connections."""

@@ -1,11 +1,13 @@
 """The lock on a job: one master at a time writes to the store.
 
 The token of a lock is the revision of its key. Each write names it, so that an owner that was
-paused for longer than its lock lived cannot overwrite what its successor wrote.
+paused for longer than its lock lived cannot overwrite what its successor wrote. Each write also
+names the write before it: one that was not answered in time cannot come late, over a newer one.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -35,6 +37,9 @@ class Lock:
         self.valid_until = 0.0
         """On the clock: nobody else can have the lock before."""
         self._owner = owner
+        self._mutex = threading.Lock()  # for all writes of the owner
+        self._beat = 0  # revision of the last write
+        self._unanswered = False  # that revision may be another one
         self._clock = clock
         self._seen: tuple[int, int] | None = None
         self._seen_at = 0.0
@@ -60,6 +65,7 @@ class Lock:
         self.token = self.store.commit(
             {_LOCK: self._owner.encode()}, {_LOCK: seen[0], _BEAT: seen[1]}
         )
+        self._beat, self._unanswered = seen[1], False
         self.valid_until = began + self.store.lock_ttl_s
 
     def renew(self) -> None:
@@ -68,17 +74,34 @@ class Lock:
         Raises:
             StoreConflictError: another one has taken the lock.
         """
-        began = self._clock()
-        self.put({_BEAT: b""})
-        self.valid_until = began + self.store.lock_ttl_s
+        self.put({})
 
     def put(self, puts: Mapping[str, bytes]) -> None:
-        """Writes keys.
+        """Writes keys, and renews the lock.
 
         Raises:
             StoreConflictError: another one has taken the lock; nothing was written.
         """
-        self.store.commit(puts, {_LOCK: self.token})
+        with self._mutex:
+            began = self._clock()
+            self._beat = self._write({_BEAT: b"", **puts})
+            self.valid_until = began + self.store.lock_ttl_s
+
+    def _write(self, puts: Mapping[str, bytes]) -> int:
+        while True:
+            if self._unanswered:
+                beat = self.store.get(_BEAT)
+                self._beat = beat.revision if beat is not None else 0
+            self._unanswered = True
+            try:
+                written = self.store.commit(puts, {_LOCK: self.token, _BEAT: self._beat})
+            except StoreConflictError:
+                lock = self.store.get(_LOCK)
+                if lock is None or lock.revision != self.token:
+                    raise
+                continue  # a write that was not answered has come meanwhile
+            self._unanswered = False
+            return written
 
     def release(self) -> None:
         """Gives the lock back.
@@ -87,3 +110,11 @@ class Lock:
             StoreConflictError: another one has taken the lock.
         """
         self.store.commit({_LOCK: b""}, {_LOCK: self.token})
+
+    def clear(self) -> None:
+        """Removes everything, the lock as well.
+
+        Raises:
+            StoreConflictError: another one has taken the lock; nothing was removed.
+        """
+        self.store.clear({_LOCK: self.token})

@@ -49,18 +49,17 @@ class SqliteStore(Store):
 
     def commit(self, puts: Mapping[str, bytes], expected: Mapping[str, int]) -> int:
         with self._transaction() as db:
-            for key, revision in expected.items():
-                entry = _entry(db, key)
-                found = 0 if entry is None else entry.revision
-                if found != revision:
-                    raise StoreConflictError(
-                        f"{key}: has revision {found}, expected was {revision}"
-                    )
+            _compare(db, expected)
             db.execute("UPDATE newest SET revision = revision + 1")
             (newest,) = db.execute("SELECT revision FROM newest").fetchone()
             rows = [(key, value, newest) for key, value in puts.items()]
             db.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows)
             return int(newest)
+
+    def clear(self, expected: Mapping[str, int]) -> None:
+        with self._transaction() as db:
+            _compare(db, expected)
+            db.execute("DELETE FROM entries")
 
     def close(self) -> None:
         with self._mutex:
@@ -83,6 +82,14 @@ class SqliteStore(Store):
                 if isinstance(error, sqlite3.Error):
                     raise OSError(f"{self._path}: {error}") from error
                 raise
+
+
+def _compare(db: sqlite3.Connection, expected: Mapping[str, int]) -> None:
+    for key, revision in expected.items():
+        entry = _entry(db, key)
+        found = 0 if entry is None else entry.revision
+        if found != revision:
+            raise StoreConflictError(f"{key}: has revision {found}, expected was {revision}")
 
 
 def _entry(db: sqlite3.Connection, key: str) -> Entry | None:

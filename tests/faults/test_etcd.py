@@ -1,0 +1,93 @@
+"""The state of a job is in etcd: master and etcd are killed, and nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from master.runtime.store.etcd import EtcdStore
+from tests.etcd_server import Etcd
+from tests.faults.test_master_kills import FLAGS, RECORDS, kill_master, require_same_processes
+
+KEYS = "/torch-edl/jobs/count"
+
+
+@pytest.fixture
+def store(etcd: Etcd) -> Iterator[EtcdStore]:
+    """What the master of the job writes to."""
+    with contextlib.closing(EtcdStore([etcd.endpoint], KEYS)) as store:
+        yield store
+
+
+def require_nothing_left(store: EtcdStore) -> None:
+    assert [store.get(key) for key in ("lock", "beat", "state", "preparation")] == [None] * 4
+
+
+def test_master_and_etcd_are_killed(
+    start_job: Callable[..., Any], etcd: Etcd, store: EtcdStore
+) -> None:
+    job = start_job(RECORDS, *FLAGS, "--store", f"etcd://{etcd.endpoint}", delay_s=0.03)
+    job.wait_for(lambda: job.done() > 50)
+    before = set(job.pids("worker") + job.pids("ps"))
+    kill_master(job)
+    etcd.kill()
+    done = job.done()
+    job.wait_for(lambda: job.done() > done + 100)  # with what is leased, and more
+    etcd.start()
+    kept = store.get("state").revision
+    job.wait_for(lambda: store.get("state").revision > kept)
+    kill_master(job)
+    require_same_processes(job, before)
+    assert not (job.folder / "state.sqlite").exists()
+    job.go_on()
+    job.check()
+    require_nothing_left(store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("away_s", [10, 25])
+@pytest.mark.parametrize("master_dies", [False, True])
+def test_etcd_is_away(
+    start_job: Callable[..., Any], etcd: Etcd, store: EtcdStore, away_s: int, master_dies: bool
+) -> None:
+    records = 4000
+    job = start_job(records, *FLAGS, "--store", f"etcd://{etcd.endpoint}", delay_s=0.05)
+    job.wait_for(lambda: job.done() > 100)
+    before = set(job.pids("worker") + job.pids("ps"))
+    etcd.kill()
+    since = time.monotonic()
+    done = job.done()
+    if master_dies:  # the next one waits for its state
+        job.kill("master")
+    longest, seen, seen_at = 0.0, done, since
+    while (now := time.monotonic()) < since + away_s:
+        found = job.done()
+        if found != seen:
+            longest, seen, seen_at = max(longest, now - seen_at), found, now
+        time.sleep(0.05)
+    meanwhile = seen - done
+    etcd.start()
+    job.wait_for(lambda: job.done() > max(done, seen) + 300)
+    print(f"away {away_s} s, {meanwhile} records meanwhile, back after {time.monotonic() - since}")
+    if not master_dies:
+        assert meanwhile > 0
+        events = (job.folder / "events.jsonl").read_text()
+        assert f"etcd at http://{etcd.endpoint} does not answer" in events
+        assert "the state of the job is kept again" in events
+    require_same_processes(job, before)
+    job.go_on()
+    job.check()
+    require_nothing_left(store)
+
+
+def test_a_job_whose_etcd_is_not_there(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    job = start_job(RECORDS, *FLAGS, "--store", "etcd://127.0.0.1:1")
+    assert job.finish() == 2
+    told = job.log.read_text()
+    assert "etcd at http://127.0.0.1:1 does not answer" in told
+    assert "start it, or correct --store" in told
