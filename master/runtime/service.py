@@ -131,7 +131,10 @@ class Service:
             "CompleteTask": self._complete_task(),
             "ReleaseTask": now(calls.release_task),
             "FailTask": now(calls.fail_task),
-            "Heartbeat": now(calls.heartbeat, notify=False),
+            # A master that did not know of it would start a second server for that shard.
+            "Heartbeat": now(
+                calls.heartbeat, keep=lambda answer: bool(answer.server_args), notify=False
+            ),
             "JoinRing": wait(calls.join_ring, _RING_WAIT_S, pb.JoinRingResponse),
             "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
             "LeaveRing": now(calls.leave_ring, keep=True),
@@ -219,12 +222,17 @@ class Service:
         )(request, context)
 
     def _at_once(
-        self, event: Event, *, keep: bool = False, notify: bool = True
+        self,
+        event: Event,
+        *,
+        keep: bool | Callable[[Any], bool] = False,
+        notify: bool = True,
     ) -> Callable[[Any, Any], Any]:
         """A handler that answers at once.
 
         Args:
-            keep: others rely on the answer, which must outlive this process.
+            keep: others rely on the answer, which must outlive this process; or whether they do,
+                by the answer.
             notify: the event may change something for calls that wait.
         """
 
@@ -233,7 +241,7 @@ class Service:
                 answer = event(request, self._clock())
                 if notify:
                     self.changed.notify_all()
-                noted = self._note(keep=keep)
+                noted = self._note(keep=keep(answer) if callable(keep) else keep)
             self._write(noted)
             return answer
 

@@ -315,7 +315,7 @@ class Fleet:
         if worker is None:
             return start
         worker.state, worker.exit = EXITED, f"became ps-{process.id}"
-        process.pid, process.was_worker = worker.pid, True
+        process.pid, process.since, process.was_worker = worker.pid, worker.since, True
         self._duties[worker.id] = words
         return Become(worker.id, process.id)
 
@@ -356,6 +356,7 @@ class Fleet:
             "retired": self._retired,
             "hurry": self._hurry,
             "trained": self._deaths.trained,
+            "duties": sorted(self._duties.items()),
             "processes": [process.to_state() for process in self],
         }
 
@@ -366,6 +367,7 @@ class Fleet:
         self.workers_wanted = state["workers_wanted"]
         self._next_id, self._retired = dict(state["next_id"]), state["retired"]
         self._hurry, self._deaths.trained = state["hurry"], state["trained"]
+        self._duties = dict(state["duties"])
         for each in state["processes"]:
             process = Process.from_state(each, now)
             self._processes[process.role, process.id] = process

@@ -85,3 +85,19 @@ def test_a_worker_becomes_the_server(start_job: Callable[..., Any]) -> None:
     nothing_rolled_back(job)
     processes = job.summary()["processes"]
     assert [p["exit"] for p in processes if p["role"] == "worker"].count("became ps-2") == 1
+
+
+def test_the_master_is_killed_while_a_worker_becomes_the_server(
+    start_job: Callable[..., Any],
+) -> None:
+    """The next master has the process as the server that it becomes."""
+    job = start_job(RECORDS, *JOURNAL, "--workers", "3", "--ps", "2", "--ps-failover", "worker")
+    job.wait_for(lambda: job.done() > 200 and len(job.pids("worker")) == 3)
+    (master,) = job.pids("master")
+    job.kill("ps")
+    job.wait_for(lambda: any("becomes ps-2" in e.text for e in job.status().events))
+    os.kill(master, signal.SIGKILL)
+    job.wait_for(lambda: job.pids("master") not in ([], [master]))
+    done = job.done()
+    job.wait_for(lambda: job.done() > max(done, 200))
+    nothing_rolled_back(job)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from master.state.actions import Become, Flush, Flushed, NotStarted, SaveServers, Start
+from master.state.fleet import Fleet
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -253,6 +256,17 @@ class TestAWorkerThatBecomesAServer:
         w.all_up()
         w.work()
         assert w.counted == every_record()
+
+    def test_hears_so_from_the_next_master(self):
+        w = world(workers=3, failover="worker")
+        w.job.fleet.started("worker", 2, pid=7, since=70)
+        w.exit("ps", 1, signal=9)
+        w.tick()
+        fleet = Fleet("j", workers=3, servers=2)
+        fleet.from_state(json.loads(json.dumps(w.job.fleet.to_state())), w.now)
+        assert fleet.duty(2) == w.job.fleet.duty(2) != []
+        server = fleet.process("ps", 2)
+        assert (server.pid, server.since) == (7, 70), "it is adopted as the server"
 
     def test_serves_where_a_process_cannot_be_started(self):
         w = world(workers=2)
