@@ -44,6 +44,7 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/failover.py
+	$(BIN)/python benchmarks/master_restart.py
 	$(BIN)/python benchmarks/scale_ps.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/overhead.py

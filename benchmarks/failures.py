@@ -30,6 +30,7 @@ _LIMIT_S = 120.0
 _KEEP = ["--checkpoint-every", "400"]
 CASES = {
     "worker": ("worker=1", []),
+    "master": ("master=1", []),
     "server, checkpoint": ("ps=1", []),
     "server, journal": ("ps=1", ["--durability", "journal"]),
     "all servers, journal": ("ps=2", ["--durability", "journal"]),
