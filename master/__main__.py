@@ -262,6 +262,8 @@ def _server_args(config: JobConfig, listen: str) -> list[str]:
     if config.kind == "script" and host:
         # Workers of other machines reach servers where they reach the master.
         args += ["--host", host]
+    if config.durability.mode == "replica":
+        args.append("--replica")
     if config.durability.mode == "journal":
         args += ["--fsync", config.durability.fsync]
     return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness

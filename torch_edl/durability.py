@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch_edl.errors import UsageError
 from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, option
 
-DURABILITIES = ("checkpoint", "journal")
+DURABILITIES = ("checkpoint", "journal", "replica")
 FSYNC_MODES = ("never", "interval", "always")
 FAILOVERS = ("restart", "worker")
 
@@ -21,7 +21,7 @@ class DurabilityConfig(Checked):
     mode: str = option(
         "checkpoint",
         "--durability NAME",
-        "checkpoint|journal: what is left of a server that dies",
+        "checkpoint|journal|replica: what survives a dead server",
         kinds=TRAINING,
         choices=DURABILITIES,
     )

@@ -308,6 +308,7 @@ class Fleet:
             model=self.incarnation,
             restore=self.restored_from,
             values_only=self.values_only,
+            successor=self.servers.has_copy(shard),
         )
         process, start = self._start("ps", self._server_module, words, now)
         self.servers.take(process, shard)

@@ -48,6 +48,8 @@ class Process:
     """A server that a worker becomes, in the same process."""
     problem: str = ""
     """What keeps a server from accepting pushes."""
+    keeper: int = 0
+    """Incarnation of the server that keeps a copy of the shard of this one; 0: none does."""
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
 

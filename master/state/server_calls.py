@@ -48,6 +48,7 @@ class ServerCalls:
         process = job.fleet.servers.heard(request.shard, request.incarnation, now)
         if process is None:
             return pb.ServerHeartbeatResponse(known=False)
+        job.fleet.servers.kept(process, request.keeper)
         if process.problem != request.problem:
             process.problem = request.problem
             name = f"ps-{process.id}"

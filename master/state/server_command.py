@@ -29,6 +29,7 @@ class ServerCommand:
         model: int,
         restore: str,
         values_only: bool,
+        successor: bool = False,
     ) -> list[str]:
         """The arguments of one server.
 
@@ -37,6 +38,7 @@ class ServerCommand:
             model: incarnation of the model.
             restore: a checkpoint or exported model, of which only values are taken if
                 ``values_only``; empty: the model starts from scratch.
+            successor: the peer of an earlier server has a copy of the shard.
         """
         words = [
             *("--job", self.job),
@@ -50,6 +52,8 @@ class ServerCommand:
         if journals:
             folder = journals / f"shard-{shard}-of-{shards}"
             words += ["--journal", str(folder), "--model-incarnation", str(model)]
+        elif successor:
+            words.append("--successor")
         if restore:
             words += ["--restore", restore]
             words += ["--values-only"] if values_only else []

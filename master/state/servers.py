@@ -32,6 +32,9 @@ class Servers:
         """Servers that the job ever had: the incarnation of the newest one."""
         self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
         self._by_shard: dict[int, Process] = {}
+        self._kept: set[int] = set()
+        # After a restart of the master, which may not know the last words of the servers.
+        self._may_have_copies = False
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._by_shard.values())
@@ -139,6 +142,25 @@ class Servers:
             process.heard_at = now
         return process
 
+    def kept(self, process: Process, keeper: int) -> None:
+        """
+        Args:
+            keeper: incarnation of the server that keeps a copy of the shard; 0: none does.
+        """
+        process.keeper = keeper
+        if keeper:
+            self._kept.add(process.shard)
+
+    def is_kept(self, process: Process) -> bool:
+        """Whether the peer of a server has a copy of its shard now."""
+        peer = self.peer(process.shard) if process in self else None
+        return peer is not None and peer.incarnation == process.keeper
+
+    def has_copy(self, shard: int) -> bool:
+        """Whether a server of this model may have had a copy of the shard at its peer: only then
+        has anything been acknowledged with ``--durability replica``."""
+        return self._may_have_copies or shard in self._kept
+
     def vacate(self, process: Process) -> None:
         """A server is gone, and its shard is to have another."""
         assert process in self
@@ -147,6 +169,8 @@ class Servers:
     def renew(self) -> list[Process]:
         """The model is of another incarnation: all servers are to be replaced. Returns them."""
         gone = list(self)
+        self._kept.clear()
+        self._may_have_copies = False
         self._by_shard.clear()
         self._of_earlier_models = self.made
         self.shards, self.moving = self.wanted, False
@@ -162,6 +186,7 @@ class Servers:
             "wanted": self.wanted,
             "moving": self.moving,
             "of_earlier_models": self._of_earlier_models,
+            "kept": sorted(self._kept),
             "ids": [process.id for process in self],
         }
 
@@ -175,3 +200,4 @@ class Servers:
         self.shards, self.wanted = state["shards"], state["wanted"]
         self.moving = state["moving"]
         self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}
+        self._kept, self._may_have_copies = set(state["kept"]), True

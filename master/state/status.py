@@ -71,6 +71,7 @@ def describe(
             address=process.address,
             exit=process.exit,
             problem=process.problem if process.state != EXITED else "",
+            kept=job.fleet.servers.is_kept(process),
             log=process.log if agents_own else log_path(process.role, process.id),
         )
     return status

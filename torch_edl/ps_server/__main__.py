@@ -16,14 +16,16 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import SYNC_MODES, TrainConfig
 from torch_edl.durability import FSYNC_MODES
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
-from torch_edl.errors import EdlError, JournalDamagedError, UsageError
+from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.identity import Identity, run_of
 from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
+from torch_edl.ps_server.replica import Replica
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
+from torch_edl.ps_server.snapshots import Log
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire.server import serve
 
@@ -59,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
         "--values-only", action="store_true", help="restore without watermarks and optimizer state"
     )
     parser.add_argument("--journal", type=Path, help="folder of the journal of this shard")
+    parser.add_argument(
+        "--replica", action="store_true", help="keep a copy of this shard on the next server"
+    )
+    parser.add_argument(
+        "--successor", action="store_true", help="begin from the copy of an earlier server"
+    )
     parser.add_argument("--fsync", choices=FSYNC_MODES, default="interval")
     parser.add_argument(
         "--model-incarnation", type=int, default=1, help="incarnation of the model: of the journal"
@@ -99,24 +107,48 @@ def _run(args: argparse.Namespace) -> int:
         staleness=args.staleness,
         learning_rate_by_staleness=args.learning_rate_by_staleness,
     )
-    link = _link(args, token, fail)
+    replica = Replica(_identity(args, token), args.incarnation, token) if args.replica else None
+    link = _link(args, token, fail, replica)
     try:
-        shard, journal, source = _restored(args, rules, fail, token)
+        return _serve(args, token, rules, link, replica, failed, fail)
+    finally:
+        if link is not None:
+            link.close()
+        if replica is not None:
+            replica.close()
+
+
+def _serve(
+    args: argparse.Namespace,
+    token: str,
+    rules: TrainConfig,
+    link: MasterLink | None,
+    replica: Replica | None,
+    failed: threading.Event,
+    fail: Callable[[], None],
+) -> int:
+    try:
+        journal = _journal(args, fail, token)
+        if replica and args.successor:
+            replica.log.take_over()
+        sink = replica.log if replica else journal
+        shard, source = _restored(args, rules, fail, sink)
     except (EdlError, OSError) as error:
         if link is not None:
             link.tell(str(error))
-            if isinstance(error, JournalDamagedError):
+            if isinstance(error, JournalDamagedError | StateLostError):
                 link.register("", lost=str(error))
         raise
     service = PserverService(
         shard,
         fence=pserver_pb2.Fence(job=args.job, incarnation=args.incarnation),
         stem=f"shard-{args.shard}-of-{args.shards}",
-        log=journal,
+        log=sink,
+        keeper=replica.keeper if replica else None,
         restored=source.tables if source and not args.values_only else (),
     )
     server, port = serve(
-        services.PSERVER,
+        services.PSERVER + (services.REPLICAS if replica else ()),
         service.handlers(),
         address=f"{args.host}:{args.port}",
         token=token,
@@ -138,6 +170,8 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         if link is not None:
             link.close()
+        if replica:
+            replica.log.close()
         service.close()
         server.stop(_STOP_GRACE_S).wait()
         if journal:
@@ -147,38 +181,43 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _restored(
-    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], token: str
-) -> tuple[Shard, Journal | None, CheckpointReader | None]:
-    """The shard, with its journal and the checkpoint that it comes from."""
-    journal = _journal(args, end, token)
+    args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], sink: Log | None
+) -> tuple[Shard, CheckpointReader | None]:
+    """The shard, and the checkpoint that it comes from."""
     source = None
-    # A journal with a snapshot has all that was restored: the checkpoint may be gone by now.
-    if args.restore and not (journal and journal.base.path):
+    # A log with a snapshot has all that was restored: the checkpoint may be gone by now.
+    if args.restore and not (sink and sink.base.path):
         source = CheckpointReader(
             args.restore, args.shard, args.shards, values_only=args.values_only
         )
-    shard = Shard(rules, source, end, args.shards, journal)
-    if journal:
-        recover(shard, journal)
-    return shard, journal, source
+    shard = Shard(rules, source, end, args.shards, sink)
+    if sink:
+        recover(shard, sink)
+    return shard, source
 
 
 def _journal(args: argparse.Namespace, end: Callable[[], None], token: str) -> Journal | None:
     if args.journal is None:
         return None
-    identity = Identity(
+    identity = _identity(args, token)
+    return Journal(
+        args.journal, identity, args.incarnation, fsync=args.fsync, on_lost=lambda _: end()
+    )
+
+
+def _identity(args: argparse.Namespace, token: str) -> Identity:
+    return Identity(
         job=args.job,
         shard=args.shard,
         shards=args.shards,
         model=args.model_incarnation,
         run=run_of(token),
     )
-    return Journal(
-        args.journal, identity, args.incarnation, fsync=args.fsync, on_lost=lambda _: end()
-    )
 
 
-def _link(args: argparse.Namespace, token: str, end: Callable[[], None]) -> MasterLink | None:
+def _link(
+    args: argparse.Namespace, token: str, end: Callable[[], None], replica: Replica | None
+) -> MasterLink | None:
     """The connection to the master, which hears from now on that this process lives; None: there is
     no master, which the caller of this process is told where it listens instead."""
     master = os.environ.get(ENV_MASTER, "")
@@ -186,12 +225,17 @@ def _link(args: argparse.Namespace, token: str, end: Callable[[], None]) -> Mast
         return None
 
     def fenced() -> None:
+        if replica:
+            replica.log.close("another server has the shard")
         log.error("another server has shard %d: this one was replaced and ends", args.shard)
         end()
 
     link = MasterLink(
         master, token, shard=args.shard, incarnation=args.incarnation, on_fenced=fenced
     )
+    if replica:
+        link.keeper, link.problem = replica.log.keeper, replica.log.problem
+        link.on_answer = replica.log.heard
     link.start()
     return link
 

@@ -17,15 +17,16 @@ Call = Callable[[Any], Any]
 """Calls the peer; fence and owner are filled in. What it raises ends the transfer."""
 
 
-def send(call: Call, folder: Path, sequence: int) -> None:
-    """Sends the files of a folder as the base that has the records up to a number."""
+def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
+    """Sends the files of a folder as the base that has the records up to a number, and parts of
+    which have more, up to ``newest``."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     for name, size in sizes.items():
         with open(folder / name, "rb") as file:
             for at in range(0, max(size, 1), PIECE_BYTES):
                 content = file.read(PIECE_BYTES)
                 call(pb.PutBaseRequest(sequence=sequence, file=name, offset=at, content=content))
-    call(pb.PutBaseRequest(sequence=sequence, files=sizes))
+    call(pb.PutBaseRequest(sequence=sequence, files=sizes, newest=newest))
 
 
 def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:

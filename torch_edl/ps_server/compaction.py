@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from torch_edl.errors import StaleIncarnationError
@@ -17,7 +18,7 @@ LOG_BYTES = 64 << 20
 """A log is not worth a snapshot below this, nor below half the size of the last snapshot: a replay
 takes as long per byte as reading a snapshot, and a snapshot writes the whole shard."""
 _LOOK_S = 0.2
-_RETRY_S = 10.0  # after a disk refused
+_RETRY_S = 10.0  # after a disk or a peer refused
 _PATIENCE = 3  # snapshots in a row that are given up for checkpoints
 
 
@@ -82,10 +83,11 @@ class Compactor:
             raise _GivenUpError
 
     def _run(self) -> None:
-        wait_s = _LOOK_S
-        while not self._closing.wait(wait_s):
-            wait_s = _LOOK_S
-            if not self._is_due():
+        not_before = 0.0
+        while not self._closing.wait(_LOOK_S):
+            # A peer that needs a base is another one than that which was lost.
+            waits = time.monotonic() < not_before and not self._snapshots_of.needs_base
+            if waits or not self._is_due():
                 continue
             try:
                 with self.lock:
@@ -97,5 +99,5 @@ class Compactor:
             except StaleIncarnationError:
                 return
             except OSError as error:
-                _log.warning("no snapshot of the log: %s; trying again in %d s", error, _RETRY_S)
-                wait_s = _RETRY_S
+                _log.warning("no snapshot of the log: %s; trying again later", error)
+                not_before = time.monotonic() + _RETRY_S

@@ -125,6 +125,8 @@ class Journal:
             segment.path.unlink()
         return found[-1]
 
+    forces = True
+    """The files of a snapshot are forced to the disk before it is committed."""
     needs_base = False
     """A snapshot is wanted for another reason than the length of the log: never."""
 
@@ -317,17 +319,20 @@ class Journal:
         path.mkdir()
         return path
 
-    def commit_snapshot(self, temporary: Path, sequence: int) -> None:
+    def commit_snapshot(self, temporary: Path, sequence: int, newest: int = 0) -> None:
         """Makes a folder, whose files are on the disk, the base, and deletes what it covers.
 
         Args:
             sequence: number of the last record that is in the snapshot. A snapshot that was
                 received may be ahead of all records here.
+            newest: of the last record that is in a part of the snapshot.
 
         Raises:
             StaleIncarnationError: a later server has taken over.
             OSError: the disk refused.
         """
+        if newest > sequence:
+            self.wait_durable(newest)
         self.sync()
         path = self.folder / f"snapshot-{sequence:020d}"
         with self._base_lock:

@@ -49,10 +49,13 @@ class MasterLink:
         """Updates that the shard has had."""
         self.problem: Callable[[], str] = lambda: ""
         """What keeps the server from accepting pushes; empty: nothing."""
+        self.keeper: Callable[[], int] = lambda: 0
+        """Incarnation of the server that keeps a copy of the shard; 0: none does."""
+        self.on_answer: Callable[[pb.Server | None, bool], None] = lambda peer, told: None
+        """Called with the server of the next shard, which keeps a copy of this one (None: none
+        listens), and whether the heartbeat said that there is a copy."""
         self.leaving = False
         """The process was asked to end."""
-        self.peer: pb.Server | None = None
-        """The server of the next shard, which keeps a replica of this one; None: none listens."""
         self._contact = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
@@ -100,12 +103,14 @@ class MasterLink:
     def beat(self) -> bool:
         """Sends one heartbeat now; the master may be away. Returns whether a server that leaves is
         to serve on for now."""
+        keeper = self.keeper()
         request = pb.ServerHeartbeatRequest(
             shard=self._shard,
             incarnation=self._incarnation,
             version=self.version(),
             problem=self.problem(),
             leaving=self.leaving,
+            keeper=keeper,
         )
         try:
             answer = self._stub.call(request, timeout_s=_CALL_S)
@@ -122,7 +127,7 @@ class MasterLink:
             if not self.leaving:
                 self._on_fenced()
             return False
-        self.peer = answer.peer if answer.HasField("peer") else None
+        self.on_answer(answer.peer if answer.HasField("peer") else None, keeper > 0)
         return bool(answer.stay)
 
     def close(self) -> None:

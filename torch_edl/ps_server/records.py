@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ from torch_edl.errors import UsageError
 _FIELDS = struct.Struct("<QIB3xI")
 _CRC = struct.Struct("<I")
 HEAD_BYTES = _FIELDS.size + _CRC.size
+_BATCH_BYTES = 32 << 20
 LONGEST_PAYLOAD = (1 << 32) - 1
 
 
@@ -91,6 +92,24 @@ class Sink(Protocol):
 def pack(record: Record) -> bytes:
     """A record as it stands in a segment."""
     return pack_head(record.sequence, Entry.of(record.kind, record.payload)) + record.payload
+
+
+def batch(kept: Iterable[tuple[int, Entry]], after: int, until: int) -> bytes:
+    """Records between two numbers as they stand in a segment: not all of them, if they are many.
+
+    Args:
+        kept: numbers and entries, in order.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    for number, entry in kept:
+        if number <= after:
+            continue
+        if number > until or (size and size + len(entry.payload) > _BATCH_BYTES):
+            break
+        pieces += (pack_head(number, entry), entry.payload)
+        size += len(entry.payload)
+    return b"".join(pieces)
 
 
 def unpack(content: bytes) -> Iterator[Record]:

@@ -48,6 +48,7 @@ class ReplicaKeeper:
         self._lock = threading.Lock()  # of the fields below, and held while a record is appended
         self._writer = 0  # the newest server of the shard that was heard of
         self._journal: Journal | None = None  # None: there is no complete state
+        self._newest = 0  # parts of the base have the records up to this one
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
 
@@ -70,7 +71,7 @@ class ReplicaKeeper:
                 return pb.ReplicateResponse(complete=False)
             for record in records.unpack(request.records):
                 self._journal.append_record(record)
-            return pb.ReplicateResponse(complete=True, last=self._journal.last)
+            return pb.ReplicateResponse(complete=self._is_complete(), last=self._journal.last)
 
     def put_base(self, request: pb.PutBaseRequest) -> pb.PutBaseResponse:
         """Takes a piece of a base; with the last one, the base is in force."""
@@ -101,8 +102,9 @@ class ReplicaKeeper:
         with self._lock:
             self._admit(request.owner)
             journal = self._journal or self._new(request.owner)
+            self._newest = max(self._newest, request.newest)
         # Not under the lock: records are appended meanwhile.
-        journal.commit_snapshot(folder, request.sequence)
+        journal.commit_snapshot(folder, request.sequence, request.sequence)
         with self._lock:
             self._admit(request.owner)
             self._journal = journal
@@ -113,7 +115,8 @@ class ReplicaKeeper:
         with self._lock:
             self._require_shard(request.owner)
             self._writer = request.owner.incarnation
-            if self._journal is None:
+            self._reader = (-1, iter(()))  # of the successor before, who has appended since
+            if self._journal is None or not self._is_complete():
                 return pb.TakeReplicaResponse(complete=False)
             base = self._journal.base
             files = base.path.iterdir() if base.path else ()
@@ -154,6 +157,9 @@ class ReplicaKeeper:
         self._reader = (after, reader)
         return b"".join(pieces)
 
+    def _is_complete(self) -> bool:
+        return self._journal is not None and self._journal.last >= self._newest
+
     def _admit(self, owner: pb.ReplicaOwner) -> None:
         """Raises StaleIncarnationError if a later server has the shard. The replica of an earlier
         one, which this server did not take over, is dropped."""
@@ -189,6 +195,7 @@ class ReplicaKeeper:
         if self._journal is not None:
             self._journal.close()
         self._journal = None
+        self._newest = 0
         self._reader = (-1, iter(()))
         for path in self._folder.iterdir():
             if path.is_dir():

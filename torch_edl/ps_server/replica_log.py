@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import threading
-from collections import deque
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch_edl.ps_server import base_transfer, records
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.journal import Base
 from torch_edl.ps_server.records import Entry, Record
+from torch_edl.ps_server.unsent import Unsent
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub
@@ -34,22 +35,23 @@ from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub
 log = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S = 60.0
-_BATCH_BYTES = 32 << 20
 _MOST_KEPT = 256 << 20
-_BESIDE_RECORDS = 1 << 16  # bytes of a message
+_PATIENCE_S = 3.0
+_BESIDE_RECORDS = 1 << 16
 
 
 class ReplicaLog:
     """A :class:`~torch_edl.ps_server.records.Sink` at a peer.
 
-    :meth:`heard` is called with each answer of the master. Call :meth:`take_over` and read
-    :meth:`records` to the end in a successor, :meth:`begin` in the first server of a shard.
+    :meth:`heard` is called with each answer of the master. In a successor, call :meth:`take_over`
+    first. Read :meth:`records` to the end before the first :meth:`append`.
 
     Args:
         incarnation: of this server.
         token: of the job.
         folder: for a base on its way; goes with the process.
         most_kept: bytes of records in memory that no peer has; beyond, changes are rejected.
+        patience_s: seconds without a peer that are no problem yet.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ReplicaLog:
         token: str,
         folder: Path,
         most_kept: int = _MOST_KEPT,
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._job = identity.job
         self._owner = pb.ReplicaOwner(
@@ -70,8 +73,8 @@ class ReplicaLog:
         )
         self._name = f"replica of shard {identity.shard}"
         self._token = token
-        self._folder = folder
-        self._most_kept = most_kept
+        self.folder = folder
+        self._patience_s = patience_s
         self.base = Base()
         self.bytes = 0
         """Of all records since the base."""
@@ -81,12 +84,11 @@ class ReplicaLog:
         self._peer: cluster_pb2.Server | None = None
         self._stub: Stub | None = None
         self._complete = False  # the peer has the whole state, but for what is kept here
+        self._incomplete_since = time.monotonic()
         self._needs_base = False
         self._tried = -1  # the answer of the master after which the peer was tried last
         self._why = "no peer listens yet"
-        self._kept: deque[tuple[int, Entry]] = deque()  # by number; not at the peer
-        self._kept_bytes = 0
-        self._forgotten = 0  # records up to this number are kept no more
+        self._unsent = Unsent(most_kept)
         self._last = 0
         self._durable = 0
         self._covered = 0  # of `bytes`, when the segment was ended
@@ -97,25 +99,33 @@ class ReplicaLog:
 
     # ---- the peer ----
 
-    @property
-    def problem(self) -> str:
-        """Why pushes are not acknowledged at present; empty: the peer has all."""
+    def keeper(self) -> int:
+        """Incarnation of the peer that has the whole state, but for what is on its way; 0: none
+        does."""
         with self._condition:
-            if self._complete:
+            return self._peer.incarnation if self._peer and self._complete else 0
+
+    def problem(self) -> str:
+        """Why pushes have not been acknowledged for a while; empty: they are."""
+        with self._condition:
+            if self._complete or time.monotonic() < self._incomplete_since + self._patience_s:
                 return ""
             return f"{self._name}: pushes wait, {self._why}"
 
-    def heard(self, peer: cluster_pb2.Server | None, problem: str) -> None:
-        """The master answered a heartbeat that named ``problem``."""
+    def heard(self, peer: cluster_pb2.Server | None, told: bool) -> None:
+        """The master answered a heartbeat.
+
+        Args:
+            told: the heartbeat said that a peer keeps the state.
+        """
         with self._condition:
             self._answers += 1
-            if not problem:
-                self._told = True
+            self._told = self._told or told
             if peer != self._peer:
                 if self._stub is not None:
                     self._stub.close()
-                self._peer, self._stub, self._complete = peer, None, False
-                self._needs_base = False
+                self._peer, self._stub = peer, None
+                self._incomplete()
                 self._why = "no peer listens"
                 if peer is not None:
                     self._why = f"the peer at {peer.address} has no complete copy yet"
@@ -142,12 +152,17 @@ class ReplicaLog:
         with self._condition:
             if stub is not self._stub:
                 return
+            self._incomplete()
             why = error.details() if isinstance(error, grpc.RpcError) else error
             self._why = f"the peer at {stub.address} does not keep it: {why}"
             log.warning("%s: %s", self._name, self._why)
-            self._complete = self._needs_base = False
             self._tried = self._answers
             self._condition.notify_all()
+
+    def _incomplete(self) -> None:
+        if self._complete:
+            self._incomplete_since = time.monotonic()
+        self._complete = self._needs_base = False
 
     def _has(self, stub: Stub, last: int) -> bool:
         """The peer has the whole state up to a record; False if there is another peer by now."""
@@ -157,15 +172,10 @@ class ReplicaLog:
             if not self._complete:
                 log.info("%s: at %s up to record %d", self._name, stub.address, last)
             self._complete, self._needs_base = True, False
-            self._forget(last)
+            self._unsent.forget(last)
             self._durable = max(self._durable, last)
             self._condition.notify_all()
             return True
-
-    def _forget(self, last: int) -> None:
-        while self._kept and self._kept[0][0] <= last:
-            self._kept_bytes -= len(self._kept.popleft()[1].payload)
-        self._forgotten = max(self._forgotten, last)
 
     def _introduce(self) -> None:
         """Brings a new peer up to date, as far as records do that."""
@@ -180,8 +190,8 @@ class ReplicaLog:
             try:
                 answer = self._call(stub, pb.ReplicateRequest())
                 with self._condition:
-                    follows = self._forgotten <= answer.last <= self._last
-                    whole = self._forgotten == 0
+                    follows = self._unsent.forgotten <= answer.last <= self._last
+                    whole = self._unsent.forgotten == 0
                 if not (answer.complete and follows):
                     if answer.complete or not whole:
                         with self._condition:
@@ -193,15 +203,10 @@ class ReplicaLog:
                 self._away(stub, error)
 
     def _is_strange(self) -> bool:
-        if self._stub is None or self._complete or self._needs_base:
-            return False
-        return self._tried < self._answers
+        known = self._stub is None or self._complete or self._needs_base
+        return not known and self._tried < self._answers
 
     # ---- taking over ----
-
-    def begin(self) -> None:
-        """The shard is in the state in which servers start."""
-        self._introducer.start()
 
     def take_over(self) -> None:
         """Fetches the base that the predecessor left at its peer, and keeps earlier servers out.
@@ -219,7 +224,7 @@ class ReplicaLog:
                     raise StateLostError(
                         f"{self._name}: its peer at {stub.address} has no complete copy"
                     )
-                path = self._folder / "base"
+                path = self.folder / "base"
                 base_transfer.fetch(partial(self._call, stub), path, taken.files)
             except (grpc.RpcError, _GoneError) as error:
                 self._away(stub, error)
@@ -247,7 +252,7 @@ class ReplicaLog:
             StateLostError: the peer was lost meanwhile.
         """
         heard = -1
-        while True:
+        while self._source is not None:
             stub, heard = self._peer_after(heard)
             if stub is not self._source:
                 raise StateLostError(f"{self._name}: the server that kept it is gone too")
@@ -260,11 +265,11 @@ class ReplicaLog:
                 break
             except (grpc.RpcError, _GoneError) as error:
                 self._away(stub, error)
-        self._durable = self._last
         with self._condition:
-            self._forgotten = self._last
-        self._told = True
-        shutil.rmtree(self._folder / "base", ignore_errors=True)
+            self._durable = self._last
+            self._unsent.forget(self._last)
+            self._told = self._source is not None
+        shutil.rmtree(self.folder / "base", ignore_errors=True)
         self._introducer.start()
 
     # ---- appending ----
@@ -277,11 +282,10 @@ class ReplicaLog:
         with self._condition:
             if self._end:
                 raise StaleIncarnationError(self._end)
-            if self._kept and self._kept_bytes + size > self._most_kept:
+            if not self._unsent.has_room(size):
                 raise OSError(errno.ENOBUFS, f"{self._name}: no room in memory, {self._why}")
             self._last += 1
-            self._kept.append((self._last, entry))
-            self._kept_bytes += size
+            self._unsent.append(self._last, entry)
             self.bytes += size
             self._condition.notify_all()
             return self._last
@@ -307,17 +311,11 @@ class ReplicaLog:
             if self._end:
                 raise StaleIncarnationError(self._end)
             stub = self._stub
-            pieces: list[bytes] = []
-            size = 0
-            for number, entry in self._kept:
-                if size and size + len(entry.payload) > _BATCH_BYTES:
-                    break
-                pieces += (records.pack_head(number, entry), entry.payload)
-                size += len(entry.payload)
-        if not pieces or stub is None:
+            batch = self._unsent.batch(self._unsent.forgotten, self._last)
+        if not batch or stub is None:
             return
         try:
-            answer = self._call(stub, pb.ReplicateRequest(records=b"".join(pieces)))
+            answer = self._call(stub, pb.ReplicateRequest(records=batch))
         except (grpc.RpcError, _GoneError) as error:
             self._away(stub, error)
             return
@@ -338,15 +336,13 @@ class ReplicaLog:
 
     # ---- snapshots ----
 
+    forces = False
+    """No file of a snapshot is forced to a disk: the peer keeps a copy."""
+
     @property
     def needs_base(self) -> bool:
         """The peer lacks records that are kept nowhere: it needs a snapshot."""
         return self._needs_base
-
-    def wait_needs_base(self, timeout_s: float) -> bool:
-        """Returns when :attr:`needs_base` is true, or after the time."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self._needs_base or bool(self._end), timeout_s)
 
     def rotate(self) -> int:
         """A snapshot is cut; returns the number of the last record in it."""
@@ -356,15 +352,16 @@ class ReplicaLog:
 
     def temporary(self) -> Path:
         """A new folder to write a snapshot in."""
-        path = self._folder / f"snapshot-{os.urandom(4).hex()}"
+        path = self.folder / f"snapshot-{os.urandom(4).hex()}"
         path.mkdir()
         return path
 
-    def commit_snapshot(self, temporary: Path, sequence: int) -> None:
+    def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
         """Sends the files of a folder to the peer, as its new base, and removes the folder.
 
         Args:
             sequence: of the last record that is in the snapshot.
+            newest: of the last record that is in a part of the snapshot.
 
         Raises:
             OSError: there is no peer, or the peer was lost.
@@ -373,20 +370,30 @@ class ReplicaLog:
             with self._condition:
                 stub = self._stub
             if stub is None:
-                raise OSError(errno.ENOTCONN, f"{self._name}: {self._why}")
-            try:
-                base_transfer.send(partial(self._call, stub), temporary, sequence)
-            except (grpc.RpcError, _GoneError) as error:
-                self._away(stub, error)
-                raise OSError(errno.ENOTCONN, f"{self._name}: {self._why}") from None
-            if not self._has(stub, sequence):
-                raise OSError(errno.ENOTCONN, f"{self._name}: {self._why}")
+                raise _GoneError("there is no peer")
+            base_transfer.send(partial(self._call, stub), temporary, sequence, newest)
+            last = self._send_kept(stub, after=sequence, until=newest)
+            if not self._has(stub, last):
+                raise _GoneError("there is another peer")
             with self._condition:
-                self.base = Base(sequence)
+                self.base = Base(sequence, self.folder / "at-the-peer")
                 self.bytes -= self._covered
                 self._covered = 0
+        except (grpc.RpcError, _GoneError) as error:
+            if stub is not None:
+                self._away(stub, error)
+            raise OSError(errno.ENOTCONN, f"{self._name}: {self._why}") from None
         finally:
             shutil.rmtree(temporary)
+
+    def _send_kept(self, stub: Stub, after: int, until: int) -> int:
+        """Sends what is kept between two records; returns the number of the peer's last one."""
+        while True:
+            with self._condition:
+                batch = self._unsent.batch(after, until)
+            after = self._call(stub, pb.ReplicateRequest(records=batch)).last
+            if after >= until:
+                return after
 
 
 class _GoneError(Exception):

@@ -18,6 +18,7 @@ from torch_edl.checkpoint import files
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.push_barrier import PushBarrier
+from torch_edl.ps_server.replica_keeper import ReplicaKeeper
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
 from torch_edl.tables.watermarks import Watermarks
@@ -56,6 +57,7 @@ class PserverService:
         log: the sink of the shard, where snapshots make it shorter.
         restored: the tables that are restored once a worker asks for them: before, a snapshot would
             lack them.
+        keeper: of the copy of another shard.
     """
 
     def __init__(
@@ -66,11 +68,13 @@ class PserverService:
         stem: str,
         log: Log | None = None,
         restored: Iterable[str] = (),
+        keeper: ReplicaKeeper | None = None,
     ) -> None:
         self._shard = shard
         self._restored = frozenset(restored)
         self._fence = fence
         self._stem = stem
+        self._keeper = keeper
         self._barrier = PushBarrier()
         self._compactor = Compactor(shard, log, self._barrier.is_held) if log else None
         self._snapshots = self._compactor.lock if self._compactor else threading.Lock()
@@ -90,6 +94,7 @@ class PserverService:
             "GetWatermarks": self._get_watermarks,
             "Hold": self._hold,
             "Release": self._release,
+            **(self._keeper.answers() if self._keeper else {}),
         }
         return {
             **{name: self._fenced_change(answer) for name, answer in changes.items()},

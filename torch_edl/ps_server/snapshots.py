@@ -49,6 +49,10 @@ class Log(Sink, Protocol):
         """Of all records since the base."""
 
     @property
+    def forces(self) -> bool:
+        """Whether the files of a base are forced to the disk."""
+
+    @property
     def needs_base(self) -> bool:
         """Whether a snapshot is wanted, however short the log is."""
 
@@ -61,8 +65,9 @@ class Log(Sink, Protocol):
     def temporary(self) -> Path:
         """A new folder to write a base in."""
 
-    def commit_snapshot(self, temporary: Path, sequence: int) -> None:
-        """Makes the folder the base, with all records up to that number."""
+    def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
+        """Makes the folder the base, with all records up to that number, and parts with those up to
+        ``newest``, which must not be lost any more."""
 
 
 def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None) -> int:
@@ -77,7 +82,8 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
     """
 
     def written(path: Path) -> None:
-        sync(path)  # a disk that falls behind would stop the appends to the log
+        if log.forces:
+            sync(path)  # a disk that falls behind would stop the appends to the log
         after_file()
 
     folder = log.temporary()
@@ -92,9 +98,10 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
         content = np.frombuffer(state.SerializeToString(), np.uint8)
         size = files.write(folder / _STATE, {"state": content}, {})
         written(folder / _STATE)
-        sync(folder)
-        log.wait_durable(shard.sequence)  # chunks may have these records already
-        log.commit_snapshot(folder, frozen.sequence)
+        if log.forces:
+            sync(folder)
+        # Chunks may have the records of all pushes until now.
+        log.commit_snapshot(folder, frozen.sequence, shard.sequence)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -43,18 +43,20 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "problem", "leaving")
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    KEEPER_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     version: int
     problem: str
     leaving: bool
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    keeper: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
     __slots__ = ("known", "stay", "peer")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem")
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class ProcessStatus(_message.Message):
     EXIT_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     pid: int
@@ -24,7 +25,8 @@ class ProcessStatus(_message.Message):
     exit: str
     log: str
     problem: str
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+    kept: bool
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "level", "text", "traceback")

@@ -40,7 +40,7 @@ class ReplicateResponse(_message.Message):
     def __init__(self, complete: _Optional[bool] = ..., last: _Optional[int] = ...) -> None: ...
 
 class PutBaseRequest(_message.Message):
-    __slots__ = ("fence", "owner", "sequence", "file", "offset", "content", "files")
+    __slots__ = ("fence", "owner", "sequence", "file", "offset", "content", "files", "newest")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class PutBaseRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     fence: _pserver_pb2.Fence
     owner: ReplicaOwner
     sequence: int
@@ -62,7 +63,8 @@ class PutBaseRequest(_message.Message):
     offset: int
     content: bytes
     files: _containers.ScalarMap[str, int]
-    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., sequence: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., content: _Optional[bytes] = ..., files: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    newest: int
+    def __init__(self, fence: _Optional[_Union[_pserver_pb2.Fence, _Mapping]] = ..., owner: _Optional[_Union[ReplicaOwner, _Mapping]] = ..., sequence: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., content: _Optional[bytes] = ..., files: _Optional[_Mapping[str, int]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class PutBaseResponse(_message.Message):
     __slots__ = ()

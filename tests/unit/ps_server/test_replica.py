@@ -78,12 +78,14 @@ class Job:
         self._made += 1
         folder = self._folder / f"owner-{self._made}"
         folder.mkdir()
-        self._logs.append(ReplicaLog(MINE, self._made, token=TOKEN, folder=folder, **more))
+        self._logs.append(
+            ReplicaLog(MINE, self._made, token=TOKEN, folder=folder, patience_s=0, **more)
+        )
         return self._logs[-1]
 
     def first(self, peer: Peer | None, **more: Any) -> ReplicaLog:
         log = self.owner(**more)
-        log.begin()
+        assert not list(log.records())
         beat(log, peer)
         return log
 
@@ -103,7 +105,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def beat(log: ReplicaLog, peer: Peer | None) -> None:
     """A heartbeat and its answer."""
-    log.heard(None if peer is None else peer.server, log.problem)
+    log.heard(None if peer is None else peer.server, log.keeper() > 0)
 
 
 def settle(log: ReplicaLog, peer: Peer | None) -> None:
@@ -139,7 +141,7 @@ def snapshot(log: ReplicaLog, content: dict[str, bytes]) -> None:
     folder = log.temporary()
     for name, value in content.items():
         (folder / name).write_bytes(value)
-    log.commit_snapshot(folder, sequence)
+    log.commit_snapshot(folder, sequence, sequence)
 
 
 def recovered(log: ReplicaLog, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:
@@ -190,7 +192,7 @@ def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(jo
 
 def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
     log = job.first(None, most_kept=1000)
-    assert "pushes wait, no peer listens" in log.problem
+    assert "pushes wait, no peer listens" in log.problem()
     thread = pushing(log, b"x" * 900)
     until(log, lambda: log._last >= 1)
     with pytest.raises(OSError, match="no room in memory, no peer listens"):
@@ -199,7 +201,7 @@ def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
     settle(log, peer)
     thread.join(20)
     assert not thread.is_alive()
-    assert log.problem == ""
+    assert log.problem() == ""
     push(log, b"y" * 200)
     assert recovered(job.owner(), peer)[1] == [b"x" * 900, b"y" * 200]
 
@@ -229,18 +231,18 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
     new = job.peer()
     settle(log, new)
     assert log.needs_base
-    assert "has no complete copy yet" in log.problem
+    assert "has no complete copy yet" in log.problem()
     sequence = log.rotate()
     folder = log.temporary()
     (folder / "state").write_bytes(b"1 2 3" * 5_000_000)
     (folder / "empty").write_bytes(b"")
     later = pushing(log, b"4")
     until(log, lambda: log._last >= 4)
-    log.commit_snapshot(folder, sequence)
+    log.commit_snapshot(folder, sequence, sequence)
     for each in (thread, later):
         each.join(20)
         assert not each.is_alive()
-    assert log.problem == ""
+    assert log.problem() == ""
     assert log.bytes == 1
     files, records = recovered(job.owner(), new)
     assert files == {"state": b"1 2 3" * 5_000_000, "empty": b""}
@@ -305,7 +307,7 @@ def test_a_server_that_was_only_paused_acknowledges_nothing_more(job: Job) -> No
     successor = job.owner()
     assert recovered(successor, peer) == ({}, [b"1"])
     thread = pushing_until_closed(paused, b"never")
-    until(paused, lambda: "does not keep it" in paused.problem)
+    until(paused, lambda: "does not keep it" in paused.problem())
     with pytest.raises(OSError, match="replica of shard 0"):
         snapshot(paused, {"state": b"of the past"})
     beat(paused, peer)  # even if the master did not know better
@@ -365,7 +367,7 @@ def test_a_call_that_fails_is_repeated_after_the_next_heartbeat(job: Job) -> Non
     gone.die()
     log = job.first(gone)
     thread = pushing(log, b"1")
-    until(log, lambda: "does not keep it" in log.problem)
+    until(log, lambda: "does not keep it" in log.problem())
     peer = job.peer()
     settle(log, peer)
     thread.join(20)

@@ -1,0 +1,76 @@
+"""Servers that keep copies for each other are killed: every record is counted exactly once, and the
+model returns to a checkpoint only if a server and the one with its copy die together."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.conftest import ModelJob
+
+RECORDS = 1000
+REPLICA = ["--durability", "replica", "--workers", "2", "--batch-size", "8"]
+REPLICA += ["--records-per-task", "64"]
+FAST = {(2, "async"), (3, "quorum")}
+MODES = {
+    "async": [],
+    "in order": ["--staleness", "0"],
+    "quorum": ["--mode", "sync", "--grads-to-wait", "2"],
+    "local steps": ["--local-steps", "4"],
+}
+
+
+def all_kept(job: ModelJob, servers: int) -> list[int]:
+    """The pids of the servers; none, unless each has a copy of its shard at its peer."""
+    running = [p for p in job.status().processes if p.role == "ps" and p.state == "running"]
+    return [p.pid for p in running] if sum(p.kept for p in running) == servers else []
+
+
+def rolled_back(job: ModelJob) -> int:
+    status = json.loads((job.folder / "status.json").read_text())
+    return int(status["rolled_back"]["times"])
+
+
+@pytest.mark.parametrize(
+    ("servers", "mode"),
+    [
+        pytest.param(servers, mode, marks=[] if (servers, mode) in FAST else pytest.mark.slow)
+        for servers in (2, 3, 5)
+        for mode in MODES
+    ],
+)
+def test_one_server_at_a_time_is_killed(
+    start_job: Callable[..., ModelJob], servers: int, mode: str
+) -> None:
+    chance = random.Random(f"{servers} {mode}")
+    quorum = 2 if mode == "quorum" else 1
+    flags = [*REPLICA, "--ps", str(servers), *MODES[mode]]
+    job = start_job(RECORDS, *flags, quorum=quorum)
+    for _ in range(3):
+        more = min(job.done() + chance.randrange(RECORDS // 8), RECORDS - 200)
+        job.wait_for(lambda n=more: job.done() > n and all_kept(job, servers))
+        os.kill(chance.choice(all_kept(job, servers)), signal.SIGKILL)
+    job.go_on()
+    job.check()
+    assert rolled_back(job) == 0, job.report()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_both_servers_are_killed_at_once(start_job: Callable[..., ModelJob], saved: bool) -> None:
+    """What they had is lost, the events say so, and all else is trained exactly once."""
+    checkpoints = ["--checkpoint-dir", "DIR", "--checkpoint-every", "10"] if saved else []
+    job = start_job(RECORDS, *REPLICA, "--ps", "2", *checkpoints)
+    job.wait_for(
+        lambda: job.done() > 200 and all_kept(job, 2) and (job.status().checkpoint or not saved)
+    )
+    for pid in all_kept(job, 2):
+        os.kill(pid, signal.SIGKILL)
+    job.wait_for(lambda: any("cannot restore shard" in e.text for e in job.status().events))
+    job.go_on()
+    job.check()
+    assert rolled_back(job) == 1, job.report()

@@ -1,0 +1,330 @@
+"""Servers that keep copies for each other, as processes that are killed and paused."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.unit.ps_server.conftest import TOKEN, Server
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.wire import master_pb2, services
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.server import serve
+
+DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 5), np.float32)}
+
+
+class Master:
+    """Starts servers, and answers them as the master of the job would."""
+
+    def __init__(self, folder: Path, shards: int, args: tuple[str, ...] = ()) -> None:
+        self._folder, self.shards, self._args = folder, shards, args
+        self._changed = threading.Condition()
+        self._made = 0
+        self.current: dict[int, int] = {}
+        self.addresses: dict[int, str] = {}  # by incarnation
+        self.keepers: dict[int, int] = {}  # of the server's copy, by incarnation
+        self.lost: dict[int, str] = {}
+        self.problems: list[str] = []
+        self._started: list[Server] = []
+        handlers: dict[str, Any] = {
+            "RegisterServer": self._register,
+            "ServerHeartbeat": self._heartbeat,
+            "GetCluster": lambda r, c: master_pb2.GetClusterResponse(),
+        }
+        self._server, port = serve(
+            services.SERVERS, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
+        )
+        self._address = f"127.0.0.1:{port}"
+
+    def _register(self, request: Any, _: Any) -> Any:
+        with self._changed:
+            if request.lost:
+                self.lost[request.incarnation] = request.lost
+            else:
+                self.addresses[request.incarnation] = request.address
+            self._changed.notify_all()
+        return master_pb2.RegisterServerResponse()
+
+    def _heartbeat(self, request: Any, _: Any) -> Any:
+        with self._changed:
+            known = self.current.get(request.shard) == request.incarnation
+            self.keepers[request.incarnation] = request.keeper
+            if request.problem:
+                self.problems.append(request.problem)
+            self._changed.notify_all()
+            answer = master_pb2.ServerHeartbeatResponse(known=known)
+            peer = self.current.get((request.shard + 1) % self.shards, 0)
+            if peer in self.addresses:
+                answer.peer.address, answer.peer.incarnation = self.addresses[peer], peer
+            return answer
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, 60)
+
+    def launch(self, shard: int, *, successor: bool = False) -> int:
+        """Starts the next server of a shard; returns its incarnation."""
+        with self._changed:
+            self._made += 1
+            incarnation = self.current[shard] = self._made
+        home = self._folder / f"machine-{incarnation}"
+        home.mkdir()
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
+        words = [f"--shard={shard}", f"--shards={self.shards}", f"--incarnation={incarnation}"]
+        words += ["--job=job", "--replica", *(["--successor"] if successor else []), *self._args]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch_edl.ps_server", *words],
+            env={
+                **os.environ,
+                ENV_TOKEN: TOKEN,
+                ENV_MASTER: self._address,
+                "TMPDIR": str(home),
+            },
+            stderr=log,
+            text=True,
+        )
+        server = Server(process, log, "127.0.0.1:1", shard, self.shards)
+        server.fence = pb.Fence(job="job", incarnation=incarnation)
+        self._started.append(server)
+        return incarnation
+
+    def listening(self, incarnation: int) -> Server:
+        """The server of that incarnation, when it listens."""
+        self.wait(lambda: incarnation in self.addresses)
+        server = next(s for s in self._started if s.fence.incarnation == incarnation)
+        server.stub.close()
+        server.address = self.addresses[incarnation]
+        server.__post_init__()
+        return server
+
+    def start(self, shard: int, *, successor: bool = False) -> Server:
+        return self.listening(self.launch(shard, successor=successor))
+
+    def start_all(self) -> list[Server]:
+        numbers = [self.launch(shard) for shard in range(self.shards)]
+        return [self.listening(number) for number in numbers]
+
+    def kill(self, server: Server) -> None:
+        """The machine is gone, with its disk."""
+        server.process.kill()
+        server.process.wait()
+        with self._changed:
+            del self.current[server.shard]
+            del self.addresses[server.fence.incarnation]
+        shutil.rmtree(self._folder / f"machine-{server.fence.incarnation}")
+
+    def replace(self, server: Server) -> Server:
+        self.kill(server)
+        return self.start(server.shard, successor=True)
+
+    def wait_kept(self, server: Server) -> None:
+        """Until the server that has the next shard now has a copy."""
+        peer = (server.shard + 1) % self.shards
+        self.wait(lambda: self.keepers.get(server.fence.incarnation) == self.current[peer])
+
+    def close(self) -> None:
+        for server in self._started:
+            server.stub.close()
+            if server.process.poll() is None:
+                server.process.send_signal(signal.SIGCONT)
+                server.process.kill()
+            server.process.wait()
+            server.log.close()
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Callable[..., Master]]:
+    made: list[Master] = []
+
+    def begin(shards: int, *args: str) -> Master:
+        folder = tmp_path / f"job-{len(made)}"
+        folder.mkdir()
+        made.append(Master(folder, shards, args))
+        return made[-1]
+
+    yield begin
+    for master in made:
+        master.close()
+
+
+def initialize(server: Server, **more: Any) -> None:
+    normal = pb.Initializer(kind="normal", args={"std": 1.0})
+    server.initialize(DENSE, {"t": 4}, kind="adam", initializer=normal, **more)
+
+
+def push(server: Server, number: int, **more: Any) -> pb.PushGradientsResponse:
+    """Push `number` of a task, the same each time that it is made."""
+    rng = np.random.default_rng(number)
+    ids = np.unique(rng.integers(-50, 50, 20))
+    rows = rng.standard_normal((len(ids), 4), dtype=np.float32)
+    dense = rng.standard_normal(sum(v.size for v in DENSE.values()), dtype=np.float32)
+    if server.shards > 1:
+        dense = dense[: len(server.dense())]
+    return server.push(0, number, number + 1, dense=dense, rows={"t": (ids, rows)}, **more)
+
+
+def state(server: Server) -> tuple[bytes, bytes, int]:
+    rows = server.pull("t", np.arange(-50, 50))
+    return rows.tobytes(), server.dense().tobytes(), server.status().version
+
+
+class Pusher(threading.Thread):
+    """Pushes one after the other until a call fails."""
+
+    def __init__(self, server: Server, first: int, last: int) -> None:
+        super().__init__()
+        self._server, self._range = server, range(first, last)
+        self.acknowledged = first
+        self.progress = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        for number in self._range:
+            try:
+                push(self._server, number)
+            except (grpc.RpcError, ValueError):
+                return
+            self.acknowledged = number + 1
+            self.progress.set()
+
+
+def test_a_killed_owner_has_all_that_it_acknowledged(job: Callable[..., Master]) -> None:
+    """At random moments, several times, with the disks of the dead machines."""
+    rng = random.Random(7)
+    master = job(2)
+    owner, peer = master.start_all()
+    for server in (owner, peer):
+        initialize(server)
+    done = 0
+    for _ in range(4):
+        master.wait_kept(peer)
+        pusher = Pusher(owner, done, done + 10_000)
+        pusher.progress.wait(30)
+        pusher.join(rng.random() * 0.5)
+        owner.process.kill()
+        pusher.join(30)
+        acknowledged = pusher.acknowledged
+        owner = master.replace(owner)
+        offset = owner.call(pb.GetWatermarksRequest(fence=owner.fence, task_ids=[0])).offsets[0]
+        assert offset in (acknowledged, acknowledged + 1)
+        assert owner.status().version == offset
+        assert not push(owner, offset).duplicate
+        assert push(owner, offset).duplicate
+        done = offset + 1
+    plain = job(2)
+    twin, other = plain.start_all()
+    for server in (twin, other):
+        initialize(server)
+    for number in range(done):
+        push(twin, number)
+    assert state(owner) == state(twin)
+
+
+def test_a_killed_peer_stops_no_one_for_long(job: Callable[..., Master]) -> None:
+    master = job(2)
+    owner, peer = master.start_all()
+    for server in (owner, peer):
+        initialize(server)
+        push(server, 0)
+    push(owner, 1)
+    before = state(peer)
+    master.kill(peer)
+    waiting = Pusher(owner, 2, 4)
+    # Reads go on, and the push is made; it is acknowledged when the next peer has all.
+    while owner.status().version < 3:
+        pass
+    assert waiting.acknowledged == 2
+    peer = master.start(1, successor=True)
+    assert state(peer) == before
+    waiting.join(60)
+    assert waiting.acknowledged == 4
+    # And when the copy of the peer is complete, too, the owner dies.
+    master.wait_kept(peer)
+    expected = state(owner)
+    owner = master.replace(owner)
+    assert state(owner) == expected
+    push(owner, 4)
+    push(peer, 1)
+    for _ in range(2):
+        master.wait_kept(peer)
+        expected = state(owner)
+        owner = master.replace(owner)
+        assert state(owner) == expected
+        master.wait_kept(owner)
+        expected = state(peer)
+        peer = master.replace(peer)
+        assert state(peer) == expected
+
+
+def test_both_killed_at_once_is_a_loss_that_is_reported(job: Callable[..., Master]) -> None:
+    master = job(2)
+    servers = master.start_all()
+    for server in servers:
+        initialize(server)
+        push(server, 0)
+    for server in servers:
+        server.process.kill()
+    for server in servers:
+        master.kill(server)
+    numbers = [master.launch(shard, successor=True) for shard in range(2)]
+    master.wait(lambda: bool(master.lost))
+    assert "is gone too" in next(iter(master.lost.values()))
+    assert not set(numbers) & set(master.addresses)
+
+
+def test_a_paused_owner_acknowledges_nothing_and_ends(job: Callable[..., Master]) -> None:
+    master = job(3)
+    servers = master.start_all()
+    for server in servers:
+        initialize(server)
+    owner = servers[0]
+    push(owner, 0)
+    owner.process.send_signal(signal.SIGSTOP)
+    pusher = Pusher(owner, 1, 2)
+    with master._changed:
+        del master.addresses[owner.fence.incarnation]
+    successor = master.start(0, successor=True)
+    assert not push(successor, 1).duplicate
+    owner.process.send_signal(signal.SIGCONT)
+    assert owner.process.wait(30) != 0
+    pusher.join(30)
+    assert pusher.acknowledged == 1
+    push(successor, 2)
+    master.wait_kept(successor)
+    expected = state(successor)
+    assert state(master.replace(successor)) == expected
+
+
+def test_a_ring_of_three_loses_one_after_the_other(job: Callable[..., Master]) -> None:
+    master = job(3, "--mode=sync", "--grads-to-wait=2")
+    servers = master.start_all()
+    for server in servers:
+        initialize(server)
+    rng = random.Random(3)
+    for number in range(7):
+        for server in servers:
+            # Every other one waits for its quorum.
+            assert push(server, number, version=number // 2).accepted
+        for server in servers:
+            master.wait_kept(server)
+        place = rng.randrange(3)
+        expected = state(servers[place])
+        servers[place] = master.replace(servers[place])
+        assert state(servers[place]) == expected
+        for server in servers:
+            assert push(server, number).duplicate  # acknowledged: there is a copy again

@@ -1,0 +1,31 @@
+"""``--durability replica`` in one server: the log of its shard at a peer, the copy of another shard
+here, and the folder that both need."""
+
+from __future__ import annotations
+
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.replica_keeper import ReplicaKeeper
+from torch_edl.ps_server.replica_log import ReplicaLog
+from torch_edl.ps_server.scratch import Scratch
+
+
+class Replica:
+    """Makes all three.
+
+    Args:
+        incarnation: of this server.
+        token: of the job.
+    """
+
+    def __init__(self, identity: Identity, incarnation: int, token: str) -> None:
+        self._scratch = Scratch(f"{identity.job}-shard-{identity.shard}")
+        own, other = self._scratch.path / "own", self._scratch.path / "peer"
+        own.mkdir()
+        other.mkdir()
+        self.log = ReplicaLog(identity, incarnation, token=token, folder=own)
+        self.keeper = ReplicaKeeper(other, identity.job, identity.shard, identity.shards)
+
+    def close(self) -> None:
+        """Removes the copy of the other shard: this process ends."""
+        self.log.close()
+        self._scratch.close()
