@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from torch_edl.config import TrainConfig
-from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.identity import Identity, run_of
 from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.records import Entry, Kind
 from torch_edl.ps_server.recovery import recover
@@ -25,7 +25,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
-IDENTITY = Identity(job="job", shard=0, shards=1, model=1)
+IDENTITY = Identity(job="job", shard=0, shards=1, model=1, run=run_of("secret"))
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 30), np.float32)}
 IDS = np.arange(-50, 50)
 ADAM = {"kind": "adam", "hyper": {"lr": 0.1}}
