@@ -51,7 +51,7 @@ def check(job: ModelJob) -> None:
     "flags",
     [
         pytest.param([], id="async"),
-        pytest.param(JOURNAL, id="journal"),
+        pytest.param(JOURNAL, id="journal", marks=pytest.mark.slow),
         pytest.param(["--durability", "replica"], id="replica", marks=pytest.mark.slow),
         pytest.param(KEEP, id="checkpoints", marks=pytest.mark.slow),
         pytest.param(["--local-steps", "4"], id="local-steps", marks=pytest.mark.slow),
@@ -73,7 +73,7 @@ def test_servers_come_and_go(start_job: Callable[..., ModelJob], flags: list[str
 @pytest.mark.parametrize(
     ("victim", "flags"),
     [
-        pytest.param("master", [], id="master"),
+        pytest.param("master", [], id="master", marks=pytest.mark.slow),
         pytest.param("master", JOURNAL, id="master, journal", marks=pytest.mark.slow),
         pytest.param("ps", JOURNAL, id="ps, journal"),
         pytest.param("ps", [], id="ps", marks=pytest.mark.slow),
