@@ -9,25 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
+from tests.unit.tables.core_tables import any_ids, make, rows
 from torch_edl import _core
-
-INT64 = np.iinfo(np.int64)
-any_ids = hnp.arrays(
-    np.int64,
-    st.integers(0, 300),
-    elements=st.one_of(st.integers(-5, 5), st.integers(INT64.min, INT64.max)),
-)
-
-
-def make(dim: int = 4, kind: str = "sgd", **options: int) -> _core.Table:
-    rate = {"lr": 1.0} if kind == "sgd" else {}
-    return _core.Table("t", dim, "normal", {"std": 1.0}, 7, _core.Optimizer(kind, rate), **options)
-
-
-def rows(table: _core.Table, ids: np.ndarray, read_only: bool = True) -> np.ndarray:
-    return np.frombuffer(table.pull(ids, read_only), np.float32).reshape(len(ids), table.dim)
 
 
 def push(table: _core.Table, ids: np.ndarray, step: int) -> list[int]:
