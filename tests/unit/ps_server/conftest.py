@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.unit.ps_server import journals
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
@@ -217,3 +218,11 @@ def save(tmp_path: Path) -> Callable[..., Path]:
         return directory
 
     return checkpoint_of
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[journals.Server]:
+    """Opens a journal that is not there yet, in this process."""
+    opened = journals.Server(tmp_path / "journal")
+    yield opened
+    opened.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.ps_server.test_durability import (
+from tests.unit.ps_server.crashes import Crash, crash_after
+from tests.unit.ps_server.journalled import (
     IDS,
     Local,
     Worker,
@@ -60,38 +60,16 @@ def test_a_snapshot_and_the_records_after_it_are_the_state(
     local.journal.close()
 
 
-def test_a_crash_at_each_step_of_a_compaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Crash(BaseException):
-        pass
-
+def test_a_crash_at_each_step_of_a_compaction(tmp_path: Path) -> None:
     root = tmp_path / "journal"
     local = Local(root, "async")
-    crashes, left, incarnation = 0, 1 << 30, 1
-
-    def crashing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **more: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Crash
-            return call(*args, **more)
-
-        return counted
-
-    finished = False
+    crashes, incarnation, finished = 0, 1, False
     while not finished:
         for _ in range(5):
             local.do()
         expected = dump_of_changes(local.shard)
         local.shard._changes.append(local.nothing())
-        left = crashes
-        with monkeypatch.context() as patch:
-            for name in ("rename", "mkdir", "unlink", "rmdir", "fdatasync", "fsync"):
-                patch.setattr(os, name, crashing(getattr(os, name)))
-            # What the process would not come to.
-            patch.setattr(snapshots.shutil, "rmtree", crashing(shutil.rmtree))
+        with crash_after(crashes):
             try:
                 snapshots.write(local.shard, local.journal)
                 finished = True

@@ -1,0 +1,46 @@
+"""Opens a journal as one server after the other does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.ownership import find
+from torch_edl.ps_server.records import Entry, Kind
+
+MINE = Identity(job="job", shard=0, shards=2, model=1)
+PAYLOADS = [b"first", b"", b"\0" * 40, bytes(range(60)), b"last"]
+
+
+class Server:
+    """Opens the journal under a folder, each time as a later server."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._opened: list[Journal] = []
+
+    def open(self, **more: Any) -> Journal:
+        owner = find(self.root) if self.root.exists() else None
+        incarnation = owner[0] + 1 if owner else 1
+        self._opened.append(Journal(self.root, MINE, incarnation, **{"fsync": "never", **more}))
+        return self._opened[-1]
+
+    def recovered(self) -> list[bytes]:
+        return [record.payload for record in self.open().records()]
+
+    def segment(self) -> Path:
+        (path,) = self.root.glob("*/*.log")
+        return path
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.close()
+
+
+def write(journal: Journal, payloads: list[bytes]) -> None:
+    for _ in journal.records():
+        pass
+    for payload in payloads:
+        journal.wait_durable(journal.append(Entry.of(Kind.GRADIENTS, payload)))

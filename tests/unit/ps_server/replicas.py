@@ -1,0 +1,140 @@
+"""A peer that keeps the log of a shard, its owners, and what a master does for both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from torch_edl.errors import StaleIncarnationError
+from torch_edl.ps_server.identity import Identity
+from torch_edl.ps_server.records import Entry, Kind
+from torch_edl.ps_server.replica_keeper import ReplicaKeeper
+from torch_edl.ps_server.replica_log import ReplicaLog
+from torch_edl.wire import cluster_pb2, pserver_pb2, services
+from torch_edl.wire.server import serve
+
+TOKEN = "t"
+MINE = Identity(job="job", shard=0, shards=2, model=1)
+
+
+class Peer:
+    """The keeper of shard 0, in a server of its own."""
+
+    def __init__(self, folder: Path, incarnation: int) -> None:
+        folder.mkdir()
+        self.keeper = ReplicaKeeper(folder, "job", 1, 2)
+        self.calls: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        fence = pserver_pb2.Fence(job="job", incarnation=incarnation)
+
+        def guarded(name: str, answer: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+            def handle(request: Any, _: grpc.ServicerContext) -> Any:
+                if request.fence != fence:
+                    raise StaleIncarnationError("another peer")
+                assert self.gate.wait(20)
+                self.calls.append(name)
+                return answer(request)
+
+            return handle
+
+        handlers = {n: guarded(n, a) for n, a in self.keeper.answers().items()}
+        self._server, port = serve(
+            services.REPLICAS, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
+        )
+        self.server = cluster_pb2.Server(address=f"127.0.0.1:{port}", incarnation=incarnation)
+
+    def die(self) -> None:
+        self.gate.set()
+        self._server.stop(None).wait()
+
+
+class Job:
+    """Starts peers and owners, and plays the master."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made = 0
+        self._logs: list[ReplicaLog] = []
+        self._peers: list[Peer] = []
+
+    def peer(self) -> Peer:
+        self._made += 1
+        self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made))
+        return self._peers[-1]
+
+    def owner(self, **more: Any) -> ReplicaLog:
+        self._made += 1
+        folder = self._folder / f"owner-{self._made}"
+        folder.mkdir()
+        self._logs.append(
+            ReplicaLog(MINE, self._made, token=TOKEN, folder=folder, patience_s=0, **more)
+        )
+        return self._logs[-1]
+
+    def first(self, peer: Peer | None, **more: Any) -> ReplicaLog:
+        log = self.owner(**more)
+        assert not list(log.records())
+        beat(log, peer)
+        return log
+
+    def close(self) -> None:
+        for log in self._logs:
+            log.close()
+        for peer in self._peers:
+            peer.die()
+
+
+def beat(log: ReplicaLog, peer: Peer | None) -> None:
+    """A heartbeat and its answer."""
+    log.heard(None if peer is None else peer.server, log.keeper() > 0)
+
+
+def settle(log: ReplicaLog, peer: Peer | None) -> None:
+    """Heartbeats until the peer has everything, and the master knows."""
+    while True:
+        beat(log, peer)
+        with log._condition:
+            done = log._condition.wait_for(lambda: log._complete or log._needs_base, 0.05)
+        if done:
+            break
+    beat(log, peer)
+
+
+def until(log: ReplicaLog, condition: Callable[[], bool]) -> None:
+    with log._condition:
+        assert log._condition.wait_for(condition, 20)
+
+
+def push(log: ReplicaLog, *payloads: bytes) -> None:
+    for payload in payloads:
+        log.wait_durable(log.append(Entry.of(Kind.GRADIENTS, payload)))
+
+
+def pushing(log: ReplicaLog, *payloads: bytes) -> threading.Thread:
+    """Pushes in a thread, which must not end before the caller says so."""
+    thread = threading.Thread(target=push, args=(log, *payloads))
+    thread.start()
+    return thread
+
+
+def snapshot(log: ReplicaLog, content: dict[str, bytes]) -> None:
+    sequence = log.rotate()
+    folder = log.temporary()
+    for name, value in content.items():
+        (folder / name).write_bytes(value)
+    log.commit_snapshot(folder, sequence, sequence)
+
+
+def recovered(log: ReplicaLog, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:
+    """What a successor finds: the files of the base, and the records after it."""
+    beat(log, peer)
+    log.take_over()
+    files = (
+        {} if log.base.path is None else {p.name: p.read_bytes() for p in log.base.path.iterdir()}
+    )
+    return files, [record.payload for record in log.records()]

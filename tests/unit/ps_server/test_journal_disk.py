@@ -1,0 +1,134 @@
+"""A journal on a disk that is full, forbidden or broken."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.unit.ps_server.journals import MINE, Server, write
+from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.records import HEAD_BYTES, Entry, Kind
+from torch_edl.ps_server.segments import SegmentWriter
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond ``size`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 99])
+def test_an_append_without_room_leaves_nothing(server: Server, room: int) -> None:
+    journal = server.open()
+    write(journal, [b"a"])
+    size = server.segment().stat().st_size
+    entry = Entry.of(Kind.GRADIENTS, b"b" * 100)
+    with limited(size + room), pytest.raises(OSError, match="the change was not made") as caught:
+        journal.append(entry)
+    assert caught.value.errno == errno.EFBIG
+    assert server.segment().stat().st_size == size
+    assert journal.problem.startswith("journal: File too large: ")
+    journal.wait_durable(journal.append(entry))
+    assert journal.problem == ""
+    assert server.recovered() == [b"a", b"b" * 100]
+
+
+def test_no_room_for_a_new_segment(server: Server) -> None:
+    journal = server.open()
+    write(journal, [])
+    with limited(10), pytest.raises(OSError, match="File too large"):
+        journal.append(Entry.of(Kind.FLUSH, b""))
+    assert not list(server.root.glob("*/*.log"))
+    write(journal, [b"a"])
+    assert server.recovered() == [b"a"]
+
+
+def fill(write_more: Callable[[], object]) -> None:
+    with pytest.raises(OSError, match="No space left on device"):
+        write_more()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk is not permitted here; the limit of a file is tested")
+    server = Server(disk / "journal")
+    try:
+        journal = server.open()
+        write(journal, [b"a" * 1000] * 10)
+        ballast = disk / "ballast"
+        fill(lambda: ballast.write_bytes(b"\0" * (2 << 20)))
+        entry = Entry.of(Kind.GRADIENTS, b"b" * 1000)
+        fill(lambda: [journal.append(entry) for _ in range(10)])
+        written = journal.last
+        assert journal.problem.startswith("journal: No space left on device")
+        ballast.unlink()
+        assert journal.append(Entry.of(Kind.GRADIENTS, b"c")) == written + 1
+        assert server.recovered() == [b"a" * 1000] * 10 + [b"b" * 1000] * (written - 10) + [b"c"]
+    finally:
+        server.close()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextmanager
+def without_rights(folder: Path) -> Iterator[None]:
+    """Nobody may write to the folder, this process included."""
+    folder.chmod(0o555)
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        parent.chmod(0o755)
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    with without_rights(locked), pytest.raises(UsageError, match="Permission denied") as caught:
+        Journal(locked / "journal", MINE, 1)
+    assert f"--journal {locked / 'journal'}" in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="name a folder that this user may write to"):
+        Journal(tmp_path / "file", MINE, 1)
+
+
+def test_a_disk_that_loses_what_was_written_ends_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+    journal = server.open(fsync="always", on_lost=lost.append)
+    write(journal, [b"a"])
+
+    def fail(_: SegmentWriter) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(SegmentWriter, "sync", fail)
+    position = journal.append(Entry.of(Kind.FLUSH, b""))
+    for error in (OSError, StaleIncarnationError):
+        with pytest.raises(error):
+            journal.wait_durable(position)
+    with pytest.raises(StaleIncarnationError):
+        journal.append(Entry.of(Kind.FLUSH, b""))
+    assert len(lost) == 1
+    assert "Input/output error" in lost[0]
+    monkeypatch.undo()

@@ -1,0 +1,145 @@
+"""Whose a journal is: of another job, format or server, and never of two servers."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.ps_server.journals import MINE, Server, write
+from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
+from torch_edl.ps_server import journal as journal_module
+from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.ownership import find
+from torch_edl.ps_server.records import Entry, Kind
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"job": "other"}, "a journal of job 'job' (this server: 'other')"),
+        ({"shard": 1}, "shard 0 (this server: 1)"),
+        ({"shards": 3}, "number of shards 2 (this server: 3)"),
+        ({"model": 2}, "incarnation of the model 1 (this server: 2)"),
+        ({"run": "b"}, "run '' (this server: 'b')"),
+    ],
+)
+def test_another_journal_is_refused(server: Server, change: dict[str, Any], text: str) -> None:
+    write(server.open(), [b"a"])
+    with pytest.raises(UsageError) as caught:
+        Journal(server.root, replace(MINE, **change), 9)
+    assert text in str(caught.value)
+    assert "choose another --journal-dir" in str(caught.value)
+    # A segment that somebody copied here.
+    other = replace(MINE, **change)
+    shutil.rmtree(server.root)
+    first = Journal(server.root, other, 1, fsync="never")
+    write(first, [b"b"])
+    (server.root / "journal.json").write_text(MINE.to_json())
+    with pytest.raises(UsageError, match=r"-1\.log: a journal of"):
+        server.recovered()
+    first.close()
+
+
+def test_another_format_and_a_damaged_description(server: Server) -> None:
+    write(server.open(), [b"a"])
+    path = server.root / "journal.json"
+    text = path.read_text()
+    path.write_text(text.replace('"format": 1', '"format": 7'))
+    with pytest.raises(UsageError, match=r"a journal of format 7; .* reads format 1"):
+        server.open()
+    path.write_text(text[:20])
+    with pytest.raises(JournalDamagedError, match="it is damaged"):
+        server.open()
+    path.write_text(text)
+    shutil.rmtree(path.parent / "incarnation-1")
+    with pytest.raises(JournalDamagedError, match="incarnation-NUMBER is missing"):
+        server.open()
+    (path.parent / "incarnation-1").mkdir()
+    path.unlink()
+    with pytest.raises(UsageError, match="holds other files than a journal"):
+        server.open()
+
+
+def test_a_server_that_was_replaced_does_not_acknowledge(server: Server) -> None:
+    lost: list[str] = []
+    first = server.open(on_lost=lost.append)
+    write(first, [b"a", b"b"])
+    second = server.open()
+    assert [r.payload for r in second.records()] == [b"a", b"b"]
+    # It writes to the file that it has open, and looks before it acknowledges.
+    late = first.append(Entry.of(Kind.GRADIENTS, b"late"))
+    with pytest.raises(StaleIncarnationError, match="a later server has taken the shard over"):
+        first.wait_durable(late)
+    with pytest.raises(StaleIncarnationError):
+        first.append(Entry.of(Kind.GRADIENTS, b"later"))
+    assert len(lost) == 1
+    assert second.append(Entry.of(Kind.GRADIENTS, b"c")) == late
+    second.wait_durable(late)
+    assert server.recovered() == [b"a", b"b", b"c"]
+    with pytest.raises(StaleIncarnationError, match="this server has incarnation 2"):
+        Journal(server.root, MINE, 2)
+
+
+def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = server.open()
+    write(first, [b"a", b"b"])
+    snapshot = first.temporary()
+    second = server.open()
+    list(second.records())
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+    with pytest.raises(StaleIncarnationError):
+        first.append(Entry.of(Kind.GRADIENTS, b"late"))
+    with pytest.raises(StaleIncarnationError):
+        first.commit_snapshot(snapshot, 2)
+    with pytest.raises(OSError, match="No such file"):
+        first.temporary()
+    assert server.recovered() == [b"a", b"b"]
+
+
+def test_a_record_of_a_replaced_server_counts_if_the_successor_saw_it(server: Server) -> None:
+    first = server.open()
+    write(first, [b"a"])
+    second = server.open()
+    first.append(Entry.of(Kind.GRADIENTS, b"late"))
+    assert [r.payload for r in second.records()] == [b"a", b"late"]
+    first.append(Entry.of(Kind.GRADIENTS, b"too late"))
+    assert second.append(Entry.of(Kind.GRADIENTS, b"b")) == 3
+    assert server.recovered() == [b"a", b"late", b"b"]
+
+
+def test_servers_that_begin_at_once_do_not_both_own_it(tmp_path: Path) -> None:
+    for turn in range(20):
+        root, owners, refused = tmp_path / str(turn), [], []
+        barrier = threading.Barrier(4)
+
+        def take(incarnation: int) -> None:
+            barrier.wait()  # noqa: B023
+            try:
+                journal = Journal(root, MINE, incarnation, fsync="never")  # noqa: B023
+                write(journal, [])
+                owners.append(journal)  # noqa: B023
+            except StaleIncarnationError:
+                refused.append(incarnation)  # noqa: B023
+
+        threads = [threading.Thread(target=take, args=(n,)) for n in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert find(root) == (4, root / "incarnation-4")
+        acknowledged = 0
+        for journal in owners:
+            try:
+                journal.wait_durable(journal.append(Entry.of(Kind.FLUSH, b"")))
+                acknowledged += 1
+            except StaleIncarnationError:
+                pass
+            journal.close()
+        assert acknowledged == 1
