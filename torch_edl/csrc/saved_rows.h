@@ -21,15 +21,8 @@ class SavedRows {
     ++size_;
   }
   const char* back() const { return at(size_ - 1); }
-  void pop() {
-    --size_;
-    if (size_ == (blocks_.size() - 1) * kRows) blocks_.pop_back();
-  }
+  void pop() { --size_; }  // its memory is for the next row
   size_t size() const { return size_; }
-  void clear() {
-    blocks_.clear();
-    size_ = 0;
-  }
 
  private:
   static constexpr size_t kRows = 512;  // of a block

@@ -1,10 +1,8 @@
 #include "table.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
-#include <thread>
 
 #include "hash.h"
 #include "ids.h"
@@ -17,7 +15,6 @@ namespace {
 constexpr size_t kRun = 4096;           // ids that are worked on under the locks
 constexpr size_t kBlock = 128;          // ids whose cache misses are in flight together
 constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
-constexpr int kRowBits = 48;             // of a cursor: the sub-table stands above them
 
 inline size_t sub_of(uint64_t hash) { return (hash >> 28) & 15; }
 
@@ -274,109 +271,6 @@ void Table::remove(const int64_t* ids, size_t n) {
       release(*found[i].sub, found[i].row);
     }
   });
-}
-
-void Table::begin_snapshot() {
-  ++epoch_;
-  for (SubTable& sub : subs_) {
-    std::lock_guard<std::mutex> guard(sub.lock);
-    sub.saving = true;
-    sub.epoch = epoch_;
-    sub.limit = sub.rows_used;
-    sub.cursor = 0;
-  }
-}
-
-size_t Table::snapshot_left() const {
-  size_t left = 0;
-  for (const SubTable& sub : subs_) {
-    std::lock_guard<std::mutex> guard(sub.lock);
-    if (sub.saving) left += sub.limit - sub.cursor + sub.saved.size();
-  }
-  return left;
-}
-
-void Table::emit(const char* row, const Chunk& out, size_t at) const {
-  const auto* values = reinterpret_cast<const float*>(row);
-  const auto& m = *reinterpret_cast<const RowMeta*>(row + meta_at_);
-  out.ids[at] = m.id;
-  out.last_used[at] = m.last_used;
-  out.count[at] = m.count;
-  std::memcpy(out.vectors + at * dim_, values, dim_ * sizeof(float));
-  std::memcpy(out.slots + at * slots_ * dim_, values + dim_, slots_ * dim_ * sizeof(float));
-}
-
-// A thread that locks again at once is faster than the threads that it woke: without a pause, pushes
-// wait for the whole walk (200 ms, measured on 1 GB).
-void Table::give_way() const {
-  for (int i = 0; i < 100 && waiting_.load() > 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::microseconds(10));
-  }
-}
-
-size_t Table::next_chunk(size_t most, const Chunk& out) {
-  size_t given = 0;
-  // What writers saved goes first: it is the memory that would grow.
-  for (SubTable& sub : subs_) {
-    for (bool more = true; more && given < most;) {
-      give_way();
-      std::lock_guard<std::mutex> guard(sub.lock);
-      const size_t end = given + std::min({most - given, sub.saved.size(), kWalk});
-      for (; given < end; sub.saved.pop()) emit(sub.saved.back(), out, given++);
-      more = sub.saved.size() > 0;
-    }
-  }
-  for (SubTable& sub : subs_) {
-    for (bool more = true; more && given < most;) {
-      give_way();
-      std::lock_guard<std::mutex> guard(sub.lock);
-      const size_t end = std::min(sub.limit, sub.cursor + kWalk);
-      for (; sub.cursor < end && given < most; ++sub.cursor) {
-        char* row = row_at(sub, sub.cursor);
-        if (meta(row).epoch >= sub.epoch) continue;  // kFree is the largest epoch
-        emit(row, out, given++);
-        meta(row).epoch = sub.epoch;
-      }
-      more = sub.cursor < sub.limit;
-    }
-  }
-  return given;
-}
-
-void Table::end_snapshot() {
-  for (SubTable& sub : subs_) {
-    std::lock_guard<std::mutex> guard(sub.lock);
-    sub.saving = false;
-    sub.limit = sub.cursor = 0;
-    sub.saved.clear();
-  }
-}
-
-size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) const {
-  size_t number = static_cast<uint64_t>(*cursor) >> kRowBits;
-  size_t at = static_cast<uint64_t>(*cursor) & ((size_t{1} << kRowBits) - 1);
-  if (number >= kSubTables) throw std::invalid_argument("cursor: not one that a call gave");
-  size_t given = 0;
-  for (; number < kSubTables; ++number, at = 0) {
-    const SubTable& sub = subs_[number];
-    for (bool more = true; more;) {
-      std::lock_guard<std::mutex> guard(sub.lock);
-      for (const size_t end = std::min(sub.rows_used, at + kWalk); at < end; ++at) {
-        char* row = row_at(sub, at);
-        if (meta(row).epoch == kFree) continue;
-        if (given == most) {
-          *cursor = static_cast<int64_t>(number << kRowBits | at);
-          return given;
-        }
-        ids[given] = meta(row).id;
-        std::memcpy(vectors + given * dim_, row, dim_ * sizeof(float));
-        ++given;
-      }
-      more = at < sub.rows_used;
-    }
-  }
-  *cursor = -1;
-  return given;
 }
 
 size_t Table::size() const {

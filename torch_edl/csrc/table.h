@@ -101,7 +101,7 @@ class Table {
  private:
   static constexpr size_t kSubTables = 16;
   static constexpr size_t kSlabRows = 4096;
-  static constexpr size_t kWalk = 512;  // rows that a snapshot or a sweep visits under one lock
+  static constexpr size_t kWalk = 512;  // rows that a sweep visits under one lock
   static constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
   static constexpr uint32_t kFree = 0xffffffffu;
 
@@ -151,6 +151,9 @@ class Table {
   Oldest oldest(size_t excess);
   // Copies the row to the snapshot in progress, if that lacks it.
   void before_change(SubTable& sub, char* row);
+  // Up to `most` whole rows of the snapshot: what writers saved, and what lies at the cursor.
+  size_t take_saved(SubTable& sub, size_t most, char* to);
+  size_t take_next(SubTable& sub, size_t most, char* to);
   // Lets pulls and pushes that wait for a sub-table have it; called between two short locks.
   void give_way() const;
   void emit(const char* row, const Chunk& out, size_t at) const;

@@ -107,6 +107,25 @@ def test_a_snapshot_is_the_table_as_it_was() -> None:
     assert (rest[4] == 1).all()
 
 
+@pytest.mark.parametrize(("rows_of", "dim"), [(60_000, 4), (70, 5000)])
+def test_rows_that_are_saved_in_turns_are_all_given(rows_of: int, dim: int) -> None:
+    """The memory of a saved row that was given is used for the next one."""
+    table = make(dim=dim)
+    ids, third = np.arange(rows_of), rows_of // 3
+    before = rows(table, ids, read_only=False).copy()
+    table.begin_snapshot()
+    chunks = []
+    for start in (0, third, 2 * third):
+        some = ids[start : start + third].copy()
+        table.push(some, np.ones((len(some), dim), np.float32), 1.0, 1)
+        chunks.append(table.next_chunk(third // 2))
+    rest = snapshot(table)
+    got = np.concatenate([*(c[0] for c in chunks), rest[0]])
+    vectors = np.concatenate([*(c[1] for c in chunks), rest[1]])
+    assert sorted(got.tolist()) == ids.tolist()
+    np.testing.assert_array_equal(vectors[np.argsort(got)], before)
+
+
 def test_load_restores_what_a_snapshot_gave() -> None:
     table = make(kind="adam")
     rng = np.random.default_rng(0)
