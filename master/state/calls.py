@@ -113,7 +113,8 @@ class Calls:
         if request.leaving and not member.draining:
             member.draining = True
             job.fleet.leaves(worker, now, by=now + job.config.cluster.grace_s)
-            job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
+            if not job.lifecycle.ending:  # then the master asks
+                job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
         newest = request.ring == ring.number
         if job.ring.has(worker) and job.workload.heard(request, counts=newest):
             size = job.config.data.batch_size

@@ -226,7 +226,9 @@ class Fleet:
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | None:
         """A process ended. Returns what that means, if anything."""
         process = self._processes[exit.role, exit.id]
-        was, process.state, process.exit = process.state, EXITED, str(exit)
+        was, process.state = process.state, EXITED
+        # Not to be taken for one that somebody else has asked to leave.
+        process.exit = "stopped" if was == STOPPING and exit.was_terminated else str(exit)
         text = f"{exit.role}-{exit.id} ended with {exit}"
         named = f"{text}; its log is {log}"
         if exit.role == "ps":

@@ -275,9 +275,15 @@ def test_at_the_end_workers_leave_first():
     assert names(f.plan(10.0)) == ["stop worker-0"]
     f.exited(exit("worker", 0, code=0), 10.5, log="")
     assert names(f.plan(10.5)) == ["stop ps-0"]
-    assert f.exited(exit("ps", 0, code=0), 10.6, log="") is None
+    assert f.exited(exit("ps", 0, code=143), 10.6, log="") is None
     assert f.alive() == []
     assert f.plan(11.0) == []
+    # Not as those that somebody else has asked to leave.
+    assert {(p.role, p.id): p.exit for p in f} == {
+        ("worker", 0): "exit code 0",
+        ("worker", 1): "stopped",
+        ("ps", 0): "stopped",
+    }
 
 
 def test_a_failure_stops_everything_at_once():

@@ -65,6 +65,16 @@ class TestLeftOut:
 
 
 class TestTheEnd:
+    @pytest.mark.parametrize("over", [False, True])
+    def test_only_who_is_asked_by_others_is_told_of(self, over):
+        w = World()
+        w.all_up()
+        if over:
+            w.job.lifecycle.fail("no good", w.now)
+        w.calls.heartbeat(pb.HeartbeatRequest(worker_id=0, leaving=True), w.now)
+        assert ("worker-0 was asked to leave (SIGTERM)" in w.texts()) != over
+        assert over == (w.texts()[-1] == "no good")
+
     def test_a_last_checkpoint_that_fails_three_times_fails_the_job(self):
         w = World(dir="/ck")
         w.all_up()
