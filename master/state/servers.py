@@ -156,6 +156,19 @@ class Servers:
         peer = self.peer(process.shard) if process in self else None
         return peer is not None and peer.incarnation == process.keeper
 
+    def is_expendable(self, process: Process) -> bool:
+        """Whether copies on other servers would make up for the loss of a process now."""
+        if process not in self:
+            return True
+        owns = process.state != STARTING and self.has_copy(process.shard)
+        if owns and not self.is_kept(process):
+            return False
+        # It may have the only copy of the shard before its own.
+        before = (process.shard - 1) % self.shards
+        server = self._by_shard.get(before)
+        alive = server is not None and server.state == RUNNING
+        return alive or not self.has_copy(before)
+
     def has_copy(self, shard: int) -> bool:
         """Whether a server of this model may have had a copy of the shard at its peer: only then
         has anything been acknowledged with ``--durability replica``."""

@@ -60,6 +60,7 @@ def describe(
         for result in job.tasks.evaluations.results:
             status.evaluations.add(steps=result.steps, metrics=dict(result.metrics))
     status.processes.append(master)
+    replicas = job.config.durability.mode == "replica"
     for process in job.fleet:
         # Nothing of ours keeps the output of a worker that an agent or torchrun started.
         agents_own = job.fleet.external and process.role == "worker"
@@ -72,6 +73,9 @@ def describe(
             exit=process.exit,
             problem=process.problem if process.state != EXITED else "",
             kept=job.fleet.servers.is_kept(process),
+            expendable=replicas
+            and process.role == "ps"
+            and job.fleet.servers.is_expendable(process),
             log=process.log if agents_own else log_path(process.role, process.id),
         )
     return status

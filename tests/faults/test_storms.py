@@ -21,9 +21,16 @@ KINDS = [
     ("together", "journal"),
     ("scaling", "journal"),
     ("masters", "journal"),
+    ("mixed", "replica"),
+    ("servers", "replica"),
+    ("scaling", "replica"),
+    ("masters", "replica"),
+    ("workers", "replica"),
+    ("again", "replica"),
+    ("together", "replica"),
 ]
-SEEDS = 35
-FAST = {0, 2, 4}
+SEEDS = 42
+FAST = {0, 4, 8}
 _OVER = "the last fault is over"
 
 
@@ -63,5 +70,6 @@ def test_every_record_counts_once(
     out, told = chaos.communicate(timeout=90)
     assert chaos.returncode == 0, f"{what}\n{out}{told}\n{job.report()}"
     verdict = json.loads(out)
+    assert verdict["kills"]
     assert verdict["rolled_back"]["times"] == 0
     job.check()

@@ -1,4 +1,4 @@
-"""What a plan will cost where the set-up of a job does not promise to survive it. Pure."""
+"""What the set-up of a job promises to survive, and what a plan will cost otherwise. Pure."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ def risks(plan: Plan, config: JobConfig, status: pb.GetStatusResponse) -> Sequen
             f"training continues from {point}"
         )
     return found
+
+
+def restraint(plan: Plan, config: JobConfig) -> str:
+    """Which faults of the plan wait until the set-up promises to survive them; empty: none."""
+    if config.durability.mode != "replica":
+        return ""
+    if not (plan.roles(killed=True) | plan.roles(killed=False)).get("ps"):
+        return ""
+    return (
+        "--durability replica: a server and the one with its copy must not die together; a server "
+        "is struck only while no other server needs it"
+    )

@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 
 from torch_edl.chaos.plan import Plan
-from torch_edl.chaos.promise import risks
+from torch_edl.chaos.promise import restraint, risks
 from torch_edl.chaos.storm import Blow, Storm, Target
 from torch_edl.chaos.targets import EXITED, Processes
 from torch_edl.chaos.verdict import Verdict, Watch
@@ -24,8 +24,6 @@ from torch_edl.jobs.status import report
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
-# A server reports what is wrong with it each second.
-_WHOLE_S = 2.5
 # How long a job has to make progress after the last fault.
 _SETTLE_S = 60.0
 _VERBS = {signal.SIGKILL: "killed", signal.SIGTERM: "told to end", signal.SIGCONT: "continues"}
@@ -66,8 +64,11 @@ class Chaos:
         listed = [p for p in status.processes if p.pid and p.state != EXITED]
         self.elsewhere = len(listed) - len(living)
         """Processes of the job that do not run on this machine, and are spared."""
-        self._storm = Storm(plan, one_server=config.durability.mode == "replica")
-        self._began = self._unsafe_at = time.monotonic()
+        self.restraint = restraint(plan, config)
+        """Which faults wait until the job could survive them; empty: none."""
+        self._storm = Storm(plan)
+        self._seen: set[int] = set()  # pids of servers on this machine
+        self._began = time.monotonic()
         self.watch = Watch(status, self._began, seed=plan.seed, may_roll_back=bool(self.risks))
         self._events = _Events(job)
         self._lock = threading.Lock()  # of the watch, which the thread of the status feeds
@@ -94,7 +95,8 @@ class Chaos:
         looking.start()
         try:
             while not self._storm.over and not self._stopped.is_set() and not self._is_over():
-                self._strike(self._storm.due(self.seconds, self._living(), whole=self._whole()))
+                living = self._living()
+                self._strike(self._storm.due(self.seconds, living, self._expendable(living)))
                 pause = min(max(self._storm.next_s() - self.seconds, 0.01), _LOOK_S)
                 self._show()
                 self._stopped.wait(pause)
@@ -116,18 +118,17 @@ class Chaos:
     def _living(self) -> list[Target]:
         return self._processes.living(self.watch.last.processes)
 
-    def _whole(self) -> bool:
-        """Every server has been alive and without a problem for a while."""
-        now = time.monotonic()
-        if not self._is_whole():
-            self._unsafe_at = now
-        return now - self._unsafe_at >= _WHOLE_S
-
-    def _is_whole(self) -> bool:
+    def _expendable(self, living: Sequence[Target]) -> Sequence[Target] | None:
+        """The servers of which one may be lost; None: any number of them."""
+        if not self.restraint:
+            return None
         listed = [p for p in self.watch.last.processes if p.role == "ps" and p.state != EXITED]
-        return all(p.state == "running" and not p.problem for p in listed) and len(
-            self._processes.living(listed)
-        ) == len(listed)
+        servers = {target.pid: target for target in living if target.role == "ps"}
+        self._seen |= servers.keys()
+        # The status is from before the death of a server that is not there any more.
+        if any(p.pid in self._seen and p.pid not in servers for p in listed):
+            return []
+        return [servers[p.pid] for p in listed if p.expendable and p.pid in servers]
 
     def _strike(self, blows: list[Blow]) -> None:
         for blow in blows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch_edl.chaos.plan import Fault, Plan
@@ -70,16 +70,10 @@ def _times(fault: Fault, for_s: float, chance: random.Random) -> Iterable[float]
 
 
 class Storm:
-    """The faults that are still to come.
+    """The faults that are still to come."""
 
-    Args:
-        one_server: the state of a server is on another server, so that a server is struck only
-            while all servers are whole.
-    """
-
-    def __init__(self, plan: Plan, *, one_server: bool = False) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._open = strikes(plan)
-        self._one_server = one_server
         self._struck: set[Target] = set()
         self._paused: dict[Target, float] = {}
         self.missed = 0
@@ -95,12 +89,18 @@ class Storm:
         times = [strike.at_s for strike in self._open[:1]] + list(self._paused.values())
         return min(times, default=math.inf)
 
-    def due(self, now_s: float, living: Sequence[Target], *, whole: bool) -> list[Blow]:
+    def due(
+        self,
+        now_s: float,
+        living: Sequence[Target],
+        expendable: Collection[Target] | None = None,
+    ) -> list[Blow]:
         """The signals to send now.
 
         Args:
             living: the processes that live.
-            whole: every server lives, and could be replaced without loss.
+            expendable: the servers of which one may be lost, if no other one has been struck since
+                that was found out; None: all of them, even together.
         """
         blows = []
         for paused, until in list(self._paused.items()):
@@ -110,12 +110,12 @@ class Storm:
         waiting = []
         while self._open and self._open[0].at_s <= now_s:
             strike = self._open.pop(0)
-            spared = self._one_server and strike.role == "ps"
-            may = not spared or (whole and not any(t.role == "ps" for t in self._paused))
-            target = self._aim(strike, living) if may else None
+            free = living
+            if strike.role == "ps" and expendable is not None:
+                free = [] if self._has_struck_server(living) else list(expendable)
+            target = self._aim(strike, free)
             if target is not None:
                 blows.append(self._strike(strike, target, now_s))
-                whole = whole and not spared
             elif now_s - strike.at_s < _PATIENCE_S:
                 waiting.append(strike)
             else:
@@ -128,6 +128,9 @@ class Storm:
         blows = [Blow(target, signal.SIGCONT) for target in self._paused]
         self._open, self._paused = [], {}
         return blows
+
+    def _has_struck_server(self, living: Sequence[Target]) -> bool:
+        return any(t.role == "ps" and (t in self._struck or t in self._paused) for t in living)
 
     def _aim(self, strike: Strike, living: Sequence[Target]) -> Target | None:
         free = sorted(

@@ -40,6 +40,8 @@ def main(args: argparse.Namespace) -> int:
         chaos = Chaos(catalog.find(args.job), plan, display=display)
         for risk in chaos.risks:
             display.warn(risk)
+        if chaos.restraint:
+            display.warn(chaos.restraint)
         if chaos.elsewhere:
             display.warn(f"{chaos.elsewhere} processes run on other machines, and are spared")
         stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -118,7 +120,7 @@ def _print(verdict: Verdict) -> None:
     rows = [
         ("killed", _counts(verdict.kills)),
         ("paused", _counts(verdict.pauses) if verdict.pauses else ""),
-        ("missed", f"{verdict.missed} faults found no process" if verdict.missed else ""),
+        ("missed", f"{verdict.missed} faults found no process to strike" if verdict.missed else ""),
         ("started", _counts(verdict.replaced)),
         ("records", f"{before:,} before, {after:,} now, of {total:,}"),
         ("rolled back", f"{times} times, {back:,} records" if times else "none"),

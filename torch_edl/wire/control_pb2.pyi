@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProcessStatus(_message.Message):
-    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept")
+    __slots__ = ("role", "id", "pid", "state", "address", "exit", "log", "problem", "kept", "expendable")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ProcessStatus(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    EXPENDABLE_FIELD_NUMBER: _ClassVar[int]
     role: str
     id: int
     pid: int
@@ -26,7 +27,8 @@ class ProcessStatus(_message.Message):
     log: str
     problem: str
     kept: bool
-    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ...) -> None: ...
+    expendable: bool
+    def __init__(self, role: _Optional[str] = ..., id: _Optional[int] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., exit: _Optional[str] = ..., log: _Optional[str] = ..., problem: _Optional[str] = ..., kept: _Optional[bool] = ..., expendable: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "level", "text", "traceback")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
+
 from torch_edl.chaos.plan import Plan, faults
-from torch_edl.chaos.promise import risks
+from torch_edl.chaos.promise import restraint, risks
 from torch_edl.chaos.storm import Blow, Target
 from torch_edl.chaos.verdict import Verdict, Watch
-from torch_edl.config import JobConfig
+from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.durability import DurabilityConfig
 from torch_edl.wire import master_pb2 as pb
 
@@ -137,3 +139,24 @@ class TestRisks:
             config = JobConfig(name="j", kind="train", model_file="/m.py")
             (told,) = risks(plan, config, seen)
             assert words in told
+
+    @pytest.mark.parametrize(
+        ("mode", "pause", "waits"),
+        [
+            ("replica", "ps=1:1s", True),
+            ("replica", "worker=1:1s", False),
+            ("journal", "ps=1:1s", False),
+        ],
+    )
+    def test_servers_with_replicas_are_struck_one_at_a_time(
+        self, mode: str, pause: str, waits: bool
+    ) -> None:
+        plan = Plan(faults=faults(pause=pause, every_s=3.0), for_s=9)
+        config = JobConfig(
+            name="j",
+            kind="train",
+            model_file="/m.py",
+            cluster=ClusterConfig(servers=2),
+            durability=DurabilityConfig(mode=mode),
+        )
+        assert ("must not die together" in restraint(plan, config)) == waits

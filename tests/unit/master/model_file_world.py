@@ -21,6 +21,7 @@ from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.processes import RUNNING, Process
 from master.state.restart import from_state
 from master.state.server_calls import ServerCalls
 from master.state.tasks import steps_of
@@ -85,6 +86,7 @@ class World:
         self.servers = ServerCalls(self.job)
         self.silent: set[int] = set()
         """Servers that send no heartbeat."""
+        self._keepers: dict[int, int] = {}
         self.eval_records = eval_records
         self.actions: list[object] = []
         self.counted: Counter[tuple[int, str, int]] = Counter()
@@ -102,11 +104,8 @@ class World:
         """Lets time pass; processes that are started or stopped do so at once."""
         self.now += seconds
         for process in self.job.fleet.servers:
-            request = pb.ServerHeartbeatRequest(
-                shard=process.shard, incarnation=process.incarnation
-            )
             if process.id not in self.silent:
-                self.servers.heartbeat(request, self.now)
+                self.beat(process)
         actions = self.job.tick(self.now)
         for action in actions:
             if isinstance(action, Start):
@@ -116,6 +115,19 @@ class World:
             elif not isinstance(action, Prune):
                 self.actions.append(action)
         return actions
+
+    def beat(self, process: Process, **fields: Any) -> pb.ServerHeartbeatResponse:
+        """A heartbeat of a server, which has a copy at its peer since its heartbeat before."""
+        request = pb.ServerHeartbeatRequest(
+            shard=process.shard,
+            incarnation=process.incarnation,
+            keeper=self._keepers.get(process.incarnation, 0),
+            **fields,
+        )
+        answer = self.servers.heartbeat(request, self.now)
+        if process.state == RUNNING and self.config.durability.mode == "replica":
+            self._keepers[process.incarnation] = answer.peer.incarnation
+        return answer
 
     def exit(self, role: str, id: int, *, code: int | None = None, signal: int | None = None):
         self.alive.discard(id) if role == "worker" else None
