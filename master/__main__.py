@@ -266,6 +266,7 @@ def _server_args(config: JobConfig, listen: str) -> list[str]:
         args.append("--replica")
     if config.durability.mode == "journal":
         args += ["--fsync", config.durability.fsync]
+        args += ["--repair"] * config.durability.repair
     return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
 
 

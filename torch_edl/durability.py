@@ -39,6 +39,14 @@ class DurabilityConfig(Checked):
     )
     """``never`` leaves it to the operating system. A journal survives the death of processes in any
     case; this is about the death of the machine."""
+    repair: bool = option(
+        False,
+        "--repair",
+        "leave out damaged records of journals (default: restore)",
+        kinds=TRAINING,
+    )
+    """By default, the model returns to the newest checkpoint when a journal is damaged: nothing is
+    lost but time. With it, the updates in the damaged records are lost, each of one server."""
     failover: str = option(
         "restart",
         "--ps-failover restart|worker",
@@ -70,9 +78,13 @@ class DurabilityConfig(Checked):
                 f"--store {self.store}: write sqlite or etcd://HOST:PORT[,HOST:PORT], such as "
                 "etcd://127.0.0.1:2379"
             )
-        if self.mode != "journal":
-            given = "--journal-dir" if self.journal_dir else "--fsync"
-            if self.journal_dir or self.fsync != "interval":
+        of_journal = {
+            "--journal-dir": bool(self.journal_dir),
+            "--repair": self.repair,
+            "--fsync": self.fsync != "interval",
+        }
+        for given, is_given in of_journal.items():
+            if is_given and self.mode != "journal":
                 raise UsageError(
                     f"{given}: there is a journal with --durability journal only; add that, or "
                     f"leave {given} out"

@@ -156,7 +156,10 @@ def save_servers(action: SaveServers, token: str) -> Saved:
 
         def write(directory: Path) -> Manifest:
             request = ps.SnapshotRequest(
-                targets=progress.to_proto(), directory=str(directory), move=move
+                targets=progress.to_proto(),
+                directory=str(directory),
+                move=move,
+                acknowledged=action.progress.to_proto(),
             )
             written = servers.call(request, _WRITE_S)
             stalled = max(answer.stall_ms for answer in written)

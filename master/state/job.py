@@ -280,8 +280,9 @@ class Job:
             self.lifecycle.rolled_back(done)
             self.workload.restore(kept.restore(self.fleet.incarnation))
             self.milestones.restored()
-        who = _RESTARTED[self.fleet.strategy]
-        self.lifecycle.note("error", f"{text}; {who} restart from {point}", now)
+        who, again = _RESTARTED[self.fleet.strategy], done - self.done()[0]
+        more = f", and train {again:,} records again" if again > 0 and self.tasks.ready else ""
+        self.lifecycle.note("error", f"{text}; {who} restart from {point}{more}", now)
         if self.milestones.settled and not self.tasks.trained:
             self.lifecycle.fail(
                 f"{text}, after the training was over and before the scripts were: the model is "

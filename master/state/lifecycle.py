@@ -160,6 +160,8 @@ class Lifecycle:
         """How often the model went back to a checkpoint, or to the beginning."""
         self.records_rolled_back = 0
         """Records that were done and had to be trained again."""
+        self.updates_lost = 0
+        """Updates of one server each that were in damaged records of journals."""
         self._fell_from = 0  # records that were done before the model went back, if that is new
         self._began_at: float | None = None
         self._trained_at: float | None = None
@@ -283,6 +285,7 @@ class Lifecycle:
             "sources": self.log.sources,
             "rollbacks": self.rollbacks,
             "records_rolled_back": self.records_rolled_back,
+            "updates_lost": self.updates_lost,
             "fell_from": self._fell_from,
         }
 
@@ -302,6 +305,7 @@ class Lifecycle:
         self.log.sources.update(state["sources"])
         self.rollbacks = state["rollbacks"]
         self.records_rolled_back = state["records_rolled_back"]
+        self.updates_lost = state["updates_lost"]
         self._fell_from = state["fell_from"]
 
     def _wall(self, at: float | None) -> float | None:

@@ -7,6 +7,11 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 
+def _repaired(server: int, shard: int, lost: int, damage: str) -> str:
+    updates = "1 update" if lost == 1 else f"{lost:,} updates"
+    return f"ps-{server} goes on without {updates} of shard {shard}, lost for good: {damage}"
+
+
 class ServerCalls:
     """Answers calls about the servers of one job; None: there is no answer yet."""
 
@@ -31,6 +36,10 @@ class ServerCalls:
             job.apply_all(job.failover.not_restored(process, request.lost), now)
         elif before is None:
             self._note_ready(now)
+        lost = job.fleet.servers.lacks(shard, request.updates_lost)
+        if lost:
+            job.lifecycle.updates_lost += lost
+            job.lifecycle.note("error", _repaired(process.id, shard, lost, request.damage), now)
         return pb.RegisterServerResponse()
 
     def _note_ready(self, now: float) -> None:

@@ -33,6 +33,7 @@ class Servers:
         self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
         self._by_shard: dict[int, Process] = {}
         self._kept: set[int] = set()
+        self._lost: dict[int, int] = {}  # shard -> updates that it lacks
         # After a restart of the master, which may not know the last words of the servers.
         self._may_have_copies = False
 
@@ -174,6 +175,13 @@ class Servers:
         has anything been acknowledged with ``--durability replica``."""
         return self._may_have_copies or shard in self._kept
 
+    def lacks(self, shard: int, updates: int) -> int:
+        """A server lacks so many updates of its shard in all; returns how many of them are news."""
+        new = max(0, updates - self._lost.get(shard, 0))
+        if new:
+            self._lost[shard] = updates
+        return new
+
     def vacate(self, process: Process) -> None:
         """A server is gone, and its shard is to have another."""
         assert process in self
@@ -183,6 +191,7 @@ class Servers:
         """The model is of another incarnation: all servers are to be replaced. Returns them."""
         gone = list(self)
         self._kept.clear()
+        self._lost.clear()
         self._may_have_copies = False
         self._by_shard.clear()
         self._of_earlier_models = self.made
@@ -200,6 +209,7 @@ class Servers:
             "moving": self.moving,
             "of_earlier_models": self._of_earlier_models,
             "kept": sorted(self._kept),
+            "lost": sorted(self._lost.items()),
             "ids": [process.id for process in self],
         }
 
@@ -214,3 +224,4 @@ class Servers:
         self.moving = state["moving"]
         self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}
         self._kept, self._may_have_copies = set(state["kept"]), True
+        self._lost = dict(map(tuple, state["lost"]))

@@ -41,6 +41,7 @@ def describe(
         logged=job.members.logged(),
         rollbacks=lifecycle.rollbacks,
         records_rolled_back=lifecycle.records_rolled_back,
+        updates_lost=lifecycle.updates_lost,
     )
     outcome = lifecycle.outcome
     if outcome is not None and lifecycle.over:

@@ -51,6 +51,8 @@ class Verdict:
     """Done before and after, and the total."""
     rolled_back: dict[str, int] = field(default_factory=dict)
     """How often, and how many records."""
+    updates_lost: int = 0
+    """Of one server each: ``--repair`` left out damaged records of a journal."""
     stalls: Gaps = field(default_factory=Gaps)
     """Without progress for more than two seconds."""
     master_away: Gaps = field(default_factory=Gaps)
@@ -157,5 +159,9 @@ class Watch:
             found.problems.append(f"no record was done in the last {waited:.0f} s")
         if times and not self._may_roll_back:
             found.problems.append(f"{records:,} records were rolled back")
+        found.updates_lost = self.last.updates_lost - self._first.updates_lost
+        if found.updates_lost:
+            what = "updates in damaged records of journals are lost (--repair)"
+            found.problems.append(f"{found.updates_lost:,} {what}")
         found.held = not found.problems
         return found

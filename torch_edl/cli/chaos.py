@@ -124,6 +124,7 @@ def _print(verdict: Verdict) -> None:
         ("started", _counts(verdict.replaced)),
         ("records", f"{before:,} before, {after:,} now, of {total:,}"),
         ("rolled back", f"{times} times, {back:,} records" if times else "none"),
+        ("lost", f"{verdict.updates_lost:,} updates" if verdict.updates_lost else ""),
         ("stalls", _gaps(verdict.stalls, f"above {STALL_S:g} s, ")),
         ("master away", _gaps(verdict.master_away, "")),
         ("job", verdict.state),

@@ -91,6 +91,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
         ("time", duration(found["wall_s"]) if found.get("wall_s") else ""),
         ("checkpoint", found.get("checkpoint")),
+        ("lost", f"{found['updates_lost']:,} updates" if found.get("updates_lost") else ""),
         ("error", (found.get("error") or "").partition("\n")[0]),
     ]
     return [(label, value) for label, value in rows if value]

@@ -49,6 +49,7 @@ def build(config: JobConfig, outcome: Outcome) -> dict[str, Any]:
         "processes": [master, *processes],
         "damaged": seen["damaged"],
         "nan_steps": seen["nan_steps"],
+        "updates_lost": seen["updates_lost"],
         "error": outcome.error,
         "checkpoint": seen["checkpoint"],
         "output": config.checkpoint.output if outcome.state == "finished" else "",
@@ -116,7 +117,12 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         lines.append("metrics: " + ", ".join(values))
     elif summary["loss"] is not None and trains:
         lines.append(f"training loss: {summary['loss']:.4f}")
-    for key, label in (("damaged", "damaged records skipped"), ("nan_steps", "steps skipped")):
+    skipped = {
+        "damaged": "damaged records skipped",
+        "nan_steps": "steps skipped",
+        "updates_lost": "updates lost in damaged journals",
+    }
+    for key, label in skipped.items():
         if summary[key]:
             lines.append(f"{label}: {summary[key]:,}")
     kept = "output" if summary["output"] else "checkpoint"

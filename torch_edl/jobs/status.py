@@ -70,6 +70,7 @@ def as_dict(status: pb.GetStatusResponse) -> dict[str, Any]:
         "servers_wanted": status.servers_wanted,
         "checkpoint": status.checkpoint,
         "rolled_back": {"times": status.rollbacks, "records": status.records_rolled_back},
+        "updates_lost": status.updates_lost,
         "damaged": status.damaged,
         "nan_steps": status.nan_steps,
         "wall_s": round(status.wall_s, 3),

@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--successor", action="store_true", help="begin from the copy of an earlier server"
     )
+    parser.add_argument(
+        "--repair", action="store_true", help="leave out what is damaged in the journal"
+    )
     parser.add_argument("--fsync", choices=FSYNC_MODES, default="interval")
     parser.add_argument(
         "--model-incarnation", type=int, default=1, help="incarnation of the model: of the journal"
@@ -163,7 +166,8 @@ def _serve(
             link.version = lambda: shard.version
             if journal:
                 link.problem = lambda: journal.problem
-            link.register(address)
+            damage = journal.damage.text if journal else ""
+            link.register(address, updates_lost=shard.lost, damage=damage)
         number = signal.sigwait(_STOP_SIGNALS)
         if link is not None and not failed.is_set():
             link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)
@@ -192,7 +196,7 @@ def _restored(
         )
     shard = Shard(rules, source, end, args.shards, sink)
     if sink:
-        recover(shard, sink)
+        recover(shard, sink, sink.damage if isinstance(sink, Journal) else None)
     return shard, source
 
 
@@ -201,7 +205,12 @@ def _journal(args: argparse.Namespace, end: Callable[[], None], token: str) -> J
         return None
     identity = _identity(args, token)
     return Journal(
-        args.journal, identity, args.incarnation, fsync=args.fsync, on_lost=lambda _: end()
+        args.journal,
+        identity,
+        args.incarnation,
+        fsync=args.fsync,
+        on_lost=lambda _: end(),
+        repair=args.repair,
     )
 
 

@@ -13,19 +13,19 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_edl.durability import FSYNC_MODES
-from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.files import sync
 from torch_edl.ps_server import segments
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.ownership import Ownership
 from torch_edl.ps_server.records import Entry, Record
-from torch_edl.ps_server.segments import Segment, SegmentWriter
+from torch_edl.ps_server.segments import Damage, Segment, SegmentWriter
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Journal:
             every mode they survive the death of the process, in ``always`` that of the machine too.
         on_lost: called with the reason, once, when this journal can never acknowledge again: a
             later server has taken over, or the disk lost what was written. The process must end.
+        repair: records that cannot be read are left out, and those behind them are read.
 
     Raises:
         StaleIncarnationError: a later server has taken over.
@@ -72,8 +73,12 @@ class Journal:
         *,
         fsync: str = "interval",
         on_lost: Callable[[str], None] = lambda reason: None,
+        repair: bool = False,
     ) -> None:
         assert fsync in FSYNC_MODES, fsync
+        self._repair = repair
+        self.damage = Damage()
+        """What the first :meth:`records` left out."""
         self._identity = identity
         self._incarnation = incarnation
         self._fsync = fsync
@@ -141,7 +146,8 @@ class Journal:
         """The records since the base, or after number ``after``, that are there now.
 
         Raises:
-            JournalDamagedError: a record is damaged or missing; the message names it.
+            JournalDamagedError: a record is damaged or missing; the message names it, and how many
+                are behind it.
             UsageError: a segment is of another journal.
         """
         begin = self.base.sequence if after is None else after
@@ -150,7 +156,7 @@ class Journal:
         sequence = begin
         with self._gone_means_lost():
             used, _ = segments.chain(self.folder, begin)
-            for record in segments.read(used, self._identity, begin):
+            for record in self._read_chain(used, begin):
                 if stop is not None and record.sequence > stop:
                     break
                 sequence = record.sequence
@@ -160,6 +166,21 @@ class Journal:
                 self._last = self._durable = sequence
                 self.bytes = sum(s.path.stat().st_size for s in used)
                 self._read = True
+
+    def _read_chain(self, used: Sequence[Segment], after: int) -> Iterator[Record]:
+        if self._repair:
+            damage = Damage() if self._read else self.damage
+            yield from segments.read(used, self._identity, after, damage)
+            return
+        try:
+            yield from segments.read(used, self._identity, after)
+        except JournalDamagedError as error:
+            damage = Damage()
+            for _ in segments.read(used, self._identity, after, damage):
+                pass
+            raise JournalDamagedError(
+                f"{damage.text}; a job with --repair leaves out what cannot be read, and goes on"
+            ) from error
 
     @contextmanager
     def reading(self) -> Iterator[tuple[Base, Iterator[Record]]]:

@@ -64,17 +64,26 @@ class MasterLink:
         """Starts the heartbeats: a server may restore its shard for long before it listens."""
         self._thread.start()
 
-    def register(self, address: str, *, lost: str = "") -> None:
+    def register(
+        self, address: str, *, lost: str = "", updates_lost: int = 0, damage: str = ""
+    ) -> None:
         """Tells the master where this server listens.
 
         Args:
-            lost: why the state of the shard is lost; empty: this server has all of it.
+            lost: why the state of the shard is lost; empty: this server has all of it, but for
+                ``updates_lost`` updates.
+            damage: why these are lost; empty: an earlier server said so.
 
         Raises:
             EdlError: the master does not know this server.
         """
         request = pb.RegisterServerRequest(
-            shard=self._shard, incarnation=self._incarnation, address=address, lost=lost
+            shard=self._shard,
+            incarnation=self._incarnation,
+            address=address,
+            lost=lost,
+            updates_lost=updates_lost,
+            damage=damage,
         )
         try:
             self._stub.insist(request, timeout_s=_REGISTER_TIMEOUT_S, away_s=MASTER_AWAY_S)

@@ -29,7 +29,8 @@ LONGEST_PAYLOAD = (1 << 32) - 1
 
 
 class Kind(enum.IntEnum):
-    """What changed a shard. The payload is the request as the wire brought it, but for EVICTION."""
+    """What changed a shard. The payload is the request as the wire brought it, but for EVICTION
+    and REPAIR."""
 
     DENSE = 1
     """PushDenseParametersRequest"""
@@ -43,6 +44,8 @@ class Kind(enum.IntEnum):
     """SnapshotRequest: in sync mode its targets decide what is applied."""
     EVICTION = 6
     """TableIds: the rows that a table removed."""
+    REPAIR = 7
+    """LostRecords: records that could not be read were left out."""
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,30 @@ from __future__ import annotations
 import logging
 import time
 
-from torch_edl.errors import JournalDamagedError
+from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
+from torch_edl.ps_server.records import Kind, Record
+from torch_edl.ps_server.segments import Damage
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import shard_state_pb2 as state_pb
 
 _log = logging.getLogger(__name__)
 
+# Of the first records: they describe the model.
+_SET_UP = 2
 
-def recover(shard: Shard, log: Log) -> None:
+
+def recover(shard: Shard, log: Log, damage: Damage | None = None) -> None:
     """Loads the base of the log, and makes the changes since then again, in a shard that nobody
     uses yet.
+
+    Args:
+        damage: what the log leaves out while it is read: the updates there are lost. Afterwards,
+            what no earlier server has found.
 
     Raises:
         JournalDamagedError: the base or a record is damaged or missing; the message names it.
@@ -23,13 +36,21 @@ def recover(shard: Shard, log: Log) -> None:
     """
     began, base = time.monotonic(), log.base
     newest = snapshots.load(shard, base) if base.path else 0
+    noted, damage = shard.lost, damage or Damage()
     for record in log.records():
-        shard.replay(record)
+        _lose(shard, record.sequence - shard.sequence - 1, newest, damage)
+        replay(shard, record)
+        if record.kind == Kind.REPAIR:
+            noted = shard.lost
+            damage.forget()
+    _lose(shard, damage.at_end, newest, damage)
     if shard.sequence < newest:
         raise JournalDamagedError(
             f"{base.path}: records {shard.sequence + 1} to {newest}, which came during the "
             "snapshot, are missing"
         )
+    if shard.lost != noted:
+        shard.note_lost()
     if shard.dense is not None:
         shard.dense.settle()
     if shard.sequence:
@@ -40,3 +61,55 @@ def recover(shard: Shard, log: Log) -> None:
             shard.sequence - base.sequence,
             shard.version,
         )
+
+
+def _lose(shard: Shard, records: int, newest: int, damage: Damage) -> None:
+    """The next records cannot be read."""
+    if not records:
+        return
+    first = shard.sequence + 1
+    if first <= _SET_UP:
+        raise JournalDamagedError(f"{damage.text}; no shard can do without the description of it")
+    if first <= newest:
+        # Workers may send it again, and parts of the snapshot have it.
+        raise JournalDamagedError(
+            f"{damage.text}; record {first} came during a snapshot, parts of which have it, so it "
+            "cannot be left out"
+        )
+    shard.lost += records
+
+
+def replay(shard: Shard, record: Record) -> None:
+    """Makes a change again. The caller has read the state before it, and nobody else is here.
+
+    Raises:
+        EdlError: the change does not fit the state.
+    """
+    try:
+        with shard.replaying(record.sequence):
+            _replay(shard, record.kind, record.payload)
+    except (UsageError, ValueError) as error:
+        raise EdlError(f"record {record.sequence} cannot be applied again: {error}") from error
+
+
+def _replay(shard: Shard, kind: int, payload: bytes) -> None:
+    if kind == Kind.GRADIENTS:
+        answer = shard.push(pb.PushGradientsRequest.FromString(payload), payload)
+        if not answer.accepted or answer.duplicate:
+            raise UsageError(f"a push that was taken before was not taken: {answer}")
+    elif kind == Kind.DENSE:
+        shard.initialize(pb.PushDenseParametersRequest.FromString(payload), payload)
+    elif kind == Kind.TABLES:
+        shard.add_tables(pb.PushEmbeddingTableInfosRequest.FromString(payload), payload)
+    elif kind == Kind.FLUSH:
+        shard.flush(payload)
+    elif kind == Kind.CUT:
+        targets = pb.SnapshotRequest.FromString(payload).targets
+        shard.apply_waiting(Watermarks.from_proto(targets))
+    elif kind == Kind.EVICTION:
+        entry = pb.TableIds.FromString(payload)
+        shard.table(entry.name).core.remove(codec.ids_from_bytes(entry.ids))
+    elif kind == Kind.REPAIR:
+        shard.lost = state_pb.LostRecords.FromString(payload).records
+    else:
+        raise UsageError(f"a change of an unknown kind, {kind}; use a newer torch-edl")

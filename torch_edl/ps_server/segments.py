@@ -5,7 +5,8 @@ number 1 on. The records of a segment end where a segment of the same server con
 later server has begun: what an earlier server wrote there meanwhile was never acknowledged.
 
 A process that dies leaves a last record that is not complete, and a machine that loses power may
-leave sectors of zeros. Such a tail is cut. Anything else that does not match is damage.
+leave sectors of zeros. Such a tail is cut. Anything else that does not match is damage: the records
+behind it are found by their heads, for the user who wants to go on without those that are damaged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.records import HEAD_BYTES, Entry, Record, pack_head, unpack_head
+from torch_edl.ps_server.records import HEAD_BYTES, Entry, Head, Record, pack_head, unpack_head
 
 _MAGIC = b"EDLJRNL\n"
 _LENGTHS = struct.Struct("<II")  # bytes of the description, and its CRC-32
@@ -78,8 +79,50 @@ def header(identity: Identity) -> bytes:
     return _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
 
 
-def read(segments: Sequence[Segment], identity: Identity, after: int = 0) -> Iterator[Record]:
+@dataclass
+class Damage:
+    """What of a journal cannot be read."""
+
+    first: str = ""
+    """Names the first record that cannot be read, and says why; empty: all can be read."""
+    lost: int = 0
+    """Records that cannot be read and have others behind them."""
+    intact: int = 0
+    """Records behind the first one that cannot be read."""
+    at_end: int = 0
+    """Records that cannot be read behind the last one that can be, at least."""
+
+    def note(self, error: JournalDamagedError) -> None:
+        """Something cannot be read."""
+        self.first = self.first or str(error)
+
+    def passed(self, missing: int) -> None:
+        """A record was read, with so many missing before it."""
+        self.lost += missing
+        self.intact += bool(self.first)
+
+    def forget(self) -> None:
+        """All of this is known."""
+        self.first, self.lost, self.intact = "", 0, 0
+
+    @property
+    def text(self) -> str:
+        """All of it, for a message; empty: all can be read."""
+        if not self.first:
+            return ""
+        lost = self.lost + self.at_end
+        count = "1 record" if lost == 1 else f"{lost:,} records"
+        least = "at least " if self.at_end else ""
+        return f"{self.first}; {least}{count} cannot be read, {self.intact:,} behind can be"
+
+
+def read(
+    segments: Sequence[Segment], identity: Identity, after: int = 0, damage: Damage | None = None
+) -> Iterator[Record]:
     """The records after number ``after`` of a chain. A torn tail of the last segment is left out.
+
+    Args:
+        damage: gets what cannot be read, and the records behind it are read; None: it is an error.
 
     Raises:
         JournalDamagedError: a record before the tail is damaged or missing; the message names it.
@@ -88,33 +131,67 @@ def read(segments: Sequence[Segment], identity: Identity, after: int = 0) -> Ite
     expected = after + 1
     for segment in segments:
         if segment.first > expected:
-            raise _missing(segment.path.parent, expected, segment.first - 1)
-        for record, _ in read_segment(segment, identity):
-            if record.sequence == expected:
-                expected += 1
+            _report(_missing(segment.path.parent, expected, segment.first - 1), damage)
+        for record, _ in read_segment(segment, identity, damage):
+            if record.sequence >= expected:
+                if damage is not None:
+                    damage.passed(record.sequence - expected)
+                expected = record.sequence + 1
                 yield record
+    if damage is not None and segments and segments[-1].first > expected:
+        damage.at_end += segments[-1].first - expected
 
 
-def read_segment(segment: Segment, identity: Identity) -> Iterator[tuple[Record, int]]:
+def read_segment(
+    segment: Segment, identity: Identity, damage: Damage | None = None
+) -> Iterator[tuple[Record, int]]:
     """The records of a segment, each with the byte at which it ends.
 
     Raises:
         JournalDamagedError, UsageError: see :func:`read`.
     """
-    sequence = segment.first
     with open(segment.path, "rb", buffering=1 << 20) as file:
         size = os.fstat(file.fileno()).st_size
-        if not _read_header(file, size, segment, identity):
-            return
-        while segment.end is None or sequence < segment.end:
+        sequence: int | None = segment.first
+        try:
+            if not _read_header(file, size, segment, identity):
+                return
+        except JournalDamagedError as error:
+            _report(error, damage)
+            sequence = _find_intact(file, 0, size, segment, segment.first)
+        while sequence is not None and (segment.end is None or sequence < segment.end):
             begin = file.tell()
-            record = _read_record(file, size, segment, sequence)
+            try:
+                record = _read_record(file, size, segment, sequence)
+            except JournalDamagedError as error:
+                _report(error, damage)
+                sequence = _find_intact(file, begin, size, segment, sequence)
+                continue
             if record is None:
-                if segment.end is not None:
-                    raise damage(segment, sequence, begin, "the file ends before it")
                 return
             yield record, file.tell()
             sequence += 1
+    if sequence is None and segment.end is None and damage is not None:
+        damage.at_end += 1
+
+
+def _report(error: JournalDamagedError, damage: Damage | None) -> None:
+    if damage is None:
+        raise error
+    damage.note(error)
+
+
+def _find_intact(file: BinaryIO, begin: int, size: int, segment: Segment, least: int) -> int | None:
+    """Goes to the next record, from number ``least`` on, that can be read, and returns its number;
+    None: there is none in this segment."""
+    for at, head in _heads(file, begin, size, least - 1):
+        if segment.end is None or head.sequence < segment.end:
+            file.seek(at + HEAD_BYTES)
+            payload = file.read(head.length)
+            if len(payload) == head.length and zlib.crc32(payload) == head.crc:
+                file.seek(at)
+                return head.sequence
+    return None
 
 
 def _read_header(file: BinaryIO, size: int, segment: Segment, identity: Identity) -> bool:
@@ -128,7 +205,7 @@ def _read_header(file: BinaryIO, size: int, segment: Segment, identity: Identity
     _require_header(file, segment, identity)
     if segment.end is None and _is_torn(file, 0, size, segment.first - 1):
         return False
-    raise damage(segment, segment.first, 0, "the header of the segment does not match")
+    raise _damaged(segment, segment.first, 0, "the header of the segment does not match")
 
 
 def _require_header(file: BinaryIO, segment: Segment, identity: Identity) -> None:
@@ -143,68 +220,84 @@ def _require_header(file: BinaryIO, segment: Segment, identity: Identity) -> Non
         try:
             identity.require(text, segment.path)
         except (KeyError, TypeError) as error:
-            raise damage(segment, segment.first, 0, f"its header: {error}") from None
+            raise _damaged(segment, segment.first, 0, f"its header: {error}") from None
 
 
 def _read_record(file: BinaryIO, size: int, segment: Segment, sequence: int) -> Record | None:
     """The record at this place; None where the file ends, or ends with a torn record."""
     begin = file.tell()
     content = file.read(HEAD_BYTES)
-    if len(content) < HEAD_BYTES:
-        return None
-    head = unpack_head(content)
-    if head is None:
+    head = unpack_head(content) if len(content) == HEAD_BYTES else None
+    cut = len(content) < HEAD_BYTES
+    if cut:
+        why = "the file ends before it"
+    elif head is None:
         why = "its head does not match its checksum"
     elif head.sequence != sequence:
         why = f"record {head.sequence} is in its place"
+    elif size - file.tell() < head.length:
+        cut, why = True, "the file ends before its end"
     else:
-        if size - file.tell() < head.length:
-            return None
         payload = file.read(head.length)
         if zlib.crc32(payload) == head.crc:
             return Record(sequence, head.kind, payload)
         why = "its content does not match its checksum"
-    if segment.end is None and _is_torn(file, begin, size, sequence):
+    if segment.end is None and (cut or _is_torn(file, begin, size, sequence)):
         return None
-    raise damage(segment, sequence, begin, why)
+    raise _damaged(segment, sequence, begin, why)
 
 
 def _is_torn(file: BinaryIO, begin: int, size: int, sequence: int) -> bool:
     """Whether power was lost before what comes from ``begin`` on reached the disk. The length of a
     file may be there before its content is, and the content appears a sector at a time: sectors of
     zeros are there then, and no complete record of a number above ``sequence``."""
-    empty = False
+    if next(_heads(file, begin, size, sequence), None) is not None:
+        return False
+    for at, content in _pieces(file, begin, size):
+        sectors = np.frombuffer(content, np.uint8)[-at % _SECTOR :]
+        sectors = sectors[: len(sectors) // _SECTOR * _SECTOR].reshape(-1, _SECTOR)
+        if not sectors.any(axis=1).all():
+            return True
+    return False
+
+
+def _pieces(file: BinaryIO, begin: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """What comes from ``begin`` on, up to whole sectors, each piece with its place."""
     at = begin
-    overlap = b""
     while at < size:
         file.seek(at)
         content = file.read(_SEARCHED - at % _SECTOR)
         if not content:
-            break
-        sectors = np.frombuffer(content, np.uint8)[-at % _SECTOR :]
-        sectors = sectors[: len(sectors) // _SECTOR * _SECTOR].reshape(-1, _SECTOR)
-        empty = empty or not bool(sectors.any(axis=1).all())
-        if _has_head(overlap + content, sequence, size):
-            return False
-        overlap = content[-HEAD_BYTES + 1 :]
+            return
+        yield at, content
         at += len(content)
-    return empty
 
 
-def _has_head(content: bytes, sequence: int, size: int) -> bool:
-    """Whether the head of a record above ``sequence`` begins at any byte."""
+def _heads(file: BinaryIO, begin: int, size: int, above: int) -> Iterator[tuple[int, Head]]:
+    """The heads of records of a higher number that begin at any byte, each with its place."""
+    overlap = b""
+    for at, content in _pieces(file, begin, size):
+        window = overlap + content
+        for place in _likely(window, above, size):
+            found = window[place : place + HEAD_BYTES]
+            head = unpack_head(found) if len(found) == HEAD_BYTES else None
+            if head is not None:
+                yield at - len(overlap) + place, head
+        overlap = window[-HEAD_BYTES + 1 :]
+
+
+def _likely(content: bytes, above: int, size: int) -> list[int]:
+    """Where a head may begin, judged by its number."""
+    places: list[int] = []
     for shift in range(8):
         numbers = np.frombuffer(content, "<u8", max(0, len(content) - shift) // 8, shift)
         # A record takes a byte at least, so no file has more of them than bytes.
-        likely = np.flatnonzero((numbers > sequence) & (numbers <= sequence + size))
-        for place in likely.tolist():
-            head = content[shift + 8 * place :][:HEAD_BYTES]
-            if len(head) == HEAD_BYTES and unpack_head(head) is not None:
-                return True
-    return False
+        likely = np.flatnonzero((numbers > above) & (numbers <= above + size))
+        places += [shift + 8 * place for place in likely.tolist()]
+    return sorted(places)
 
 
-def damage(segment: Segment, sequence: int, begin: int, why: str) -> JournalDamagedError:
+def _damaged(segment: Segment, sequence: int, begin: int, why: str) -> JournalDamagedError:
     """Names a record that cannot be read."""
     return JournalDamagedError(
         f"{segment.path}: record {sequence}, at byte {begin}, is damaged: {why}"

@@ -207,13 +207,14 @@ class PserverService:
 
     def _snapshot(self, request: pb.SnapshotRequest, raw: bytes) -> pb.SnapshotResponse:
         targets = Watermarks.from_proto(request.targets)
+        acknowledged = Watermarks.from_proto(request.acknowledged)
         directory = Path(request.directory)
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such folder; create it before the snapshot")
         shard = self._shard
         with self._snapshots:
             with self._barrier.cut(
-                targets, lambda: shard.has_received(targets), move=request.move
+                targets, lambda: shard.has_received(targets, acknowledged), move=request.move
             ) as elapsed:
                 cut = shard.cut(targets, raw)
                 stall_s = elapsed()

@@ -2,14 +2,15 @@
 checked as a whole, and applied once.
 
 With a sink, every change is appended there before it is made, one at a time, and is acknowledged
-when the sink has it for good. :meth:`Shard.replay` makes the same changes again, in the same order.
+when the sink has it for good. :mod:`.recovery` makes the same changes again, in the same order.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import TrainConfig
@@ -18,13 +19,13 @@ from torch_edl.ps_server import agreement
 from torch_edl.ps_server.changes import Changes
 from torch_edl.ps_server.cut import Cut, Frozen
 from torch_edl.ps_server.gradients import Push, decode, mean
-from torch_edl.ps_server.records import Kind, Record, Sink
+from torch_edl.ps_server.records import Kind, Sink
 from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
-from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import shard_state_pb2 as state_pb
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,9 @@ class Shard:
         self._waiting: list[Push] = []
         self._description = pb.PushDenseParametersRequest()
         self._restored = source is not None
+        self.lost = 0
+        """Records of the log that were damaged and left out. Then a push may leave a gap: the
+        records in it were acknowledged, and are lost here."""
 
     # ---- setting up ----
 
@@ -199,7 +203,10 @@ class Shard:
         """The answer to a push that is a duplicate, or too old; None: the push counts."""
         r = request.range
         with self._state:
-            if r.task_id < request.retired_before or self._received.has(r.task_id, r.first, r.last):
+            beyond = self.lost and self._received.offset(r.task_id) < r.first < r.last
+            if r.task_id < request.retired_before or (
+                not beyond and self._received.has(r.task_id, r.first, r.last)
+            ):
                 return pb.PushGradientsResponse(accepted=True, duplicate=True, version=self.version)
             if self._is_sync and self.version - request.version > self._rules.staleness:
                 return pb.PushGradientsResponse(accepted=False, version=self.version)
@@ -216,7 +223,7 @@ class Shard:
         with self._state:
             self._received.advance(push.range.task_id, push.range.last)
         if len(self._waiting) >= self._rules.grads_to_wait:
-            self._apply_waiting()
+            self.apply_waiting()
 
     def flush(self, raw: bytes = b"") -> int:
         """Sync mode: applies what waits for its quorum; returns the version. Raises OSError as
@@ -225,12 +232,12 @@ class Shard:
         with self._task_locks[0]:
             if self._waiting:
                 self._changes.append(self._changes.entry(Kind.FLUSH, raw))
-                self._apply_waiting()
+                self.apply_waiting()
             version = self.version
         self._changes.wait_durable()
         return version
 
-    def _apply_waiting(self, targets: Watermarks | None = None) -> None:
+    def apply_waiting(self, targets: Watermarks | None = None) -> None:
         """Applies the mean of what waits, or of those pushes that are within ``targets``."""
         taken, left = self._split_waiting(targets)
         self._waiting = left
@@ -275,40 +282,21 @@ class Shard:
 
     # ---- making changes again ----
 
-    def replay(self, record: Record) -> None:
-        """Makes a change again. The caller has read the state before it, and nobody else is here.
-
-        Raises:
-            EdlError: the change does not fit the state.
-        """
-        self._changes.sequence, self._changes.replaying = record.sequence, True
+    @contextmanager
+    def replaying(self, sequence: int) -> Iterator[None]:
+        """Surrounds the change of a record, which is in the log: nobody else uses the shard."""
+        self._changes.sequence, self._changes.replaying = sequence, True
         try:
-            self._replay(record.kind, record.payload)
-        except (UsageError, ValueError) as error:
-            raise EdlError(f"record {record.sequence} cannot be applied again: {error}") from error
+            yield
         finally:
             self._changes.replaying = False
 
-    def _replay(self, kind: int, payload: bytes) -> None:
-        if kind == Kind.GRADIENTS:
-            answer = self.push(pb.PushGradientsRequest.FromString(payload), payload)
-            if not answer.accepted or answer.duplicate:
-                raise UsageError(f"a push that was taken before was not taken: {answer}")
-        elif kind == Kind.DENSE:
-            self.initialize(pb.PushDenseParametersRequest.FromString(payload), payload)
-        elif kind == Kind.TABLES:
-            self.add_tables(pb.PushEmbeddingTableInfosRequest.FromString(payload), payload)
-        elif kind == Kind.FLUSH:
-            self.flush(payload)
-        elif kind == Kind.CUT:
-            self._apply_waiting(
-                Watermarks.from_proto(pb.SnapshotRequest.FromString(payload).targets)
-            )
-        elif kind == Kind.EVICTION:
-            entry = pb.TableIds.FromString(payload)
-            self.table(entry.name).core.remove(codec.ids_from_bytes(entry.ids))
-        else:
-            raise UsageError(f"a change of an unknown kind, {kind}; use a newer torch-edl")
+    def note_lost(self) -> None:
+        """The log keeps how many records are lost, since a successor may not find them again."""
+        lost = state_pb.LostRecords(records=self.lost).SerializeToString()
+        with self._task_locks[0]:
+            self._changes.append(self._changes.entry(Kind.REPAIR, lost))
+        self._changes.wait_durable()
 
     def _require_sound(self) -> None:
         if self._broken:
@@ -316,10 +304,15 @@ class Shard:
 
     # ---- snapshots: the caller keeps pushes out ----
 
-    def has_received(self, targets: Watermarks) -> bool:
-        """Whether every record of ``targets`` is applied here or waits for its quorum."""
+    def has_received(self, targets: Watermarks, acknowledged: Watermarks) -> bool:
+        """Whether every record of ``targets`` is applied here, waits for its quorum, or is lost.
+
+        Args:
+            acknowledged: what all servers have acknowledged: what is missing here is lost.
+        """
         with self._state:
-            return self._received.reached(targets)
+            there = [self._received, acknowledged] if self.lost else [self._received]
+            return Watermarks.union(there).reached(targets)
 
     def cut(self, targets: Watermarks, raw: bytes = b"") -> Cut:
         """Freezes the state in which the records of ``targets`` are applied.
@@ -335,7 +328,7 @@ class Shard:
             with self._task_locks[0]:
                 if self._split_waiting(targets)[0]:
                     self._changes.append(self._changes.entry(Kind.CUT, raw))
-                    self._apply_waiting(targets)
+                    self.apply_waiting(targets)
         dense = self.dense.state()
         tables = [(t, t.step) for t in self.tables.values()]
         for table, _ in tables:
@@ -369,7 +362,7 @@ class Shard:
             with self._state:
                 applied, received = self._applied.copy(), self._received.copy()
         state = agreement.describe(description, exact, steps, tables)
-        state.version, state.restored = version, self._restored
+        state.version, state.restored, state.lost = version, self._restored, self.lost
         state.applied.CopyFrom(applied.to_proto())
         state.received.CopyFrom(received.to_proto())
         return Frozen(sequence, state, waiting, tables)
@@ -383,7 +376,7 @@ class Shard:
     def thaw(self, frozen: Frozen, dense: DenseShard, tables: Mapping[str, EmbeddingTable]) -> None:
         """Takes the state of a snapshot, in a shard that nobody uses yet."""
         state = frozen.state
-        self._source, self._restored = None, state.restored
+        self._source, self._restored, self.lost = None, state.restored, state.lost
         self._description = agreement.without_values(state.dense)
         self.dense, self.tables, self.version = dense, dict(tables), state.version
         self._applied = Watermarks.from_proto(state.applied)

@@ -7,16 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterServerRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "address", "lost")
+    __slots__ = ("shard", "incarnation", "address", "lost", "updates_lost", "damage")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     address: str
     lost: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ...) -> None: ...
+    updates_lost: int
+    damage: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ..., updates_lost: _Optional[int] = ..., damage: _Optional[str] = ...) -> None: ...
 
 class RegisterServerResponse(_message.Message):
     __slots__ = ()

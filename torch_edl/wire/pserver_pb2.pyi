@@ -299,16 +299,18 @@ class HoldResponse(_message.Message):
     def __init__(self, initialized: _Optional[bool] = ..., watermarks: _Optional[_Union[Watermarks, _Mapping]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("fence", "targets", "directory", "move")
+    __slots__ = ("fence", "targets", "directory", "move", "acknowledged")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     targets: Watermarks
     directory: str
     move: int
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Watermarks, _Mapping]] = ..., directory: _Optional[str] = ..., move: _Optional[int] = ...) -> None: ...
+    acknowledged: Watermarks
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., targets: _Optional[_Union[Watermarks, _Mapping]] = ..., directory: _Optional[str] = ..., move: _Optional[int] = ..., acknowledged: _Optional[_Union[Watermarks, _Mapping]] = ...) -> None: ...
 
 class SnapshotResponse(_message.Message):
     __slots__ = ("snapshot", "stall_ms")

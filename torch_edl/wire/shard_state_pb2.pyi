@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ShardState(_message.Message):
-    __slots__ = ("dense", "steps", "tables", "version", "applied", "received", "waiting", "restored", "files")
+    __slots__ = ("dense", "steps", "tables", "version", "applied", "received", "waiting", "restored", "files", "lost")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class ShardState(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     dense: _pserver_pb2.PushDenseParametersRequest
     steps: _containers.RepeatedScalarFieldContainer[int]
     tables: _containers.RepeatedCompositeFieldContainer[SavedTable]
@@ -34,7 +35,14 @@ class ShardState(_message.Message):
     waiting: _containers.RepeatedScalarFieldContainer[bytes]
     restored: bool
     files: _containers.ScalarMap[str, int]
-    def __init__(self, dense: _Optional[_Union[_pserver_pb2.PushDenseParametersRequest, _Mapping]] = ..., steps: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., received: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., waiting: _Optional[_Iterable[bytes]] = ..., restored: _Optional[bool] = ..., files: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    lost: int
+    def __init__(self, dense: _Optional[_Union[_pserver_pb2.PushDenseParametersRequest, _Mapping]] = ..., steps: _Optional[_Iterable[int]] = ..., tables: _Optional[_Iterable[_Union[SavedTable, _Mapping]]] = ..., version: _Optional[int] = ..., applied: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., received: _Optional[_Union[_pserver_pb2.Watermarks, _Mapping]] = ..., waiting: _Optional[_Iterable[bytes]] = ..., restored: _Optional[bool] = ..., files: _Optional[_Mapping[str, int]] = ..., lost: _Optional[int] = ...) -> None: ...
+
+class LostRecords(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    def __init__(self, records: _Optional[int] = ...) -> None: ...
 
 class SavedTable(_message.Message):
     __slots__ = ("info", "declared", "seed", "step")

@@ -81,6 +81,15 @@ def test_a_rollback_breaks_the_promise_only_where_there_was_one() -> None:
         assert found.problems == ([] if may else ["5 records were rolled back"])
 
 
+def test_updates_that_a_repair_left_out_are_lost() -> None:
+    w = watch(updates_lost=2)
+    w.saw(status(20, updates_lost=4), 1.0)
+    w.saw(status(30, updates_lost=5), 1.5)
+    found = verdict(w, 2.0)
+    assert (found.held, found.updates_lost) == (False, 3)
+    assert found.problems == ["3 updates in damaged records of journals are lost (--repair)"]
+
+
 def test_a_job_without_progress_after_the_last_fault() -> None:
     w = watch()
     w.saw(status(20), 1.0)

@@ -28,6 +28,7 @@ KEYS = (
         "processes",
         "damaged",
         "nan_steps",
+        "updates_lost",
         "error",
     ),
     *("checkpoint", "output"),

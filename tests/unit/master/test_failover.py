@@ -181,9 +181,34 @@ def test_a_server_that_has_lost_the_shard_takes_the_model_to_the_checkpoint():
     w.servers.register(lost, w.now)
     text = f"ps-2 cannot restore shard 1: its peer is gone too; the servers restart from {saved}"
     assert text.removesuffix(str(saved)) in texts(w)
+    assert ", and train 8 records again" in texts(w)
     assert w.job.fleet.incarnation == 2
     w.all_up()
     w.counted = counted
+    w.work()
+    assert w.counted == every_record()
+
+
+def test_what_a_repair_left_out_is_said_once():
+    w = world()
+    w.work(tasks=2)
+    w.exit("ps", 1, signal=9)
+    w.tick()
+    found = pb.RegisterServerRequest(
+        shard=1, incarnation=3, address="s2", updates_lost=2, damage="record 7 is damaged"
+    )
+    for _ in range(2):
+        w.servers.register(found, w.now)
+    said = "ps-2 goes on without 2 updates of shard 1, lost for good: record 7 is damaged"
+    assert texts(w).count(said) == 1
+    w.exit("ps", 2, signal=9)
+    w.tick()
+    again = pb.RegisterServerRequest(
+        shard=1, incarnation=4, address="s3", updates_lost=3, damage="record 9 is damaged"
+    )
+    w.servers.register(again, w.now)
+    assert "without 1 update of shard 1, lost for good: record 9" in texts(w)
+    assert w.job.lifecycle.updates_lost == 3
     w.work()
     assert w.counted == every_record()
 

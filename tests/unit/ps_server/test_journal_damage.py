@@ -58,8 +58,17 @@ def test_a_changed_byte_is_named_wherever_it_is(server: Server) -> None:
         content[at] ^= 0x10
         path.write_bytes(content)
         sequence = max(1, sum(end <= at for end in ends))
-        with pytest.raises(JournalDamagedError, match=rf"-1\.log: record {sequence}, at byte"):
+        named = rf"-1\.log: record {sequence}, at byte .* cannot be read, \d behind can .*--repair"
+        with pytest.raises(JournalDamagedError, match=named):
             copy.recovered()
+        # All others can be read: those of a damaged header, too.
+        journal = copy.open(repair=True)
+        left = PAYLOADS[: sequence - 1] + PAYLOADS[sequence if at >= ends[0] else 0 :]
+        assert [r.payload for r in journal.records()] == left, at
+        damage = journal.damage
+        at_end = int(sequence == len(PAYLOADS))
+        assert (damage.at_end, damage.lost) == (at_end, int(at >= ends[0]) - at_end), at
+        assert damage.intact == len(left) - sequence + 1
 
 
 def test_sectors_that_power_loss_left_empty_are_cut(server: Server) -> None:
@@ -96,3 +105,8 @@ def test_a_segment_that_is_missing_is_damage(
     paths[2].unlink()
     with pytest.raises(JournalDamagedError, match="record 3, at byte"):
         server.recovered()
+    sorted(server.root.glob("*/*.log"))[0].unlink()
+    journal = server.open(repair=True)
+    assert [r.sequence for r in journal.records()] == [2, 4, 5]
+    assert (journal.damage.lost, journal.damage.intact) == (2, 3)
+    assert "records 1 to 1 are missing; 2 records cannot be read, 3 behind" in journal.damage.text
