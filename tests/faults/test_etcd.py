@@ -41,7 +41,8 @@ def test_master_and_etcd_are_killed(
     etcd.start()
     kept = store.get("state").revision
     job.wait_for(lambda: store.get("state").revision > kept)
-    kill_master(job)
+    etcd.kill()
+    kill_master(job, etcd.start)  # the next one waits for its state
     require_same_processes(job, before)
     assert not (job.folder / "state.sqlite").exists()
     job.go_on()

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.conftest import MODEL, ROOT, ModelJob
@@ -157,7 +159,9 @@ def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
 
 def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> None:
     """Of tasks that take longer than the grace period: others do them from the beginning."""
-    job = start("--workers", "1", "--eval-data", str(tmp_path / "data-0.parquet"))
+    records = pa.table({"n": range(80)})  # 64 of them take 4 s
+    pq.write_table(records, tmp_path / "evaluated.parquet")
+    job = start("--workers", "1", "--eval-data", str(tmp_path / "evaluated.parquet"))
     job.go_on()
     job.wait_for(lambda: job.status().epoch == 1)
     (pid,) = job.pids("worker")

@@ -4,6 +4,7 @@ it had started continue."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -22,10 +23,11 @@ TASKS = ["--batch-size", "8", "--records-per-task", "32"]
 FLAGS = ["--workers", "2", "--ps", "2", *TASKS]
 
 
-def kill_master(job: Any) -> None:
+def kill_master(job: Any, meanwhile: Callable[[], object] = lambda: None) -> None:
     """SIGKILL, and a word of the next one."""
     (pid,) = job.pids("master")
     os.kill(pid, signal.SIGKILL)
+    meanwhile()
     job.wait_for(lambda: job.status().processes and job.status().processes[0].pid != pid)
 
 
@@ -59,12 +61,18 @@ def test_twice_in_training(start_job: Callable[..., Any], flags: list[str]) -> N
 def test_while_it_takes_checkpoints(start_job: Callable[..., Any], tmp_path: Path) -> None:
     flags = [*FLAGS, "--checkpoint-every", "4", "--checkpoint-dir", "DIR"]
     job = start_job(RECORDS, *flags, delay_s=0.01)
+    newest = ""
+
+    def under_way() -> bool:
+        nonlocal newest
+        newest = job.status().checkpoint
+        return any((tmp_path / "checkpoints").glob(".snapshot-*"))
+
     for more in (0, 150):
         job.wait_for(lambda n=more: job.done() > n)
-        job.wait_for(lambda: list((tmp_path / "checkpoints").glob(".snapshot-*")))
+        job.wait_for(under_way)
         kill_master(job)
-    newest = job.status().checkpoint
-    job.wait_for(lambda: job.status().checkpoint > newest)  # the next one is taken
+    job.wait_for(lambda: job.status().checkpoint > newest)  # it is taken again, or committed
     job.kill("ps")  # so that one of them counts
     job.go_on()
     job.check()
@@ -94,31 +102,37 @@ def feed(records, mode, metadata):
     time.sleep(0.05)
     numbers = torch.tensor(records["n"].to_numpy(), dtype=torch.float32)[:, None]
     return numbers if mode == "prediction" else (numbers, numbers)
+def eval_metrics_fn():
+    return {"mean": lambda labels, predictions: labels[:, 0]}
 """
 
 
-def test_predictions_are_complete_and_in_order(tmp_path: Path, jobs: Any) -> None:
+def test_evaluations_and_predictions_are_complete(tmp_path: Path, jobs: Any) -> None:
+    """Of jobs that do nothing else: each record counts once, and keeps its place."""
     (tmp_path / "echo.py").write_text(ECHO)
     (tmp_path / "n.csv").write_text("n\n" + "".join(f"{n}\n" for n in range(RECORDS)))
-    model, said = str(tmp_path / "echo.py"), tmp_path / "said.npz"
-    output = str(tmp_path / "output")
-    words = ["--data", str(tmp_path / "n.csv"), "--records-per-task", "8"]
-    train = [*EDL, "run", model, *words[:2], "--job-name", "train", "--output", output]
-    trained = jobs.enter_context(
-        contextlib.closing(Job(tmp_path, "train", train, "torch_edl.worker"))
-    )
+    said, output = tmp_path / "said.npz", tmp_path / "output"
+
+    def start(verb: str, *flags: str) -> Job:
+        words = [str(tmp_path / "echo.py"), "--data", str(tmp_path / "n.csv"), "--job-name", verb]
+        command = [*EDL, verb, *words, *flags]
+        job = Job(tmp_path, verb, command, "torch_edl.worker")
+        return jobs.enter_context(contextlib.closing(job))
+
+    trained = start("run", "--output", str(output))
     assert trained.finish() == 0, trained.report()
-    predict = [*EDL, "predict", model, *words, "--from", output, "--output", str(said)]
-    job = jobs.enter_context(
-        contextlib.closing(
-            Job(tmp_path, "p", [*predict, "--workers", "2", "--job-name", "p"], "torch_edl.worker")
-        )
-    )
-    for done in (100, 300):
-        job.wait_for(lambda n=done: job.done() > n)
-        kill_master(job)
-    assert job.finish() == 0, job.report()
-    weights = load_file(tmp_path / "output" / "model.safetensors")
+    rest = ["--from", str(output), "--workers", "2", "--records-per-task", "8"]
+    evaluate = ("evaluate", "--strategy", "ps", "--summary", str(tmp_path / "e.json"))
+    for verb, *flags in (evaluate, ("predict", "--output", str(said))):
+        job = start(verb, *rest, *flags)
+        for done in (100, 300):
+            job.wait_for(lambda n=done, job=job: job.done() > n)
+            kill_master(job)
+        assert job.finish() == 0, job.report()
+    summary = json.loads((tmp_path / "e.json").read_text())
+    assert summary["records"] == RECORDS
+    assert summary["metrics"]["mean"] == pytest.approx((RECORDS - 1) / 2)
+    weights = load_file(output / "model.safetensors")
     expected = np.arange(RECORDS) * float(weights["weight"][0, 0]) + float(weights["bias"][0])
     assert np.allclose(np.load(said)["prediction"][:, 0], expected, rtol=1e-4, atol=1e-4)
 

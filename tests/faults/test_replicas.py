@@ -60,7 +60,7 @@ def test_one_server_at_a_time_is_killed(
     assert rolled_back(job) == 0, job.report()
 
 
-@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("saved", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_both_servers_are_killed_at_once(start_job: Callable[..., ModelJob], saved: bool) -> None:
     """What they had is lost, the events say so, and all else is trained exactly once."""
     checkpoints = ["--checkpoint-dir", "DIR", "--checkpoint-every", "10"] if saved else []
