@@ -177,7 +177,9 @@ def damage(place: Any, digits: Path) -> None:
         ("empty.parquet", "no records in it; name files that hold some"),
         pytest.param("cut.parquet", "not a whole Parquet file", marks=SLOW),
         pytest.param("header.csv", "no records in it; name files that hold some", marks=SLOW),
-        ("odd.csv", "odd.csv at byte 4: a row of 2 fields, the header has 1: '2,3'"),
+        pytest.param(
+            "odd.csv", "odd.csv at byte 4: a row of 2 fields, the header has 1: '2,3'", marks=SLOW
+        ),
         pytest.param("noise.bin", "neither its suffix nor its first bytes", marks=SLOW),
         pytest.param(
             "image.recordio",

@@ -303,7 +303,9 @@ def clicks(place: Any) -> dict[str, np.ndarray[Any, Any]]:
     ("way", "suffix", "flags"),
     [
         ("dict", "csv", "--workers 2 --ps 2 --large-embedding 100"),
-        ("stream", "tfrecord", "--strategy local --loader-workers 1"),
+        pytest.param(
+            "stream", "tfrecord", "--strategy local --loader-workers 1", marks=pytest.mark.slow
+        ),
         pytest.param("tuple", "parquet", "--strategy local", marks=pytest.mark.slow),
         pytest.param(
             "dataset", "recordio", "--strategy ps --loader-workers 1", marks=pytest.mark.slow

@@ -81,7 +81,10 @@ def test_three_lines_and_an_import_are_all_that_changes() -> None:
         ([PYTHON, SCRIPT], 1),
         ([*TORCHRUN, "--nproc-per-node", "2", SCRIPT], 2),
         ([*EDL, SCRIPT, "--workers", "2", "--job-name", "ring", "--output", "trained"], 2),
-        ([*EDL, "--nnodes", "1:4", "--nproc-per-node", "1", SCRIPT], 1),
+        # tests/e2e/test_torchrun.py starts several machines.
+        pytest.param(
+            [*EDL, "--nnodes", "1:4", "--nproc-per-node", "1", SCRIPT], 1, marks=pytest.mark.slow
+        ),
         # But for the three lines it is the same.
         pytest.param([PYTHON, str(EXAMPLES / "train_plain.py")], 1, marks=pytest.mark.slow),
     ],

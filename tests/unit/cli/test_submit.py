@@ -107,7 +107,10 @@ def start_slow(torch_edl: Run, place: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_ends_all_processes(
     torch_edl: Run, place: Path, number: signal.Signals, code: int
 ) -> None:

@@ -27,9 +27,17 @@ from tests.unit.ps_server.journalled import (
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
 
+FAST = {("async", "never"), ("sync", "always")}
 
-@pytest.mark.parametrize("fsync", ["never", "interval", "always"])
-@pytest.mark.parametrize("mode", ["async", "sync"])
+
+@pytest.mark.parametrize(
+    ("mode", "fsync"),
+    [
+        pytest.param(mode, fsync, marks=[] if (mode, fsync) in FAST else pytest.mark.slow)
+        for mode in ("async", "sync")
+        for fsync in ("never", "interval", "always")
+    ],
+)
 def test_a_server_that_is_killed_comes_back_as_it_was(
     start: Callable[..., Any], tmp_path: Path, mode: str, fsync: str
 ) -> None:

@@ -114,8 +114,15 @@ class World:
         assert not self.fatal.is_set()
 
 
+FAST = {("adam", False), ("ftrl", False), ("sgd", True)}
+
+
 @pytest.mark.parametrize(
-    ("kind", "sync"), [*((kind, False) for kind in sorted(HYPER)), ("sgd", True)]
+    ("kind", "sync"),
+    [
+        pytest.param(kind, sync, marks=[] if (kind, sync) in FAST else pytest.mark.slow)
+        for kind, sync in (*((kind, False) for kind in sorted(HYPER)), ("sgd", True))
+    ],
 )
 def test_no_number_ends_or_poisons_a_server(kind: str, sync: bool, tmp_path: Path) -> None:
     setup = ("PushDenseParameters", "PushEmbeddingTableInfos")

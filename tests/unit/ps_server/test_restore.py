@@ -48,7 +48,7 @@ def read_all(servers: list[Any]) -> tuple[np.ndarray, float]:
     return rows, float(sum(s.dense().sum() for s in servers))
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_three_servers_become_two_become_five(
     start: Callable[..., Any], save: Callable[..., Path], kind: str
 ) -> None:

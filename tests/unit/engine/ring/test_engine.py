@@ -108,7 +108,12 @@ def compared(member: Member, optimizer_name: str, norm: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "optimizer", "norm"), [(2, "sgd", False), (2, "adam", True), (4, "adam", False)]
+    ("world", "optimizer", "norm"),
+    [
+        (2, "adam", True),
+        pytest.param(2, "sgd", False, marks=pytest.mark.slow),
+        pytest.param(4, "adam", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_hundred_steps_are_those_of_distributed_data_parallel(
     world: int, optimizer: str, norm: bool

@@ -351,13 +351,13 @@ def test_outside_of_an_update_gradients_are_left_alone() -> None:
     assert torch.equal(model.weight.grad, 2 * wanted)
 
 
-def compiled(member: Member) -> None:
+def compiled(member: Member, backend: str) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     group = ring(member)
     xs = [inputs(model, rank, 0, 3) for rank in range(group.size)]
     wanted = expected(model, [(1 / group.size, x) for x in xs])
-    fast = torch.compile(model, backend="aot_eager")
+    fast = torch.compile(model, backend=backend)
     reducer = Reducer(fast)
     reducer.use(group)
     reducer.begin_minibatch(1 / group.size)
@@ -367,5 +367,8 @@ def compiled(member: Member) -> None:
     member.hear()
 
 
-def test_a_compiled_model() -> None:
-    run(compiled, world=2)
+@pytest.mark.parametrize(
+    ("backend", "world"), [("eager", 1), pytest.param("aot_eager", 2, marks=pytest.mark.slow)]
+)
+def test_a_compiled_model(backend: str, world: int) -> None:
+    run(compiled, backend, world=world)

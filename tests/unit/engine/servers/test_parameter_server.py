@@ -54,8 +54,19 @@ OPTIMIZERS: dict[str, tuple[Make, bool]] = {
 }
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Of momentum and moments, of learning rates for each row, and of our own. Each kernel is compared
+# with torch in tests/contract/test_optimizers.py.
+FAST = {("sgd momentum", 1), ("adam", 2), ("adagrad decay", 2), ("ftrl", 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "servers"),
+    [
+        pytest.param(name, servers, marks=[] if (name, servers) in FAST else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for servers in (1, 2)
+    ],
+)
 def test_200_steps_equal_a_plain_loop(
     name: str, servers: int, start_servers: Callable[..., list[pb.Server]]
 ) -> None:
