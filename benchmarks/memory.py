@@ -77,6 +77,7 @@ def measure(part: str, number: int) -> dict[str, Any]:
     return {
         "distinct": distinct,
         "rows": table.size,
+        "counted": table.counted,
         "mb": round(grown / 1e6),
         "mb_per_million": round(grown / distinct),
         "known": round(known / asked, 3),

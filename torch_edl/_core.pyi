@@ -42,11 +42,14 @@ class Table:
 
     Args:
         num_embeddings: ids are in ``[0, num_embeddings)``; 0: any int64.
-        min_count: a row changes from the ``min_count``-th push that names it on.
-        max_age: :meth:`evict` removes rows unused for more updates than this; 0: none.
-        max_rows: :meth:`evict` keeps so many rows, those used last; 0: all. A frozen table evicts
-            nothing: at the bound, a pull of an unseen id makes no row.
-        max_bytes: the same bound, as memory of rows and buckets; 0: none.
+        min_count: an id has a row from the ``min_count``-th push that names it on. Before, pulls
+            give its initial values, its gradients are dropped, and it is counted, which takes 22 to
+            28 bytes.
+        max_age: :meth:`evict` removes rows unused for more updates than this, and ids that no
+            push named for so long from the counted ones; 0: none.
+        max_rows: :meth:`evict` keeps so many rows, those used last, and so many counted ids; 0:
+            all. A frozen table evicts nothing: at the bound, a pull of an unseen id makes no row.
+        max_bytes: the same bound, as memory of rows, counted ids and buckets; 0: none.
 
     Raises:
         ValueError: an unknown initializer or argument, or a size out of range.
@@ -90,24 +93,30 @@ class Table:
         count: _Ids | None = None,
     ) -> None:
         """Sets rows: ``vectors`` (n, dim), ``slots`` (n, len(slots), dim), the others (n,)."""
+    def load_counts(self, ids: _Ids, count: _Ids, last_used: _Ids) -> None:
+        """Sets how often ids (n,) were counted; one that has a row keeps the row alone. A table
+        without ``min_count`` counts nothing."""
     def evict(self, step: int, aged: bool = True) -> _Ids:
         """Removes rows beyond the bound, least recently used first (of a table of more than 65,536
-        rows, as a sample tells); returns their ids (n,).
+        rows, as a sample tells), and counted ids likewise; returns the ids (n,).
 
         One call does a part of the work, which takes some milliseconds: call it after each push.
         While another thread evicts, a call does nothing.
 
         Args:
-            aged: begin a round that also removes the rows that no update after
-                ``step - max_age - 1`` used.
+            aged: begin a round that also removes the rows and the counted ids that no update
+                after ``step - max_age - 1`` used.
         """
     def remove(self, ids: _Ids) -> None:
-        """Removes the rows of ``ids`` (n,); an id without a row is no error."""
+        """Removes the rows, or the counts, of ``ids`` (n,); an id without either is no error."""
     def begin_snapshot(self) -> None:
         """Cuts, in microseconds: the snapshot is the table as it is now."""
     def next_chunk(self, max_rows: int) -> tuple[_Ids, _Floats, _Floats, _Ids, _Ids] | None:
         """Up to ``max_rows`` rows of the snapshot, in no order: ids (n,), vectors (n, dim), slots
         (n, len(slots), dim), last_used (n,), count (n,). May be empty; None when all were given."""
+    def next_counts(self, max_ids: int) -> tuple[_Ids, _Ids, _Ids] | None:
+        """Up to ``max_ids`` ids that were counted as of the snapshot: ids, count, last_used, each
+        (n,). May be empty; None when all were given."""
     def end_snapshot(self) -> None: ...
     def scan(self, cursor: int, max_rows: int) -> tuple[_Ids, _Floats, int]:
         """Up to ``max_rows`` rows as they are now: ids (n,), vectors (n, dim) and the cursor of the
@@ -131,8 +140,11 @@ class Table:
     def size(self) -> int:
         """Rows."""
     @property
+    def counted(self) -> int:
+        """Ids that are counted and have no row."""
+    @property
     def bytes(self) -> int:
-        """Memory of rows and buckets."""
+        """Memory of rows, counted ids and buckets."""
 
 def assemble(
     parts: Sequence[bytes | _Floats | tuple[Table, _Ids]], read_only: bool = False

@@ -3,8 +3,9 @@ their bytes.
 
 ``shard-I-of-N.dense.safetensors`` holds NAME -> value (a tied weight under each of its names),
 ``NAME@SLOT`` -> slot and ``NAME@step`` -> updates that the parameter has had, and
-``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows.
-The metadata of a file names the table, and the step of its optimizer.
+``shard-I-of-N.table-T.part-P.safetensors`` ids, last_used, count, vectors and slots of some rows,
+``shard-I-of-N.table-T.counts-P.safetensors`` ids, last_used and count of some ids that are counted
+and have no row yet. The metadata of a file names the table, and the step of its optimizer.
 :mod:`torch_edl.checkpoint.reader` restores the files of any number of shards into any number of
 shards. Whoever made the folder removes it where writing fails.
 """
@@ -204,10 +205,12 @@ def write_tables(
     written: dict[str, int] = {}
     try:
         for index, (table, step) in enumerate(tables):
-            for part, rows in enumerate(_parts(table)):
-                name = f"{stem}.table-{index}.part-{part}.safetensors"
-                written[name] = write(directory / name, vars(rows), _about(table, step))
-                after_file(directory / name)
+            counts = table.snapshot_counts(PART_BYTES // 24)
+            for kind, parts in (("counts", counts), ("part", _parts(table))):
+                for number, part in enumerate(parts):
+                    name = f"{stem}.table-{index}.{kind}-{number}.safetensors"
+                    written[name] = write(directory / name, vars(part), _about(table, step))
+                    after_file(directory / name)
     finally:
         # Pushes copy rows for a snapshot as long as it is open.
         for table, _ in tables:

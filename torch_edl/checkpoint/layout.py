@@ -4,6 +4,7 @@
 
     shard-0-of-2.dense.safetensors          NAME -> value, ``NAME@SLOT``, ``NAME@step``
     shard-0-of-2.table-0.part-0.safetensors ids, vectors, slots, last_used, count
+    shard-0-of-2.table-0.counts-0.safetensors ids without a row, count, last_used
     shard-0-of-1.optimizer.safetensors      of a replica: the state of torch optimizers
     ...
 

@@ -18,7 +18,7 @@ from torch_edl import _core
 from torch_edl.checkpoint import files, layout
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import EmbeddingTable, Rows
+from torch_edl.tables.table import Counts, EmbeddingTable, Rows
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -38,6 +38,7 @@ class SavedTable:
     info: dict[str, Any]
     """dim, num_embeddings, initializer, seed, modules."""
     parts: list[Path] = field(default_factory=list)
+    counts_parts: list[Path] = field(default_factory=list)
     slot_names: list[str] = field(default_factory=list)
     step: int = 0
     _weight: Floats | None = None
@@ -110,6 +111,19 @@ class SavedTable:
             slots = tensors.get("slots", np.empty((len(ids), 0, int(self.info["dim"])), np.float32))
             last_used, count = tensors.get("last_used", none), tensors.get("count", none)
             yield path, Rows(ids, vectors, slots, last_used, count)
+
+    def counts(self) -> Iterator[tuple[Path, Counts]]:
+        """The ids of each part that are counted and have no row.
+
+        Raises:
+            CheckpointError: a part is damaged.
+        """
+        for path in self.counts_parts:
+            tensors = files.read(path)
+            try:
+                yield path, Counts(tensors["ids"], tensors["count"], tensors["last_used"])
+            except KeyError as error:
+                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
 
 
 class CheckpointReader:
@@ -185,7 +199,7 @@ class CheckpointReader:
             raise CheckpointError(
                 f"{path}: its description of table {name} differs from that of other parts"
             )
-        saved.parts.append(path)
+        (saved.counts_parts if ".counts-" in path.name else saved.parts).append(path)
         saved.step = max(saved.step, step)
 
     def _open_export(self, directory: Path) -> None:
@@ -248,6 +262,16 @@ class CheckpointReader:
         begins = saved.info["initializer"]
         trained.initializer.CopyFrom(pb.Initializer(kind=begins["kind"], args=begins["args"]))
         table = EmbeddingTable(trained, int(saved.info["seed"]), optimizers, info, self._shards)
+        for path, counts in saved.counts():
+            mine = np.flatnonzero(_core.owner(counts.ids, self._shards) == self._shard)
+            counted = Counts(
+                counts.ids[mine], counts.count[mine], np.minimum(counts.last_used[mine], saved.step)
+            )
+            try:
+                table.load_counts(counted)
+                table.fit()
+            except (ValueError, IndexError) as error:
+                raise CheckpointError(f"{path}: its ids do not fit: {error}") from error
         for path, rows in saved.rows():
             mine = np.flatnonzero(_core.owner(rows.ids, self._shards) == self._shard)
             part = Rows(

@@ -4,7 +4,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace edl {
@@ -77,6 +79,13 @@ inline py::bytes new_bytes(size_t size) {
   auto out = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, ssize(size)));
   if (!out) throw py::error_already_set();
   return out;
+}
+
+// A numpy array that owns the vector's memory, without a copy.
+inline py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
+  auto* kept = new std::vector<int64_t>(std::move(values));
+  const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
+  return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
 }
 
 // A contiguous buffer of another object.

@@ -14,8 +14,7 @@
 #endif
 
 #include "arrays.h"
-#include "hash.h"
-#include "ids.h"
+#include "bindings_ids.h"
 #include "initializer.h"
 #include "numerics.h"
 #include "optimizer.h"
@@ -28,10 +27,10 @@ using edl::View;
 using edl::check_dim;
 using edl::checked;
 using edl::count_ids;
-using edl::count_shards;
 using edl::length;
 using edl::new_bytes;
 using edl::ssize;
+using edl::to_array;
 
 namespace {
 
@@ -63,6 +62,10 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
       throw py::value_error("table " + name + ": " + what + " " + std::to_string(value) +
                             ": must be 0 or more");
     }
+  }
+  if (min_count > int64_t{edl::Counter::kMostCount}) {
+    throw py::value_error("table " + name + ": min_count " + std::to_string(min_count) +
+                          ": must be " + std::to_string(edl::Counter::kMostCount) + " or less");
   }
   const edl::TableOptions options{num_embeddings, min_count, max_age, max_rows, max_bytes};
   return std::make_unique<edl::Table>(name, check_dim(dim), initializer, args, seed, optimizer,
@@ -211,11 +214,28 @@ py::object next_chunk(edl::Table& table, int64_t max_rows) {
   return py::make_tuple(ids[rows], vectors[rows], slots[rows], last_used[rows], count[rows]);
 }
 
-// A numpy array that owns the vector's memory, without a copy.
-py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
-  auto* kept = new std::vector<int64_t>(std::move(values));
-  const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
-  return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
+void load_counts(edl::Table& table, const Array& ids, const Array& count, const Array& last_used) {
+  const auto n = ssize(count_ids(ids));
+  const edl::CountChunk counts{checked<int64_t>(ids, "ids", {n}),
+                               checked<int64_t>(count, "count", {n}),
+                               checked<int64_t>(last_used, "last_used", {n})};
+  py::gil_scoped_release release;
+  table.load_counts(counts, static_cast<size_t>(n));
+}
+
+py::object next_counts(edl::Table& table, int64_t max_ids) {
+  if (max_ids < 1) throw py::value_error("max_ids: must be 1 or more");
+  const size_t most = std::min(static_cast<size_t>(max_ids), table.counts_left());
+  if (most == 0) return py::none();
+  py::array_t<int64_t> ids(ssize(most)), count(ssize(most)), last_used(ssize(most));
+  const edl::CountChunk out{ids.mutable_data(), count.mutable_data(), last_used.mutable_data()};
+  size_t given;
+  {
+    py::gil_scoped_release release;
+    given = table.next_counts(most, out);
+  }
+  const py::slice part(0, ssize(given), 1);
+  return py::make_tuple(ids[part], count[part], last_used[part]);
 }
 
 py::array_t<int64_t> evict(edl::Table& table, int64_t step, bool aged) {
@@ -244,62 +264,6 @@ py::array_t<float> init_rows(const std::string& name, int64_t seed, const std::s
   py::gil_scoped_release release;
   for (size_t i = 0; i < n; ++i) initializer.fill(from[i], to + i * d);
   return out;
-}
-
-py::array_t<int32_t> owner(const Array& ids, int64_t shards) {
-  const size_t n = count_ids(ids);
-  const uint32_t s = count_shards(shards);
-  py::array_t<int32_t> out(ssize(n));
-  const auto* from = static_cast<const int64_t*>(ids.data());
-  int32_t* to = out.mutable_data();
-  py::gil_scoped_release release;
-  for (size_t i = 0; i < n; ++i) {
-    to[i] = static_cast<int32_t>(edl::owner_of_hash(edl::hash_id(from[i]), s));
-  }
-  return out;
-}
-
-py::tuple unique_partition(const Array& ids, int64_t shards) {
-  const size_t n = count_ids(ids);
-  const uint32_t s = count_shards(shards);
-  py::array_t<int64_t> inverse(ssize(n));
-  const auto* from = static_cast<const int64_t*>(ids.data());
-  int64_t* to = inverse.mutable_data();
-  edl::Partition result;
-  {
-    py::gil_scoped_release release;
-    result = edl::unique_partition(from, n, s, to);
-  }
-  return py::make_tuple(to_array(std::move(result.unique)), to_array(std::move(result.offsets)),
-                        inverse);
-}
-
-void gather(const Array& rows, const Array& inverse, const Array& out) {
-  const auto* from = checked<float>(rows, "rows", {-1, -1});
-  const auto* index = checked<int64_t>(inverse, "inverse", {-1});
-  const size_t n = length(inverse), dim = static_cast<size_t>(rows.shape(1));
-  auto* to = checked<float>(out, "out", {ssize(n), ssize(dim)}, true);
-  const size_t rows_n = length(rows);
-  bool good;
-  {
-    py::gil_scoped_release release;
-    good = edl::gather(from, rows_n, index, n, dim, to);
-  }
-  if (!good) throw py::index_error("inverse: an index outside [0, " + std::to_string(rows_n) + ")");
-}
-
-void scatter(const Array& grads, const Array& inverse, const Array& out, bool zero) {
-  const auto* from = checked<float>(grads, "grads", {-1, -1});
-  const size_t n = length(grads), dim = static_cast<size_t>(grads.shape(1)), m = length(out);
-  const auto* index = checked<int64_t>(inverse, "inverse", {ssize(n)});
-  auto* to = checked<float>(out, "out", {-1, ssize(dim)}, true);
-  bool good;
-  {
-    py::gil_scoped_release release;
-    if (zero) std::memset(to, 0, m * dim * sizeof(float));
-    good = edl::scatter_add(from, index, n, dim, to, m);
-  }
-  if (!good) throw py::index_error("inverse: an index outside [0, " + std::to_string(m) + ")");
 }
 
 void dense_apply(const edl::Optimizer& optimizer, const Array& param, const Array& grad,
@@ -363,10 +327,12 @@ PYBIND11_MODULE(_core, m) {
       .def("push", &push, py::arg("ids"), py::arg("grads"), py::arg("lr"), py::arg("step"))
       .def("load", &load, py::arg("ids"), py::arg("vectors"), py::arg("slots") = py::none(),
            py::arg("last_used") = py::none(), py::arg("count") = py::none())
+      .def("load_counts", &load_counts, py::arg("ids"), py::arg("count"), py::arg("last_used"))
       .def("evict", &evict, py::arg("step"), py::arg("aged") = true)
       .def("remove", &remove_rows, py::arg("ids"))
       .def("begin_snapshot", &edl::Table::begin_snapshot)
       .def("next_chunk", &next_chunk, py::arg("max_rows"))
+      .def("next_counts", &next_counts, py::arg("max_ids"))
       .def("end_snapshot", &edl::Table::end_snapshot, unlocked)
       .def("scan", &scan, py::arg("cursor"), py::arg("max_rows"))
       .def_property_readonly("name", &edl::Table::name)
@@ -374,18 +340,13 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("slots", &edl::Table::slots)
       .def_property_readonly("bound", &edl::Table::bound)
       .def_property_readonly("size", &edl::Table::size)
+      .def_property_readonly("counted", &edl::Table::counted)
       .def_property_readonly("bytes", &edl::Table::bytes);
 
   m.def("assemble", &assemble, py::arg("parts"), py::arg("read_only") = false);
   m.def("init_rows", &init_rows, py::arg("name"), py::arg("seed"), py::arg("initializer"),
         py::arg("args"), py::arg("ids"), py::arg("dim"));
-  m.def("owner", &owner, py::arg("ids"), py::arg("shards"));
-  m.def("unique_partition", &unique_partition, py::arg("ids"), py::arg("shards"));
-  m.def("gather", &gather, py::arg("rows"), py::arg("inverse"), py::arg("out"));
-  m.def("scatter_sum", [](const Array& g, const Array& i, const Array& o) { scatter(g, i, o, true); },
-        py::arg("grads"), py::arg("inverse"), py::arg("out"));
-  m.def("scatter_add", [](const Array& g, const Array& i, const Array& o) { scatter(g, i, o, false); },
-        py::arg("grads"), py::arg("inverse"), py::arg("out"));
+  bind_ids(m);
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));
   m.def("first_nonfinite", &first_nonfinite, py::arg("values"));

@@ -2,6 +2,7 @@
 // sub-table, bits 0-27 the bucket; so a shard's table is as evenly filled as a whole one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #if defined(__GLIBC__) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -29,5 +30,7 @@ inline uint64_t hash_id(int64_t id) { return mix64(static_cast<uint64_t>(id)); }
 inline uint32_t owner_of_hash(uint64_t hash, uint32_t shards) {
   return static_cast<uint32_t>(((hash >> 32) * shards) >> 32);
 }
+
+inline size_t sub_table_of_hash(uint64_t hash) { return (hash >> 28) & 15; }
 
 }  // namespace edl

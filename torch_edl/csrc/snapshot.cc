@@ -29,6 +29,7 @@ void Table::begin_snapshot() {
     sub.epoch = epoch_;
     sub.limit = sub.rows_used;
     sub.cursor = 0;
+    sub.counters.begin_snapshot();
   }
 }
 
@@ -104,11 +105,12 @@ size_t Table::next_chunk(size_t most, const Chunk& out) {
 
 void Table::end_snapshot() {
   for (SubTable& sub : subs_) {
-    SavedRows saved(stride_);
+    SavedRows saved(stride_), counters;
     std::lock_guard<std::mutex> guard(sub.lock);
     sub.saving = false;
     sub.limit = sub.cursor = 0;
     std::swap(sub.saved, saved);  // its memory goes after the lock
+    counters = sub.counters.end_snapshot();
   }
 }
 

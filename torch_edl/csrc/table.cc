@@ -16,8 +16,6 @@ constexpr size_t kRun = 4096;           // ids that are worked on under the lock
 constexpr size_t kBlock = 128;          // ids whose cache misses are in flight together
 constexpr size_t kMaxPrefetch = 1024;   // bytes of a row that are prefetched
 
-inline size_t sub_of(uint64_t hash) { return (hash >> 28) & 15; }
-
 }  // namespace
 
 Table::Table(std::string name, size_t dim, const std::string& initializer,
@@ -31,10 +29,13 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       slots_(optimizer_ ? optimizer_->slots().size() : 0),
       meta_at_(round_up(dim * (1 + slots_) * sizeof(float), alignof(RowMeta))),
       stride_(round_up(meta_at_ + sizeof(RowMeta), row_alignment(dim))),
+      enough_(static_cast<uint32_t>(std::max<int64_t>(options.min_count, 1))),
+      counts_(optimizer_ && enough_ > 1),
       arena_(kSlabRows * stride_, kSubTables),
       bound_(bound_of(options)) {
   for (SubTable& sub : subs_) {
     sub.saved = SavedRows(stride_);
+    sub.counters = Counters(&counter_arena_, &counted_);
     grow(sub);
   }
 }
@@ -148,7 +149,7 @@ void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work w
     const auto look_ahead = [&](size_t from) {
       for (size_t i = from; i < std::min(from + kBlock, stop); ++i) {
         const uint64_t hash = hashes[i % (2 * kBlock)] = hash_id(ids[i]);
-        const SubTable& sub = subs_[sub_of(hash)];
+        const SubTable& sub = subs_[sub_table_of_hash(hash)];
         const Bucket* bucket = sub.buckets + (hash & sub.mask);
         __builtin_prefetch(bucket);
         __builtin_prefetch(bucket + 2);  // often the next line: a quarter of ids lie further on
@@ -161,7 +162,7 @@ void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work w
       for (size_t i = 0; i < m; ++i) {
         const int64_t id = ids[from + i];
         const uint64_t hash = hashes[(from + i) % (2 * kBlock)];
-        SubTable& sub = subs_[sub_of(hash)];
+        SubTable& sub = subs_[sub_table_of_hash(hash)];
         size_t at = hash & sub.mask;
         while (sub.buckets[at].id != id && sub.buckets[at].row) at = (at + 1) & sub.mask;
         char* row = sub.buckets[at].row;
@@ -182,7 +183,7 @@ void Table::pull(const int64_t* ids, size_t n, char* out, bool read_only) {
   const bool full = !optimizer_ && bound_ > 0 && rows_.load(std::memory_order_relaxed) >= bound_;
   const int64_t step = step_.load(std::memory_order_relaxed);
   std::vector<float> initial;
-  visit(ids, n, touch ? stride_ : dim_ * sizeof(float), !read_only && !full,
+  visit(ids, n, touch ? stride_ : dim_ * sizeof(float), !read_only && !full && !counts_,
         [&](size_t from, const Found* found, size_t m) {
           for (size_t i = 0; i < m; ++i) {
             char* to = out + (from + i) * dim_ * sizeof(float);
@@ -214,25 +215,26 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
   }
   FlushDenormals flush;
   const Scalars scalars = optimizer_->scalars(lr, step);
-  const auto admitted = static_cast<uint32_t>(
-      std::min<int64_t>(std::max<int64_t>(options_.min_count, 1), UINT32_MAX));
   int64_t newest = step_.load(std::memory_order_relaxed);
   while (newest < step && !step_.compare_exchange_weak(newest, step)) {
   }
-  visit(ids, n, stride_, true, [&](size_t from, const Found* found, size_t m) {
+  visit(ids, n, stride_, !counts_, [&](size_t from, const Found* found, size_t m) {
     Span spans[kBlock];
     size_t used = 0;
+    if (counts_) prefetch_counters(ids + from, found, m);
     for (size_t i = 0; i < m; ++i) {
-      before_change(*found[i].sub, found[i].row);
-      RowMeta& row = meta(found[i].row);
+      char* at = found[i].row;
+      if (!at && !(at = admit(*found[i].sub, ids[from + i], step))) continue;
+      before_change(*found[i].sub, at);
+      RowMeta& row = meta(at);
       row.last_used = std::max(row.last_used, step);
       row.count += row.count != UINT32_MAX;
-      if (row.count < admitted) continue;
+      if (row.count < enough_) continue;
       Span& span = spans[used++];
-      span.value = reinterpret_cast<float*>(found[i].row);
+      span.value = reinterpret_cast<float*>(at);
       span.grad = grads + (from + i) * dim_;
       for (size_t k = 0; k < slots_; ++k) span.slots[k] = span.value + (1 + k) * dim_;
-      span.first = row.count == admitted;
+      span.first = row.count == enough_;
     }
     optimizer_->apply(scalars, spans, used, dim_);
   });
@@ -246,6 +248,7 @@ void Table::load(const Chunk& rows, size_t n) {
       const size_t at = from + i;
       char* row = found[i].row;
       auto* values = reinterpret_cast<float*>(row);
+      if (counted_ > 0) found[i].sub->counters.forget(rows.ids[at], hash_id(rows.ids[at]));
       before_change(*found[i].sub, row);
       std::memcpy(values, rows.vectors + at * dim_, row_bytes);
       for (size_t k = 0; k < slots_; ++k) {
@@ -264,11 +267,15 @@ void Table::load(const Chunk& rows, size_t n) {
 }
 
 void Table::remove(const int64_t* ids, size_t n) {
-  visit(ids, n, stride_, false, [&](size_t, const Found* found, size_t m) {
+  visit(ids, n, stride_, false, [&](size_t from, const Found* found, size_t m) {
     for (size_t i = 0; i < m; ++i) {
-      // Of an id that comes twice the row is gone the second time.
-      if (!found[i].row || meta(found[i].row).epoch == kFree) continue;
-      release(*found[i].sub, found[i].row);
+      SubTable& sub = *found[i].sub;
+      char* row = found[i].row;
+      if (!row) {
+        sub.counters.forget(ids[from + i], hash_id(ids[from + i]));
+      } else if (meta(row).epoch != kFree) {  // of an id that comes twice it is gone already
+        release(sub, row);
+      }
     }
   });
 }
@@ -286,7 +293,7 @@ size_t Table::bytes() const {
   size_t total = 0;
   for (const SubTable& sub : subs_) {
     std::lock_guard<std::mutex> guard(sub.lock);
-    total += sub.rows_used * stride_ + (sub.mask + 1) * sizeof(Bucket);
+    total += sub.rows_used * stride_ + (sub.mask + 1) * sizeof(Bucket) + sub.counters.bytes();
   }
   return total;
 }

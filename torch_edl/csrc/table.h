@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "counters.h"
 #include "initializer.h"
 #include "optimizer.h"
 #include "pages.h"
@@ -34,7 +35,7 @@ struct RowMeta {
 
 struct TableOptions {
   int64_t num_embeddings = 0;  // ids are in [0, num_embeddings); 0: any int64
-  int64_t min_count = 0;       // a row changes from its min_count-th update on
+  int64_t min_count = 0;       // an id has a row from the min_count-th update that names it on
   int64_t max_age = 0;         // evict() removes rows unused for more updates than this; 0: none
   int64_t max_rows = 0;        // evict() removes the least recently used rows beyond; 0: no bound
   int64_t max_bytes = 0;       // the same bound, as memory of rows and buckets; 0: none
@@ -49,6 +50,13 @@ struct Chunk {
   int64_t* count;
 };
 
+// Ids without a row that min_count counts, as flat arrays.
+struct CountChunk {
+  int64_t* ids;
+  int64_t* count;
+  int64_t* last_used;
+};
+
 // Thread-safe, but for set-up (the constructor) and the snapshot calls, which one thread makes.
 class Table {
  public:
@@ -57,23 +65,27 @@ class Table {
         const Optimizer* optimizer, TableOptions options);
 
   // out: (n, dim) floats, at any address. An id without a row gets its initial values, and a row
-  // unless read_only.
+  // unless read_only or the id is still counted.
   void pull(const int64_t* ids, size_t n, char* out, bool read_only);
-  // Updates the row of each id; gradients of equal ids are summed first. Throws
+  // Updates the row of each id; gradients of equal ids are summed first. An id that came less than
+  // min_count times is counted, in 16 bytes and an index, and its gradient is dropped. Throws
   // std::invalid_argument, having changed nothing, if an id is out of range or the table is frozen.
   void push(const int64_t* ids, const float* grads, size_t n, double lr, int64_t step);
   // Throws std::invalid_argument naming the first id outside [0, num_embeddings).
   void check_ids(const int64_t* ids, size_t n) const;
   // Sets rows. slots == nullptr: they start as the optimizer's; last_used and count: as zero.
   void load(const Chunk& rows, size_t n);
+  // Sets the counts of ids that have no row; a table that does not count leaves them.
+  void load_counts(const CountChunk& counts, size_t n);
   // Removes rows beyond the bound, least recently used first, and, in the round that a call with
-  // `aged` begins, rows not used in the max_age updates before `step`; returns their ids. One call
-  // does a part of the work, some milliseconds, so that no push waits longer: call it after each
-  // push. While another thread is at it, a call does nothing. A frozen table keeps its rows.
+  // `aged` begins, rows not used in the max_age updates before `step`; and the same of ids that are
+  // counted, whose bound is the same number. Returns the ids. One call does a part of the work, some
+  // milliseconds, so that no push waits longer: call it after each push. While another thread is at
+  // it, a call does nothing. A frozen table keeps its rows.
   std::vector<int64_t> evict(int64_t step, bool aged);
-  // Removes the rows of these ids; an id without a row is no error.
+  // Removes the rows, or the counts, of these ids; an id that has neither is no error.
   void remove(const int64_t* ids, size_t n);
-  // Rows that evict() leaves; 0: any number.
+  // Rows that evict() leaves, and so many counted ids; 0: any number.
   size_t bound() const { return bound_; }
 
   // A snapshot holds the rows as they are at begin_snapshot(), which takes microseconds. Each row is
@@ -83,6 +95,9 @@ class Table {
   size_t snapshot_left() const;
   // Up to `most` rows; 0 when all were given.
   size_t next_chunk(size_t most, const Chunk& out);
+  // The same of the ids that are counted.
+  size_t counts_left() const;
+  size_t next_counts(size_t most, const CountChunk& out);
   void end_snapshot();
 
   // Up to `most` rows as they are now, in the order in which they lie, from `cursor` on (0: the
@@ -92,6 +107,8 @@ class Table {
   size_t scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) const;
 
   size_t size() const;
+  // Ids that are counted and have no row.
+  size_t counted() const { return counted_.load(std::memory_order_relaxed); }
   size_t bytes() const;
   const std::string& name() const { return name_; }
   size_t dim() const { return dim_; }
@@ -101,7 +118,7 @@ class Table {
  private:
   static constexpr size_t kSubTables = 16;
   static constexpr size_t kSlabRows = 4096;
-  static constexpr size_t kWalk = 512;  // rows that a sweep visits under one lock
+  static constexpr size_t kWalk = 512;  // entries that a sweep visits under one lock
   static constexpr size_t kMaxCapacity = size_t{1} << 28;  // bits of the hash that choose a bucket
   static constexpr uint32_t kFree = 0xffffffffu;
 
@@ -125,6 +142,7 @@ class Table {
     size_t limit = 0;
     size_t cursor = 0;
     SavedRows saved;
+    Counters counters;
   };
 
   struct Found {
@@ -138,17 +156,32 @@ class Table {
   }
   // Makes the row of an id that has none.
   char* insert(SubTable& sub, int64_t id, uint64_t hash);
+  // Counts an id that has no row; makes the row, which counts one update less, if that is enough.
+  char* admit(SubTable& sub, int64_t id, int64_t step);
   void grow(SubTable& sub);
   void erase(SubTable& sub, int64_t id);
   // Takes the row from its id, and keeps its memory for the next one.
   void release(SubTable& sub, char* row);
   size_t bound_of(const TableOptions& options) const;
+  // Eviction: a hand goes round over the entries of all sub-tables, as in the clock algorithm.
+  struct Hand {
+    size_t sub = 0;
+    size_t at = 0;
+    size_t aging_left = 0;   // sub-tables that the round for max_age still has to visit
+    bool shrinking = false;  // the bound was exceeded, and some room is still to be made
+  };
+  struct RowEntries;
+  struct CounterEntries;
+  template <typename Entries>
+  void evict_from(Entries entries, Hand& hand, int64_t step, bool aged,
+                  std::vector<int64_t>& removed);
   struct Oldest {
-    int64_t last_used;  // rows used before this update go,
+    int64_t last_used;  // entries used before this update go,
     size_t ties;        // and so many of those used last by this one
   };
-  // The time of last use that parts the `excess` least recently used rows from the others.
-  Oldest oldest(size_t excess);
+  // The time of last use that parts the `excess` least recently used entries from the others.
+  template <typename Entries>
+  Oldest oldest(Entries entries, size_t excess);
   // Copies the row to the snapshot in progress, if that lacks it.
   void before_change(SubTable& sub, char* row);
   // Up to `most` whole rows of the snapshot: what writers saved, and what lies at the cursor.
@@ -157,6 +190,8 @@ class Table {
   // Lets pulls and pushes that wait for a sub-table have it; called between two short locks.
   void give_way() const;
   void emit(const char* row, const Chunk& out, size_t at) const;
+  // Fetches what counts the ids without a row.
+  void prefetch_counters(const int64_t* ids, const Found* found, size_t n) const;
   template <typename Work>
   void visit(const int64_t* ids, size_t n, size_t touched, bool add, Work work);
 
@@ -168,17 +203,18 @@ class Table {
   const size_t slots_;
   const size_t meta_at_;  // byte offset of RowMeta in a row
   const size_t stride_;   // bytes of a row
+  const uint32_t enough_;  // updates that name an id before it is trained
+  const bool counts_;      // ids are counted before they have a row
   SlabArena arena_;
+  SlabArena counter_arena_{Counters::kSlabBytes, kSubTables};
   std::array<SubTable, kSubTables> subs_;
   const size_t bound_;
   std::atomic<int64_t> step_{0};  // newest update, for rows that are pulled
   std::atomic<size_t> rows_{0};
-  // Eviction: a hand goes round over the rows of all sub-tables, as in the clock algorithm.
+  std::atomic<size_t> counted_{0};
   std::mutex evicting_;
-  size_t hand_sub_ = 0;
-  size_t hand_ = 0;
-  size_t aging_left_ = 0;  // sub-tables that the round for max_age still has to visit
-  bool shrinking_ = false;  // the bound was exceeded, and some room is still to be made
+  Hand row_hand_;
+  Hand counter_hand_;
   uint64_t draws_ = 0;
   uint32_t epoch_ = 0;
   std::atomic<int> waiting_{0};  // pulls and pushes that wait for sub-tables

@@ -260,7 +260,8 @@ class Embedding(Table):
         initializer: how a new row starts: ``"uniform"``, ``"normal"``, ``"zeros"``,
             ``"constant"``, ``"xavier_uniform"``, ``"xavier_normal"``, or with arguments
             ``("normal", {"std": 0.01})``.
-        min_count: a row is trained from this number of occurrences of its id on.
+        min_count: an id gets a row, and is trained, from the update on that is the ``min_count``-th
+            to name it. Before, it has its initial values, and takes the memory of a counter only.
         max_age: a row is removed after this number of updates without use.
         max_rows: the table, over all servers, has about this number of rows at most: beyond, the
             least recently used ones are removed. An id that comes back starts anew.

@@ -1,10 +1,11 @@
 """Snapshots of a shard in its log: written while pushes go on, and read by a successor.
 
-``state.safetensors`` holds a ShardState, ``shard.table-T.part-P.safetensors`` rows, as in a
-checkpoint, and ``dense-K.safetensors`` a range of the dense values. Tables are copied on write, so
-their rows are those at the cut. Dense values change with every push, all of them: they are read in
-chunks, each after whichever record is the newest then, and the chunk says which. A successor leaves
-a chunk alone until it makes changes that the chunk lacks.
+``state.safetensors`` holds a ShardState, ``shard.table-T.part-P.safetensors`` rows and
+``shard.table-T.counts-P.safetensors`` ids that are counted, as in a checkpoint, and
+``dense-K.safetensors`` a range of the dense values. Tables are copied on write, so their rows are
+those at the cut. Dense values change with every push, all of them: they are read in chunks, each
+after whichever record is the newest then, and the chunk says which. A successor leaves a chunk
+alone until it makes changes that the chunk lacks.
 """
 
 from __future__ import annotations
@@ -174,8 +175,13 @@ def _read_table(
     saved: pb.SavedTable, optimizers: Optimizers, folder: Path, index: int, shards: int
 ) -> EmbeddingTable:
     table = EmbeddingTable(saved.info, saved.seed, optimizers, saved.declared, shards)
-    paths = folder.glob(f"{_STEM}.table-{index}.part-*")
-    for _, rows in SavedTable(saved.info.name, {"dim": saved.info.dim}, list(paths)).rows():
+    parts, counts_parts = (
+        sorted(folder.glob(f"{_STEM}.table-{index}.{kind}-*")) for kind in ("part", "counts")
+    )
+    on_disk = SavedTable(saved.info.name, {"dim": saved.info.dim}, parts, counts_parts)
+    for _, counts in on_disk.counts():
+        table.load_counts(counts)
+    for _, rows in on_disk.rows():
         table.load(rows, table.slot_names)
     table.resume_at(saved.step)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,18 @@ class Rows:
     """(n,) the table's update that used the row last"""
     count: Ids
     """(n,) updates that named the row"""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Ids of a table that ``min_count`` counts, and that have no row yet, as flat arrays."""
+
+    ids: Ids
+    """(n,)"""
+    count: Ids
+    """(n,) updates that named the id"""
+    last_used: Ids
+    """(n,) the table's update that named the id last"""
 
 
 class EmbeddingTable:
@@ -128,12 +140,17 @@ class EmbeddingTable:
         self.core.push(ids, gradient, rates[self.info.group], step)
 
     def evict(self) -> Ids:
-        """A part of the work of eviction, due after each update: removes some of the rows that are
-        too old, or beyond the bound; returns their ids (n,)."""
+        """A part of the work of eviction, due after each update: removes some of the rows, and of
+        the ids that are counted, which are too old, or beyond the bound; returns the ids (n,)."""
         step, max_age = self._step, self.info.max_age
         # A round visits every row: often enough that an old row stays a quarter of the age longer.
         aged = max_age > 0 and step % max(1, max_age // 4) == 0
         return self.core.evict(step, aged)
+
+    def snapshot_counts(self, ids_per_chunk: int) -> Iterator[Counts]:
+        """The ids that were counted as of ``core.begin_snapshot()``; the snapshot goes on."""
+        while (chunk := self.core.next_counts(ids_per_chunk)) is not None:
+            yield Counts(*chunk)
 
     def snapshot_rows(self, rows_per_chunk: int) -> Generator[Rows, None, None]:
         """The rows as of ``core.begin_snapshot()``; the snapshot ends with the iteration."""
@@ -157,10 +174,19 @@ class EmbeddingTable:
                 slots[:, k] = initial
         self.core.load(rows.ids, rows.vectors, slots, rows.last_used, rows.count)
 
+    def load_counts(self, counts: Counts) -> None:
+        """Sets the counts of ids that have no row; without a ``min_count`` there are none.
+
+        Raises:
+            ValueError: the arrays do not fit each other or the table.
+        """
+        self.core.load_counts(counts.ids, counts.count, counts.last_used)
+
     def fit(self) -> None:
-        """Evicts the least recently used rows beyond the bound."""
-        while not self._frozen and 0 < self.core.bound < self.core.size:
-            self.core.evict(self._step, aged=False)
+        """Evicts the least recently used rows, and ids that are counted, beyond the bound."""
+        core = self.core
+        while not self._frozen and 0 < core.bound < max(core.size, core.counted):
+            core.evict(self._step, aged=False)
 
     def resume_at(self, step: int) -> None:
         """Counts updates from ``step`` on."""

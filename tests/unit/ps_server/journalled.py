@@ -47,6 +47,8 @@ def dump(shard: Shard) -> dict[str, Any]:
     }
     for table in shard.tables.values():
         table.core.begin_snapshot()
+        counted = [np.stack(list(vars(part).values())) for part in table.snapshot_counts(1 << 20)]
+        found[f"{table.name}.counts"] = sorted(c for part in counted for c in part.T.tolist())
         parts = list(table.snapshot_rows(1 << 20))
         order = np.argsort(np.concatenate([np.empty(0, np.int64), *(p.ids for p in parts)]))
         for field in ("ids", "vectors", "slots", "last_used", "count") if parts else ():

@@ -92,7 +92,7 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
     local.journal.close()
     incarnation = 10
     names = sorted(path.name for path in root.glob("*/snapshot-*/*"))
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         for change in ("flip", "cut", "remove"):
             (path,) = root.glob(f"*/snapshot-*/{name}")

@@ -65,7 +65,9 @@ def test_everything_that_changes_a_shard_is_replayed(tmp_path: Path, mode: str) 
     local = Local(root, mode)
     for _ in range(200):
         local.do()
-    assert 0 < local.shard.table("few").core.size <= 30
+    few = local.shard.table("few").core
+    assert 0 < few.size <= 30
+    assert 0 < few.counted <= 30
     expected = dump_of_changes(local.shard)
     local.shard._changes.append(local.nothing())
     local.journal.close()

@@ -118,6 +118,33 @@ def test_a_bounded_table_is_shared_over_servers_and_cut_where_it_is_restored(
         assert sum(s.status().rows["t"] for s in restored) <= bound
 
 
+def test_ids_that_are_counted_move_with_the_rows(
+    start: Callable[..., Any], save: Callable[..., Path]
+) -> None:
+    """A row appears with the third push of its id, whichever servers counted the others."""
+    ids = np.arange(-300, 300)
+
+    def push_rows(servers: list[Any], step: int, some: np.ndarray) -> None:
+        owners = _core.owner(some, len(servers))
+        for server in servers:
+            mine = some[owners == server.shard]
+            server.push(step, 0, 1, rows={"t": (mine, np.full((len(mine), 4), -1, np.float32))})
+
+    servers = start(3)
+    for step, shards in enumerate((3, 2, 5)):
+        if step:
+            servers = start(shards, f"--restore={save(servers, steps=step)}")
+        for server in servers:
+            server.initialize(DENSE, {"t": 4}, min_count=3)
+        push_rows(servers, step, ids if step else ids[::2].copy())
+    owners = _core.owner(ids, len(servers))
+    for server in servers:
+        mine = ids[owners == server.shard]
+        expected = np.where(mine % 2 == 0, 1, 0)[:, None]
+        assert (server.pull("t", mine) == expected).all()
+        assert server.status().rows["t"] == expected.sum()
+
+
 def test_an_exported_model_is_restored_and_read_by_anyone(
     start: Callable[..., Any], save: Callable[..., Path], tmp_path: Path
 ) -> None:
