@@ -34,7 +34,8 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     Args:
         kind: ``workers``, ``servers``, ``masters``: who is killed; ``mixed``: all of them;
             ``together``: several at the same moment; ``again``: a successor while it recovers;
-            ``scaling``: all of them, while numbers of workers and servers change.
+            ``scaling``: all of them, while numbers of workers and servers change; without a log of
+            the servers, workers only.
         durability: of the servers.
         for_s: how long it lasts.
     """
@@ -64,11 +65,12 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
             (0.6 * for_s, "--workers", workers),
             (0.7 * for_s, "--ps", chance.randint(least, 5)),
         ]
+    killed = "workers" if durability == "checkpoint" else kind
     return Storm(
         kind=kind,
         flags=flags,
         quorum=quorum,
-        plan="\n".join([f"seed = {seed}", f'for = "{for_s:g}s"', *_faults(kind, chance, for_s)]),
+        plan="\n".join([f"seed = {seed}", f'for = "{for_s:g}s"', *_faults(killed, chance, for_s)]),
         scales=scales,
     )
 

@@ -1,10 +1,10 @@
-"""`torch-edl scale --ps` while a job trains: each record counts once, nothing is rolled back."""
+"""`torch-edl scale --ps` while a job trains: each record counts once, nothing is rolled back. For
+storms of it see test_storms.py."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 from collections.abc import Callable
@@ -130,23 +130,4 @@ def test_a_server_that_is_asked_to_leave_takes_nothing_along(
     os.kill(before[0], signal.SIGTERM)
     job.wait_for(lambda: not set(before) & set(job.pids("ps")))
     moved(job, 2)
-    check(job)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_workers_and_servers_come_and_go_at_random(
-    start_job: Callable[..., ModelJob], seed: int
-) -> None:
-    """Several requests in a row, some while the move before is under way; a worker is killed."""
-    chance = random.Random(seed)
-    job = start_job(RECORDS, "--workers", "2", "--ps", "2", *TASKS, delay_s=0.1)
-    job.wait_for(lambda: job.done() > 0)
-    for _ in range(3):
-        servers = chance.randint(1, 4)
-        scale(job, "--ps", servers, "--workers", chance.randint(1, 3))
-        if chance.random() < 0.5:
-            job.kill("worker")
-        if chance.random() < 0.5:
-            moved(job, servers)
     check(job)

@@ -28,8 +28,9 @@ KINDS = [
     ("workers", "replica"),
     ("again", "replica"),
     ("together", "replica"),
+    ("scaling", "checkpoint"),
 ]
-SEEDS = 42
+SEEDS = 45
 FAST = {0, 4, 8}
 _OVER = "the last fault is over"
 
