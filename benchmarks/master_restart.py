@@ -1,9 +1,9 @@
 """The longest gap between two steps of a worker around a SIGKILL of the master.
 
 The job of `failover.py` trains small steps on two servers. The master is killed, and the client
-starts it again. A worker has a task in hand and the next, here 16 steps or some 0.4 s of work: if
-the master is away for longer, the worker waits. Counted: the seconds until the next master answers,
-and the longest gap between two steps of a worker in 8 s from the kill and in 8 s before it.
+starts it again. A task is 8 steps or some 0.2 s of work, and a worker has tasks for ten seconds in
+hand. Counted: the seconds until the next master answers, and the longest gap between two steps of a
+worker in 8 s from the kill and in 8 s before it.
 
     python benchmarks/master_restart.py [--repeat 5]
 """

@@ -153,17 +153,20 @@ class Calls:
             self._recognize(request.worker_id, lease_id, task, now)
         leases = job.tasks.lease(
             request.worker_id,
-            request.want,
             request.held,
             now,
+            want=request.want,
+            ahead=request.ahead,
+            workers=len(job.members),
             draining=member.draining,
             snapshots=job.ring.may_snapshot(member),
         )
         if member.draining:
             return self._answer(pb.LeaseResponse.DRAIN)
-        if not leases:
+        if leases:
+            job.lifecycle.began(now)
+        elif request.want:
             return None
-        job.lifecycle.began(now)
         return self._answer(pb.LeaseResponse.LEASED, leases)
 
     def lease_snapshot(

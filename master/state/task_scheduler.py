@@ -174,16 +174,22 @@ class TaskScheduler:
     def lease(
         self,
         worker: int,
-        want: int,
         held: Iterable[int],
         now: float,
         *,
+        want: int,
+        ahead: int = 0,
+        workers: int = 1,
         draining: bool,
         snapshots: bool = True,
     ) -> list[pb.LeaseMessage]:
-        """Up to ``want`` tasks (at least one is looked for) for a worker that has ``held``.
+        """Tasks for a worker that has ``held``: the most urgent ones.
 
         Args:
+            want: so many if there are so many; of what is more urgent than training one in any
+                case.
+            ahead: so many more of the training tasks, as far as that leaves as much for each of
+                the ``workers``.
             draining: it gets nothing any more.
             snapshots: it has a model that can be written.
         """
@@ -193,7 +199,11 @@ class TaskScheduler:
             each.keep_only(worker, held, now)
         leases: list[pb.LeaseMessage] = []
         for each in queues if not draining else ():
-            while len(leases) < max(1, want) and (snapshots or each is not self._snapshot):
+            limit = max(1, want)
+            if each is self.main:
+                share = each.todo // (2 * workers) - len(each.held_by(worker))
+                limit = max(want, min(want + ahead, len(leases) + share))
+            while len(leases) < limit and (snapshots or each is not self._snapshot):
                 lease = self._lease(each, worker, now)
                 if lease is None:
                     break

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch_edl.data.feeder import MODES, Updates
+from torch_edl.data.leases_ahead import LeasesAhead, MasterLost, NoMoreTasks, ServersChanged
 from torch_edl.master_client.leases import Lease, LeaseClient
-from torch_edl.wire import master_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -28,21 +28,6 @@ class ModelTask:
     """A task without records: summarize, snapshot."""
 
     lease: Lease
-
-
-@dataclass(frozen=True)
-class ServersChanged:
-    """Other servers, or the same ones in another incarnation."""
-
-    cluster: pb.Cluster
-
-
-@dataclass(frozen=True)
-class NoMoreTasks:
-    """The master has no more work for this worker."""
-
-    leave: bool
-    """The job continues without this worker."""
 
 
 @dataclass(frozen=True)
@@ -69,35 +54,48 @@ class Tasks(Protocol):
         """The next item; None if there is none within about that time."""
         ...
 
+    def give_up(self) -> None:
+        """Returns the tasks that were leased ahead and not begun, until more are asked for.
+
+        Raises:
+            MasterLostError: the master does not answer.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Leases no more."""
+        ...
+
 
 class LeasedTasks:
-    """Leases a task when a task is asked for, and not before."""
+    """Prepares a task when it is asked for, and not before; tasks are leased ahead."""
 
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
-        self._leases = leases
+        self._ahead = LeasesAhead(leases)
         self._prepare = prepare
 
     def poll(self) -> Item | None:
-        """None: the master has to be asked."""
-        return None
+        return self.get(0)
 
     def get(self, timeout_s: float) -> Item | None:
-        """Asks the master, which answers at once or within its long poll of two seconds."""
-        try:
-            answer = self._leases.lease()
-        except Exception as error:
-            return TaskFailed(error, None)
-        if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
-            return NoMoreTasks(leave=answer.next == pb.LeaseResponse.DRAIN)
-        if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
-            return ServersChanged(answer.cluster)
-        return self._prepared(Lease.from_proto(answer.leases[0])) if answer.leases else None
+        answer = self._ahead.take(timeout_s)
+        if isinstance(answer, MasterLost):
+            return TaskFailed(answer.error, None)
+        if answer is None or isinstance(answer, NoMoreTasks | ServersChanged):
+            return answer
+        return self._prepared(answer.lease, answer.incarnation)
 
-    def _prepared(self, lease: Lease) -> Item:
+    def give_up(self) -> None:
+        self._ahead.give_up()
+
+    def stop(self) -> None:
+        self._ahead.stop()
+
+    def _prepared(self, lease: Lease, incarnation: int) -> Item:
         if lease.kind not in MODES:
             return ModelTask(lease)
         try:
-            return RecordTask(lease, self._prepare(lease), self._leases.incarnation)
+            return RecordTask(lease, self._prepare(lease), incarnation)
         except Exception as error:
             return TaskFailed(error, lease)
 
@@ -105,10 +103,11 @@ class LeasedTasks:
 _THREAD = "task-prefetcher"
 # Seconds that a feed is waited for when its worker leaves; see `is_preparing`.
 _PREPARED_S = 2.0
+_LOOK_S = 0.2  # so often a thread that waits looks whether it is to end
 
 
 class TaskPrefetcher:
-    """A thread that leases one task ahead and prepares it, whatever becomes of the servers."""
+    """A thread that prepares one task ahead, whatever becomes of the servers."""
 
     def __init__(self, leases: LeaseClient, prepare: Prepare) -> None:
         self._leased = LeasedTasks(leases, self._prepare_unless_stopped)
@@ -136,8 +135,11 @@ class TaskPrefetcher:
         except queue.Empty:
             return None
 
+    def give_up(self) -> None:
+        self._leased.give_up()
+
     def stop(self) -> None:
-        """Ends the thread; it may still be waiting for the master, which does no harm.
+        """Ends the thread.
 
         An interpreter that ends while a thread of it computes in torch aborts the process
         ("terminate called without an active exception"): what is being prepared is waited for.
@@ -145,6 +147,7 @@ class TaskPrefetcher:
         if self._stop.is_set():
             return
         self._stop.set()
+        self._leased.stop()
         if self._preparing.acquire(timeout=_PREPARED_S):
             self._preparing.release()
 
@@ -156,14 +159,14 @@ class TaskPrefetcher:
     def _run(self) -> None:
         item: Item | None = None
         while not self._stop.is_set() and not isinstance(item, NoMoreTasks):
-            item = self._leased.get(0)
+            item = self._leased.get(_LOOK_S)
             if item is not None:
                 self._put(item)
 
     def _put(self, item: Item) -> None:
         while not self._stop.is_set():
             try:
-                self._items.put(item, timeout=0.2)
+                self._items.put(item, timeout=_LOOK_S)
                 return
             except queue.Full:
                 continue

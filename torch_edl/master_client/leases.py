@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -98,20 +98,25 @@ class LeaseClient:
         self.incarnation = 0
         self.retired_before = 0
 
-    def lease(self) -> pb.LeaseResponse:
-        """Asks for a task; waits a while if there is none now.
+    def lease(self, want: int = 1, ahead: int = 0) -> pb.LeaseResponse:
+        """Asks for tasks; waits a while if there is none now, and at least one is wanted.
+
+        Args:
+            want: how many, if there are so many.
+            ahead: how many more, if there are plenty.
 
         Raises:
             MasterLostError: no answer within the deadline.
         """
-        # Only the loader leases, so no answer can be under way while another is asked for; the
+        # Only one thread leases, so no answer can be under way while another is asked for; the
         # lock is not held over the call, which the master may keep waiting.
         with self._lock:
             held, tasks = list(self._held), list(self._held.values())
         answer: pb.LeaseResponse = self._call(
             pb.LeaseRequest(
                 worker_id=self.worker_id,
-                want=1,
+                want=want,
+                ahead=ahead,
                 incarnation=self.incarnation,
                 held=held,
                 tasks=tasks,
@@ -171,6 +176,15 @@ class LeaseClient:
         elif result.snapshot is not None:
             request.snapshot.CopyFrom(result.snapshot.to_proto())
         return bool(self._end(request).known)
+
+    def decline(self, leases: Iterable[Lease]) -> None:
+        """Returns tasks that nobody began.
+
+        Raises:
+            MasterLostError: the master does not answer.
+        """
+        for lease in leases:
+            self._end(pb.ReleaseTaskRequest(worker_id=self.worker_id, lease_id=lease.lease_id))
 
     def release(self, lease: Lease, done: TaskResult | None = None) -> None:
         """Returns a task to the queue, which is no failure.

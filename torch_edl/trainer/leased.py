@@ -19,15 +19,8 @@ from typing import NoReturn, TypeGuard
 
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.tasks import (
-    Item,
-    ModelTask,
-    NoMoreTasks,
-    RecordTask,
-    ServersChanged,
-    TaskFailed,
-    Tasks,
-)
+from torch_edl.data.leases_ahead import NoMoreTasks, ServersChanged
+from torch_edl.data.tasks import Item, ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.errors import DismissedError, EdlError, MasterLostError, ServersLostError
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
@@ -221,7 +214,8 @@ class LeasedUpdates:
         return True
 
     def close(self) -> None:
-        """Ends the thread of the reports."""
+        """Leases and reports no more."""
+        self._tasks.stop()
         self._leases.close()
 
     # ---- servers ----
@@ -243,6 +237,7 @@ class LeasedUpdates:
         """Gives back what is not acknowledged, and waits a while for word of other servers."""
         log.warning("parameter servers lost: %s", error)
         self._status.phase = "reconnecting"
+        self._tasks.give_up()
         self._give_back(self._forget())
         deadline = time.monotonic() + _RETRY_SERVERS_S
         while time.monotonic() < deadline and not self._leaving():
@@ -320,6 +315,7 @@ class LeasedUpdates:
         # The job may be closed, and its master gone.
         with contextlib.suppress(MasterLostError, ValueError):
             self._give_back(self._let_go())
+            self._tasks.give_up()
         return counted
 
     def _leaving(self) -> bool:
@@ -341,6 +337,7 @@ class LeasedUpdates:
             # An absent master hears of the end of this process, or misses its heartbeats.
             with contextlib.suppress(MasterLostError):
                 self._give_back(held)
+                self._tasks.give_up()
         raise DismissedError("the job continues without this worker, or is over")
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from torch_edl.data.batch import SKIP, Batch, Minibatch, Update, note
 from torch_edl.data.batches import Batches, StreamBatches, TaskRecords
 from torch_edl.data.feeder import FeedError
+from torch_edl.data.leases_ahead import NoMoreTasks
 from torch_edl.data.order import Pass, Span
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.data.tasks import ModelTask, NoMoreTasks, RecordTask, TaskFailed, Tasks
+from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.session import MasterSession

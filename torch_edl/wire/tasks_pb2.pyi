@@ -66,18 +66,20 @@ class LeasedTask(_message.Message):
     def __init__(self, kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks")
+    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks", "ahead")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     want: int
     incarnation: int
     held: _containers.RepeatedScalarFieldContainer[int]
     tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
-    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ...) -> None: ...
+    ahead: int
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("next", "leases", "retired_before", "cluster")

@@ -305,7 +305,7 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
     class Leases:
         incarnation = 0
 
-        def lease(self) -> pb.LeaseResponse:
+        def lease(self, want: int, ahead: int) -> pb.LeaseResponse:
             leases = [pb.LeaseMessage(kind=pb.TASK_TRAIN)]
             return pb.LeaseResponse(next=pb.LeaseResponse.LEASED, leases=leases)
 

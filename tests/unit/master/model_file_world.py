@@ -179,13 +179,15 @@ class World:
         answer = self.calls.wait_until_ready(ask, self.now)
         return answer.start if answer is not None and answer.HasField("start") else None
 
-    def lease(self, id: int = 0, want: int = 1, held=()):
-        return self.calls.lease(
-            pb.LeaseRequest(
-                worker_id=id, want=want, held=held, incarnation=self.job.fleet.incarnation
-            ),
-            self.now,
+    def lease(self, id: int = 0, want: int = 1, held=(), ahead: int = 0):
+        request = pb.LeaseRequest(
+            worker_id=id,
+            want=want,
+            ahead=ahead,
+            held=held,
+            incarnation=self.job.fleet.incarnation,
         )
+        return self.calls.lease(request, self.now)
 
     def complete(self, id: int, lease: pb.LeaseMessage, *, result=None, **counts) -> bool:
         counts = {"records": lease.end - lease.start - lease.offset, **counts}

@@ -48,6 +48,30 @@ class TestTheGoodWay:
             "epoch 2 of 2 is done",
         ]
 
+    def test_tasks_ahead_are_granted_while_there_are_plenty(self):
+        w = World(workers=2, epochs=10)
+        w.all_up()
+        total = w.job.tasks.main.todo
+        first = w.lease(0, ahead=100).leases
+        assert len(first) == total // 4  # as much is left for each of the two, twice
+        held = [lease.lease_id for lease in first]
+        # It has its share: no more, and no waiting for more.
+        assert w.lease(0, want=0, ahead=100, held=held).leases == []
+        (wanted,) = w.lease(0, want=1, ahead=100, held=held).leases
+        assert len(w.lease(1, ahead=3).leases) == 4
+        ids = [lease.task_id for lease in [*first, wanted]]
+        assert ids == sorted(ids)
+
+    def test_what_is_more_urgent_is_granted_to_who_has_tasks_ahead(self):
+        w = World(workers=1, eval_records=4, eval_every=2, epochs=10)
+        w.all_up()
+        first, *ahead = w.lease(0, ahead=4).leases
+        w.do(0, first)
+        w.tick()
+        held = [lease.lease_id for lease in ahead]
+        (urgent,) = w.lease(0, want=0, ahead=0, held=held).leases
+        assert urgent.kind == pb.TASK_EVALUATE
+
     def test_without_anything_to_keep_it_ends_with_the_last_task(self):
         w = World()
         w.all_up()

@@ -1,0 +1,186 @@
+"""How far ahead tasks are leased, and what becomes of those that were not begun."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from torch_edl.data.leases_ahead import (
+    MAX_AHEAD,
+    Answer,
+    Leased,
+    LeasesAhead,
+    MasterLost,
+    NoMoreTasks,
+    Pace,
+    ServersChanged,
+)
+from torch_edl.errors import MasterLostError
+from torch_edl.master_client.leases import Lease
+from torch_edl.wire import master_pb2 as pb
+
+
+class Master:
+    """Answers each request with what the test has put; keeps what was asked and declined."""
+
+    def __init__(self) -> None:
+        self.incarnation = 1
+        self.asked: queue.Queue[tuple[int, int]] = queue.Queue()
+        self.answers: queue.Queue[pb.LeaseResponse | Exception] = queue.Queue()
+        self.declined: queue.Queue[int] = queue.Queue()
+        self._ids = iter(range(1, 10_000))
+
+    def lease(self, want: int, ahead: int) -> pb.LeaseResponse:
+        self.asked.put((want, ahead))
+        answer = self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.next == pb.LeaseResponse.CLUSTER_CHANGED:
+            self.incarnation = answer.cluster.incarnation
+        return answer
+
+    def decline(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            self.declined.put(lease.lease_id)
+
+    def grant(self, *kinds: pb.TaskKind) -> list[int]:
+        """Grants a task of each kind; returns the numbers of the leases."""
+        leases = [pb.LeaseMessage(lease_id=next(self._ids), kind=kind) for kind in kinds]
+        self.answers.put(pb.LeaseResponse(leases=leases))
+        return [lease.lease_id for lease in leases]
+
+    def expect(self) -> tuple[int, int]:
+        """The next request: (want, ahead)."""
+        return self.asked.get(timeout=10)
+
+
+@pytest.fixture
+def master() -> Master:
+    return Master()
+
+
+@pytest.fixture
+def tasks(master: Master) -> Iterator[LeasesAhead]:
+    tasks = LeasesAhead(master, clock=lambda: 0.0)  # type: ignore[arg-type]
+    yield tasks
+    tasks.stop()
+    master.answers.put(pb.LeaseResponse())
+
+
+def taken(tasks: LeasesAhead) -> Answer:
+    answer = tasks.take(10)
+    assert answer is not None
+    return answer
+
+
+def until(tasks: LeasesAhead, there: Callable[[], bool]) -> None:
+    with tasks._changed:
+        assert tasks._changed.wait_for(there, 10)
+
+
+def lease_id(answer: Answer) -> int:
+    assert isinstance(answer, Leased)
+    return answer.lease.lease_id
+
+
+def begin(master: Master, tasks: LeasesAhead, *kinds: pb.TaskKind) -> list[int]:
+    """Takes the first task; short as it was, many are asked for, of which ``kinds`` are granted."""
+    (first,) = master.grant(pb.TASK_TRAIN)
+    assert lease_id(taken(tasks)) == first
+    assert master.expect() == (1, 0)
+    ids = master.grant(*kinds)
+    assert master.expect() == (1, 0)  # nothing is known of what a task takes until one is done
+    return ids
+
+
+def test_a_pace_is_the_mean_of_what_tasks_took() -> None:
+    pace = Pace()
+    assert pace.tasks(10) == 1
+    pace.given(100.0)
+    pace.asked(102.0)
+    pace.asked(150.0)  # waited for the next task: the first is done since long
+    assert pace.tasks(10) == 5
+    pace.given(150.0)
+    pace.asked(160.0)
+    assert pace.tasks(10) == 3  # 2 s, and a little of 10 s
+    assert pace.tasks(0.001) == 1
+
+
+def test_tasks_that_take_no_time_are_leased_up_to_a_limit() -> None:
+    pace = Pace()
+    pace.given(1.0)
+    pace.asked(1.0)
+    assert pace.tasks(10) == MAX_AHEAD
+
+
+def test_what_is_missing_is_asked_for_once(master: Master, tasks: LeasesAhead) -> None:
+    first, second, third = begin(master, tasks, *[pb.TASK_TRAIN] * 3)
+    assert lease_id(taken(tasks)) == first
+    assert master.expect() == (0, MAX_AHEAD - 2)  # two are in hand
+    master.answers.put(pb.LeaseResponse())  # there are not so many: it is not asked again
+    with pytest.raises(queue.Empty):
+        master.asked.get(timeout=0.1)
+    assert lease_id(taken(tasks)) == second
+    assert master.expect() == (0, MAX_AHEAD - 1)
+    master.answers.put(pb.LeaseResponse())
+    assert lease_id(taken(tasks)) == third
+    assert master.expect() == (1, MAX_AHEAD - 1)
+
+
+def test_tasks_in_hand_are_given_while_no_master_answers(
+    master: Master, tasks: LeasesAhead
+) -> None:
+    ids = begin(master, tasks, *[pb.TASK_TRAIN] * 5)
+    assert [lease_id(taken(tasks)) for _ in ids] == ids
+    master.expect()  # in vain
+    assert tasks.take(0.1) is None
+
+
+def test_what_is_more_urgent_than_training_comes_first(master: Master, tasks: LeasesAhead) -> None:
+    train, *_ = begin(master, tasks, pb.TASK_TRAIN, pb.TASK_TRAIN, pb.TASK_TRAIN)
+    assert lease_id(taken(tasks)) == train
+    master.expect()
+    one, two = master.grant(pb.TASK_EVALUATE, pb.TASK_EVALUATE)
+    order = [one, two, train + 1, train + 2]
+    until(tasks, lambda: len(tasks._answers) == 4)
+    assert [lease_id(taken(tasks)) for _ in order] == order
+
+
+def test_other_servers_make_what_was_leased_void(master: Master, tasks: LeasesAhead) -> None:
+    begin(master, tasks, *[pb.TASK_TRAIN] * 2)
+    taken(tasks)
+    master.expect()
+    cluster = pb.Cluster(incarnation=2)
+    master.answers.put(pb.LeaseResponse(next=pb.LeaseResponse.CLUSTER_CHANGED, cluster=cluster))
+    until(tasks, lambda: isinstance(tasks._answers[-1], ServersChanged))
+    assert taken(tasks) == ServersChanged(cluster)
+    (renewed,) = master.grant(pb.TASK_TRAIN)
+    answer = taken(tasks)
+    assert (lease_id(answer), answer.incarnation) == (renewed, 2)  # type: ignore[union-attr]
+
+
+def test_tasks_that_are_given_up_are_returned_and_no_more_leased(
+    master: Master, tasks: LeasesAhead
+) -> None:
+    first, second, third = begin(master, tasks, *[pb.TASK_TRAIN] * 3)
+    assert lease_id(taken(tasks)) == first
+    master.expect()
+    tasks.give_up()
+    assert [master.declined.get(timeout=10) for _ in range(2)] == [second, third]
+    (late,) = master.grant(pb.TASK_TRAIN)  # it was asked for before
+    assert master.declined.get(timeout=10) == late
+    assert master.asked.empty()
+    (again,) = master.grant(pb.TASK_TRAIN)
+    assert lease_id(taken(tasks)) == again
+
+
+def test_an_end_and_an_error_are_told(master: Master, tasks: LeasesAhead) -> None:
+    error = MasterLostError("gone")
+    master.answers.put(error)
+    assert taken(tasks) == MasterLost(error)
+    master.answers.put(pb.LeaseResponse(next=pb.LeaseResponse.DRAIN))
+    assert taken(tasks) == NoMoreTasks(leave=True)
+    tasks._thread.join(10)
+    assert not tasks._thread.is_alive()
