@@ -47,6 +47,7 @@ from torch_edl.processes.adoption import find
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals
+from torch_edl.ps_server.identity import run_of
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,7 @@ def main(
         lock = _with_room(lambda: _open(config, folder), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
-        journals = _journals(config, folder)
-        if left is None:  # of an earlier run of this name, whose tasks nobody knows any more
-            shutil.rmtree(journals, ignore_errors=True)
+        journals = _journals(config, folder, token)
     except (EdlError, OSError) as error:
         log.error("%s", error)
         return stop.exit_code or 2
@@ -110,7 +109,10 @@ def main(
     )
     journal = Journal(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
-    if left is not None:
+    if left is None:
+        for text in _left_journals(config, journals):
+            job.lifecycle.note("warning", text, time.monotonic())
+    else:
         from_state(job, left, time.monotonic())
         _adopt(fleet, launcher, token, time.monotonic())
     job.start(time.monotonic())
@@ -154,7 +156,13 @@ def main(
         kept.close(over=True)
         # The final state of a job that keeps no checkpoints.
         shutil.rmtree(folder.dir / "final", ignore_errors=True)
-        shutil.rmtree(journals, ignore_errors=True)
+        failed = job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
+        if failed and journals.exists():
+            log.warning("the journals of this job stay in %s, since it failed", journals)
+        else:
+            shutil.rmtree(journals, ignore_errors=True)
+            with contextlib.suppress(OSError):  # journals of other runs are there
+                journals.parent.rmdir()
         if config.checkpoint.dir and config.kind == "train":
             layout.remove_leftovers(config.checkpoint.dir)
     outcome = job.lifecycle.outcome
@@ -234,10 +242,24 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     return None if newest is None else Saved(newest, layout.read(newest))
 
 
-def _journals(config: JobConfig, folder: JobFolder) -> Path:
-    """The folder of the journals of this job."""
+def _journals(config: JobConfig, folder: JobFolder, token: str) -> Path:
+    """The folder of the journals of this run. The folder of the job goes with the run; another one,
+    which jobs of other machines may share, has a folder for each run."""
     parent = config.durability.journal_dir
-    return Path(parent) / config.name / "journal" if parent else folder.dir / "journal"
+    if not parent:
+        return folder.dir / "journal" / run_of(token)
+    return Path(parent) / config.name / run_of(token)
+
+
+def _left_journals(config: JobConfig, own: Path) -> Sequence[str]:
+    """What is to be said of the journals of other runs of this name."""
+    shared = bool(config.durability.journal_dir) and own.parent.is_dir()
+    others = sorted(path.name for path in own.parent.iterdir() if path != own) if shared else ()
+    return [
+        f"{own.parent / name}: journals of another run of a job {config.name}, which failed, was "
+        "killed, or still runs; remove the folder if that run is over"
+        for name in others
+    ]
 
 
 def _newest(config: JobConfig, left: Mapping[str, Any]) -> Saved | None:

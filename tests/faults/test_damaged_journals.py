@@ -48,19 +48,20 @@ def said(job: Any, pattern: str) -> bool:
 def test_a_damaged_journal_is_named_and_the_model_restored(
     start_job: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:
-    shard = tmp_path / "disk" / "count" / "journal" / "model-1" / "shard-0-of-2"
-    # Of an earlier run of this name, which nobody continues.
-    shard.mkdir(parents=True)
-    (shard / "journal.json").write_text("{}")
+    journals = tmp_path / "disk" / "count"
+    other = journals / "of-another-run"
+    other.mkdir(parents=True)
     job = start_job(RECORDS, *FLAGS, *CHECKPOINTS, "--journal-dir", str(tmp_path / "disk"))
     job.wait_for(lambda: job.done() > 300)
+    (shard,) = journals.glob("*/model-1/shard-0-of-2")
     damage(job, shard, name)
     job.wait_for(lambda: said(job, "cannot restore shard 0.* and train [0-9]+ records again"))
     if name.endswith("log"):
         assert said(job, r"record \d+, at byte .*; 1 record cannot be read, \d+ behind .*--repair")
     job.go_on()
     job.check()
-    assert not shard.exists()
+    assert list(journals.iterdir()) == [other]
+    assert f"{other}: journals of another run" in job.log.read_text()
 
 
 def test_a_repaired_server_lacks_one_update_and_counts_none_twice(

@@ -57,6 +57,9 @@ def check_folders(config: JobConfig) -> JobConfig:
         layout.newest_to_resume(keep.dir, resume=keep.resume)
     if config.trains and keep.output:
         _check_output_dir(keep.output)
+    journal_dir = config.durability.journal_dir
+    if journal_dir:
+        _check_writable(Path(journal_dir), "--journal-dir", is_file=False)
     if config.tensorboard:
         tensorboard.writer_class()
         _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
@@ -172,4 +175,7 @@ def _check_writable(path: Path, option: str, *, is_file: bool) -> None:
     if not place.is_dir():
         raise UsageError(f"{option} {path}: {place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {path}: {place} is not writable")
+        raise UsageError(
+            f"{option} {path}: {place} is not writable; name another place, or allow this user "
+            "to write there"
+        )

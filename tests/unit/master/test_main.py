@@ -16,7 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.unit.master.master_process import Master, alive, every_record, kept, wait_for
+from tests.unit.master.master_process import TOKEN, Master, alive, every_record, kept, wait_for
+from torch_edl.ps_server.identity import run_of
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -103,6 +104,18 @@ def test_user_code_that_fails_ends_the_job_with_its_traceback(start):
     assert (s.error, s.traceback) == ("ValueError: task 3", "Traceback: in feed")
     assert not s.usage_error
     assert sum("which is tried again" in e.text for e in s.events) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_journals_of_a_run_stay_where_it_fails(start, tmp_path, fails):
+    journals = tmp_path / "jobs" / "j" / "journal"
+    (journals / run_of(TOKEN)).mkdir(parents=True)
+    (journals / "of-another-run").mkdir()
+    master = start({"*": {"fail_task": 3}} if fails else {})
+    master.end("failed" if fails else "finished")
+    left = {run_of(TOKEN), "of-another-run"} if fails else {"of-another-run"}
+    assert {folder.name for folder in journals.iterdir()} == left
+    assert ("journals of this job stay in" in master.log()) is fails
 
 
 def test_a_model_that_breaks_the_contract(start):
