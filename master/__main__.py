@@ -186,8 +186,10 @@ def _store(config: JobConfig, folder: JobFolder) -> Store:
         return SqliteStore(folder.dir / "state.sqlite")
     # Only here: an extra installs the client of etcd.
     from master.runtime.store.etcd import EtcdStore
+    from master.runtime.store.etcd_access import EtcdAccess
 
-    return EtcdStore(endpoints, f"/torch-edl/jobs/{config.name}")
+    access = EtcdAccess.from_environment(tls=config.durability.etcd_tls)
+    return EtcdStore(endpoints, f"/torch-edl/jobs/{config.name}", access)
 
 
 def _give_way(why: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -54,11 +56,15 @@ class Etcd:
 
     Args:
         folder: for data and output.
+        tls: it speaks with those only that show a certificate of ``ca.pem`` in the folder, as
+            ``client.pem`` and ``client.key`` are.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, tls: bool = False) -> None:
         require_etcd()
         self._folder = folder
+        self.url_scheme = "https" if tls else "http"
+        self._context = _certified(folder) if tls else None
         self._client, self._peer = _free_port(), _free_port()
         self.endpoint = f"127.0.0.1:{self._client}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,14 +72,14 @@ class Etcd:
 
     def start(self) -> None:
         """Starts it, again on its data, and waits until it answers."""
-        url, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer}"
+        url, peer = f"{self.url_scheme}://{self.endpoint}", f"http://127.0.0.1:{self._peer}"
         with open(self._folder / "etcd.log", "ab") as log:
             self._process = subprocess.Popen(
                 [
                     "etcd", "--data-dir", str(self._folder / "etcd"),
                     "--listen-client-urls", url, "--advertise-client-urls", url,
                     "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-                    "--initial-cluster", f"default={peer}",
+                    "--initial-cluster", f"default={peer}", *self._certificates(),
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
@@ -83,13 +89,41 @@ class Etcd:
                 pytest.fail((self._folder / "etcd.log").read_text()[-3000:])
             time.sleep(0.05)
 
+    def _certificates(self) -> list[str]:
+        if self._context is None:
+            return []
+        words = [
+            "--bcrypt-cost",
+            "4",
+            "--client-cert-auth",
+            "--trusted-ca-file",
+            str(self._folder / "ca.pem"),
+        ]
+        words += ["--cert-file", str(self._folder / "server.pem")]
+        return [*words, "--key-file", str(self._folder / "server.key")]
+
     def _is_healthy(self) -> bool:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://{self.endpoint}/health", timeout=5) as answer:
-                return b'"true"' in answer.read()
+            return b'"true"' in self._open("/health")
         except OSError:
             return False
+
+    def _open(self, path: str, body: object = None) -> bytes:
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if self._context is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=self._context))
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url_scheme}://{self.endpoint}{path}", content)
+        with urllib.request.build_opener(*handlers).open(request, timeout=5) as answer:
+            found: bytes = answer.read()
+            return found
+
+    def require_password(self, password: str) -> None:
+        """From now on only the user ``root`` with that password may read or write."""
+        self._open("/v3/auth/user/add", {"name": "root", "password": password})
+        self._open("/v3/auth/role/add", {"name": "root"})
+        self._open("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        self._open("/v3/auth/enable", {})
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -97,6 +131,26 @@ class Etcd:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _certified(folder: Path) -> ssl.SSLContext:
+    """Writes an authority, and certificates of the server and of a client; returns what a client
+    connects with."""
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority",
+            "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
+    for name in ("server", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/", "-keyout", f"{name}.key",
+                "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+                "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "names")  # fmt: skip
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / "client.pem", folder / "client.key")
+    return context
 
 
 def _free_port() -> int:

@@ -58,16 +58,23 @@ class DurabilityConfig(Checked):
     store: str = option(
         "sqlite",
         "--store URL",
-        "keep the state of the job in sqlite or etcd://HOST:PORT",
+        "keep the state in sqlite or etcd://HOST:PORT (etcds: TLS)",
         kinds=JOB_KINDS,
     )
-    """``sqlite``: a file in the folder of the job. Several members of etcd: separated by commas."""
+    """``sqlite``: a file in the folder of the job. ``etcds://``: with TLS. Several members of etcd:
+    separated by commas."""
 
     @property
     def etcd_endpoints(self) -> tuple[str, ...]:
         """HOST:PORT of the members of etcd that keep the state; none: a file keeps it."""
         scheme, found, members = self.store.partition("://")
-        return tuple(members.rstrip("/").split(",")) if found and scheme == "etcd" else ()
+        of_etcd = found and scheme in ("etcd", "etcds")
+        return tuple(members.rstrip("/").split(",")) if of_etcd else ()
+
+    @property
+    def etcd_tls(self) -> bool:
+        """Whether the connection to etcd is encrypted."""
+        return self.store.startswith("etcds:")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,8 +82,8 @@ class DurabilityConfig(Checked):
             self.etcd_endpoints and all(map(_is_address, self.etcd_endpoints))
         ):
             raise UsageError(
-                f"--store {self.store}: write sqlite or etcd://HOST:PORT[,HOST:PORT], such as "
-                "etcd://127.0.0.1:2379"
+                f"--store {self.store}: write sqlite, etcd://HOST:PORT[,HOST:PORT] or, with "
+                "TLS, etcds://HOST:PORT, such as etcd://127.0.0.1:2379"
             )
         of_journal = {
             "--journal-dir": bool(self.journal_dir),

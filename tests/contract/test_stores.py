@@ -3,21 +3,25 @@ a lock fences its last owner off."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etcd3gw.client import Etcd3Client
 
 from master.runtime.store.base import Entry, Store
 from master.runtime.store.etcd import EtcdStore
+from master.runtime.store.etcd_access import EtcdAccess
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from tests.etcd_server import Etcd
-from torch_edl.errors import StoreConflictError
+from torch_edl.errors import StoreConflictError, UsageError
 
 Reopen = Callable[[], Store]
 
@@ -29,18 +33,45 @@ def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     server.kill()
 
 
-@pytest.fixture(params=["sqlite", "etcd"])
+def access(folder: Path) -> EtcdAccess:
+    """To the etcd of :func:`locked_etcd`, as a user says it."""
+    variables = {"ETCDCTL_CACERT": "ca.pem", "ETCDCTL_CERT": "client.pem"}
+    files = {name: str(folder / file) for name, file in variables.items()}
+    files["ETCDCTL_KEY"] = str(folder / "client.key")
+    return EtcdAccess.from_environment({**files, "ETCDCTL_USER": "root:geheim"}, tls=True)
+
+
+@pytest.fixture(scope="module")
+def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("locked-etcd")
+
+
+@pytest.fixture(scope="module")
+def locked_etcd(etcd_folder: Path) -> Iterator[Etcd]:
+    """With TLS, certificates of clients, and a password."""
+    server = Etcd(etcd_folder, tls=True)
+    server.require_password("geheim")
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["sqlite", "etcd", "etcds"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     """Opens the same store again, as another process would."""
     opened: list[Store] = []
     if request.param == "etcd":
         endpoint = request.getfixturevalue("shared_etcd").endpoint
+    elif request.param == "etcds":
+        endpoint = request.getfixturevalue("locked_etcd").endpoint
 
     def make() -> Store:
         if request.param == "sqlite":
             opened.append(SqliteStore(tmp_path / "state.sqlite"))
-        else:
+        elif request.param == "etcd":
             opened.append(EtcdStore([endpoint], f"/tests/{tmp_path.name}"))
+        else:
+            given = access(request.getfixturevalue("etcd_folder"))
+            opened.append(EtcdStore([endpoint], f"/tests/{tmp_path.name}", given))
         return opened[-1]
 
     yield make
@@ -362,3 +393,56 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"this is no database, " * 100)
     with pytest.raises(OSError, match=r"state\.sqlite"):
         SqliteStore(path)
+
+
+# ---- an etcd with TLS and a password ----
+
+
+def test_a_token_that_etcd_forgot_is_asked_for_again(locked_etcd: Etcd, etcd_folder: Path) -> None:
+    with contextlib.closing(
+        EtcdStore([locked_etcd.endpoint], "/tests/token", access(etcd_folder))
+    ) as store:
+        first = store.commit({"a": b"1"}, {})
+        locked_etcd.kill()
+        locked_etcd.start()
+        assert store.commit({"a": b"2"}, {"a": first}) > first
+
+
+@pytest.mark.parametrize(
+    ("change", "fix"),
+    [
+        ({"ca": ""}, "certificate verify failed.*ETCDCTL_CACERT"),
+        ({"cert": "", "key": ""}, "does not answer|ETCDCTL_CERT"),
+        ({"password": "other"}, "authentication failed.*correct ETCDCTL_USER"),
+        ({"user": ""}, "user name is empty.*set ETCDCTL_USER"),
+        ({"tls": False}, "closed connection without .*TLS, write --store etcds://"),
+    ],
+)
+def test_what_is_wrong_with_the_access_is_said(
+    locked_etcd: Etcd, etcd_folder: Path, change: dict[str, Any], fix: str
+) -> None:
+    given = replace(access(etcd_folder), **change)
+    with (
+        contextlib.closing(EtcdStore([locked_etcd.endpoint], "/tests/no", given)) as store,
+        pytest.raises(OSError, match=fix),
+    ):
+        store.get("a")
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"ETCDCTL_CACERT": "/nowhere.pem"}, "ETCDCTL_CACERT /nowhere.pem: no such file"),
+        ({"ETCDCTL_CERT": __file__}, "a certificate needs its key"),
+        ({"ETCDCTL_USER": "root"}, "ETCDCTL_USER root: no password; set ETCDCTL_PASSWORD"),
+    ],
+)
+def test_variables_that_do_not_fit(variables: dict[str, str], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        EtcdAccess.from_environment(variables, tls=True)
+
+
+def test_the_password_has_a_variable_of_its_own() -> None:
+    given = {"ETCDCTL_USER": "a:b", "ETCDCTL_PASSWORD": "c:d"}
+    found = EtcdAccess.from_environment(given, tls=False)
+    assert (found.user, found.password) == ("a:b", "c:d")

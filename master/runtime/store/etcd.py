@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from master.runtime.store.base import Entry, Store
+from master.runtime.store.etcd_access import EtcdAccess
 from torch_edl.errors import StoreConflictError, UsageError
 
 try:
@@ -34,6 +35,7 @@ except ImportError as missing:
 
 _API = "/v3/"  # of etcd 3.4 and later
 _ANSWER_S = 3.0
+_TOKEN = "Authorization"
 _LARGEST = 1 << 28
 _UNANSWERED = (ConnectionFailedError, ConnectionTimeoutError, InternalServerError)
 _TOO_LARGE = "start etcd with a larger --max-request-bytes"
@@ -43,7 +45,15 @@ _FIXES = {
     "database space exceeded": "run `etcdctl compact` and `etcdctl alarm disarm`, and start etcd "
     "with --auto-compaction-retention",
     "Not Found": "use etcd 3.4 or later, and its client port",
+    "closed connection without response": "if it expects TLS, write --store etcds://HOST:PORT",
+    "user name is empty": "set ETCDCTL_USER and ETCDCTL_PASSWORD",
+    "authentication failed": "correct ETCDCTL_USER and ETCDCTL_PASSWORD",
+    "permission denied": "grant the user of ETCDCTL_USER the keys below /torch-edl/",
+    "certificate verify failed": "name the certificate of its authority in ETCDCTL_CACERT",
+    "certificate required": "name a certificate and its key in ETCDCTL_CERT and ETCDCTL_KEY",
 }
+# A token expires, and etcd forgets tokens when it starts again.
+_SIGN_IN_AGAIN = ("invalid auth token", "revision of auth store is old")
 
 T = TypeVar("T")
 
@@ -57,17 +67,24 @@ class EtcdStore(Store):
     Args:
         endpoints: HOST:PORT of the members. The one that answered last is asked first.
         prefix: of all keys. Nobody else writes there.
+        access: certificates and the user.
     """
 
     # An owner bridges an etcd that restarts, or that is away for ten seconds.
     lock_ttl_s = 15.0
 
-    def __init__(self, endpoints: Sequence[str], prefix: str) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], prefix: str, access: EtcdAccess | None = None
+    ) -> None:
+        self._access = access or EtcdAccess()
         self._mutex = threading.Lock()  # a session of requests is for one thread at a time
         self._prefix = f"{prefix}/".encode()
         # Environment variables name proxies for the web, not for this.
         self._session = requests.Session()
         self._session.trust_env = False
+        self._session.verify = self._access.ca or True
+        if self._access.cert:
+            self._session.cert = (self._access.cert, self._access.key)
         self._clients = [self._client(endpoint) for endpoint in endpoints]
 
     def get(self, key: str) -> Entry | None:
@@ -96,8 +113,33 @@ class EtcdStore(Store):
     def _client(self, endpoint: str) -> Etcd3Client:
         host, _, port = endpoint.rpartition(":")
         return Etcd3Client(
-            host.strip("[]"), int(port), timeout=_ANSWER_S, api_path=_API, session=self._session
+            host.strip("[]"),
+            int(port),
+            protocol="https" if self._access.tls else "http",
+            timeout=_ANSWER_S,
+            api_path=_API,
+            session=self._session,
         )
+
+    def _signed_in(self, client: Etcd3Client, call: Callable[[Etcd3Client], T]) -> T:
+        """The answer to a call that carries the token of the user, if there is one."""
+        if not self._access.user:
+            return call(client)
+        if _TOKEN not in self._session.headers:
+            self._sign_in(client)
+        try:
+            return call(client)
+        except Etcd3Exception as error:  # etcd has done nothing
+            if not any(sign in str(error.detail_text) for sign in _SIGN_IN_AGAIN):
+                raise
+            self._sign_in(client)
+            return call(client)
+
+    def _sign_in(self, client: Etcd3Client) -> None:
+        self._session.headers.pop(_TOKEN, None)
+        user = {"name": self._access.user, "password": self._access.password}
+        answer = client.post(client.get_url("/auth/authenticate"), json=user)
+        self._session.headers[_TOKEN] = answer["token"]
 
     def _transaction(self, writes: list[dict[str, Any]], expected: Mapping[str, int]) -> int:
         """etcd itself compares and writes, in one step."""
@@ -126,7 +168,7 @@ class EtcdStore(Store):
         with self._mutex:
             for client in list(self._clients):
                 try:
-                    return call(client)
+                    return self._signed_in(client, call)
                 except _UNANSWERED as error:
                     silent.append(
                         f"etcd at {client.base_url} does not answer ({_text(error)}); "
@@ -172,5 +214,7 @@ def _text(error: Etcd3Exception) -> str:
         text = said.get("error") or said.get("message") or text
     except (ValueError, AttributeError):
         pass
+    if found := re.search(r"\[SSL[^]]*\] ?([^(]+)", text):
+        text = found[1]
     text = text.strip()[:200]
     return text + "".join(f"; {fix}" for sign, fix in _FIXES.items() if sign in text)
