@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP
+from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
 
@@ -67,6 +67,25 @@ def test_master_and_worker_are_killed_at_once_and_one_joins(
     """The survivor continues with the new master; the newcomer takes its state."""
     plan = Plan(workers=2, events=(At(10, KillMaster((0,))), At(11, Grown(2))), records=240)
     carry_out(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "phases",
+    [
+        (Phase.START, Phase.REGISTERED, Phase.REHEARSAL, Phase.TAKING, Phase.GIVING),
+        (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCED, Phase.OPTIMIZER, Phase.STEPPED),
+    ],
+    ids=["joining", "in steps"],
+)
+def test_workers_are_asked_to_leave_in_each_phase(
+    carry_out: Callable[[Plan], RingJob], phases: tuple[Phase, ...]
+) -> None:
+    """Before they join, while they recover, in a step: each leaves, and another one comes."""
+    deaths = tuple(Inside(phase, 5 + 5 * n, None, SIGTERM) for n, phase in enumerate(phases))
+    leaves = At(3, Signal((0,), SIGTERM))  # so that somebody joins
+    events = (At(2, Grown(2)), leaves, At(15, Grown(2)), At(30, Grown(2)))
+    carry_out(Plan(workers=2, events=events, deaths=deaths, checkpoint_every=5, epochs=3))
 
 
 @pytest.mark.slow
