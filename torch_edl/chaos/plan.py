@@ -74,22 +74,27 @@ def faults(
     signal: str = "KILL",
     every_s: float = 0.0,
     at_s: float = 0.0,
+    named: str = "--{}",
 ) -> tuple[Fault, ...]:
     """The faults of ``worker=2,ps=1`` and ``worker=1:5s``.
+
+    Args:
+        named: how a message names ``kill`` and ``pause``.
 
     Raises:
         UsageError: a role, a number or a duration that does not exist.
     """
     found = []
-    for role, value in _words(kill, "--kill"):
-        count = _count(value, "--kill", role)
+    as_kill, as_pause = named.format("kill"), named.format("pause")
+    for role, value in _words(kill, as_kill):
+        count = _count(value, as_kill, role)
         found.append(Fault(role=role, count=count, signal=signal, every_s=every_s, at_s=at_s))
-    for role, value in _words(pause, "--pause"):
+    for role, value in _words(pause, as_pause):
         number, colon, long = value.partition(":")
         if not colon:
-            raise UsageError(f"--pause {role}={value}: for how long? write {role}={value}:5s")
-        pause_s = duration(long, f"--pause {role}={number}:")
-        count = _count(number, "--pause", role)
+            raise UsageError(f"{as_pause} {role}={value}: for how long? write {role}={value}:5s")
+        pause_s = duration(long, f"{as_pause} {role}={number}:")
+        count = _count(number, as_pause, role)
         found.append(Fault(role=role, count=count, pause_s=pause_s, every_s=every_s, at_s=at_s))
     return tuple(found)
 
@@ -123,34 +128,45 @@ def _plan(content: Mapping[str, Any], *, seed: int | None, for_s: float | None) 
             'no fault; write [[fault]], and below it kill = "worker=1" and every = "3s"'
         )
     found: list[Fault] = []
-    for entry in entries:
-        if not isinstance(entry, dict):
-            raise UsageError(f"fault = {entry!r}: write [[fault]]")
-        _known(entry, _KEYS, "a fault")
-        words = {key: _text(entry, key) for key in _KEYS}
-        if bool(words["every"]) == bool(words["at"]):
-            raise UsageError('a fault needs either every = "3s" or at = "10s"')
-        signal = words["signal"] or "KILL"
-        if signal not in SIGNALS:
-            raise UsageError(f"signal = {signal!r}: choose from {', '.join(SIGNALS)}")
-        every_s = duration(words["every"], "every =") if words["every"] else 0.0
-        at_s = duration(words["at"], "at =") if words["at"] else 0.0
-        made = faults(
-            kill=words["kill"], pause=words["pause"], signal=signal, every_s=every_s, at_s=at_s
-        )
-        if not made:
-            raise UsageError('a fault needs kill = "worker=1" or pause = "worker=1:5s"')
-        found += made
+    for number, entry in enumerate(entries, 1):
+        try:
+            found += _faults(entry)
+        except UsageError as error:
+            raise UsageError(f"fault {number}: {error}") from error
     own = content.get("seed", 0)
     if not isinstance(own, int):
         raise UsageError(f"seed = {own!r}: expected a whole number")
     if for_s is None:
         last = max(fault.at_s for fault in found)
-        if any(fault.every_s for fault in found) or "for" in content:
-            for_s = duration(_text(content, "for") or "missing", "for =")
-        else:
-            for_s = last
+        rounds = any(fault.every_s for fault in found)
+        if rounds and "for" not in content:
+            raise UsageError('for: missing; say how long the rounds last, such as for = "60s"')
+        for_s = duration(_text(content, "for"), "for =") if "for" in content else last
     return Plan(faults=tuple(found), for_s=for_s, seed=own if seed is None else seed)
+
+
+def _faults(entry: Any) -> tuple[Fault, ...]:
+    """The faults of one entry of a plan."""
+    if not isinstance(entry, dict):
+        raise UsageError(f"fault = {entry!r}: write [[fault]]")
+    _known(entry, _KEYS, "a fault")
+    words = {key: _text(entry, key) for key in _KEYS}
+    if bool(words["every"]) == bool(words["at"]):
+        raise UsageError('it needs either every = "3s" or at = "10s"')
+    signal = words["signal"] or "KILL"
+    if signal not in SIGNALS:
+        raise UsageError(f"signal = {signal!r}: choose from {', '.join(SIGNALS)}")
+    made = faults(
+        kill=words["kill"],
+        pause=words["pause"],
+        signal=signal,
+        every_s=duration(words["every"], "every =") if words["every"] else 0.0,
+        at_s=duration(words["at"], "at =") if words["at"] else 0.0,
+        named="{} =",
+    )
+    if not made:
+        raise UsageError('it needs kill = "worker=1" or pause = "worker=1:5s"')
+    return made
 
 
 def _known(given: Mapping[str, Any], known: set[str], what: str) -> None:

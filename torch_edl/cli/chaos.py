@@ -123,6 +123,7 @@ def _print(verdict: Verdict) -> None:
         ("missed", f"{verdict.missed} faults found no process to strike" if verdict.missed else ""),
         ("started", _counts(verdict.replaced)),
         ("records", f"{before:,} before, {after:,} now, of {total:,}"),
+        ("", _about(before, after, total, back)),
         ("rolled back", f"{times} times, {back:,} records" if times else "none"),
         ("lost", f"{verdict.updates_lost:,} updates" if verdict.updates_lost else ""),
         ("stalls", _gaps(verdict.stalls, f"above {STALL_S:g} s, ")),
@@ -133,6 +134,15 @@ def _print(verdict: Verdict) -> None:
     for label, value in rows:
         if value:
             console.print(f"  {label:<11} {value}", soft_wrap=True)
+
+
+def _about(before: int, after: int, total: int, rolled_back: int) -> str:
+    """What the numbers of records may leave unclear."""
+    if before >= total:
+        return "all were trained before the first fault: use more data"
+    if after < before and not rolled_back:
+        return "fewer now: what processes that died had in hand is trained by others"
+    return ""
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -92,10 +92,14 @@ def test_a_file_of_single_faults_lasts_until_the_last(tmp_path: Path) -> None:
         ('[[fault]]\nkil = "ps=1"', "kil: no such key of a fault"),
         ('[[fault]]\nkill = "ps=1"', "either every"),
         ('[[fault]]\nkill = "ps=1"\nevery = "1s"\nat = "1s"', "either every"),
-        ('[[fault]]\nevery = "3s"\n', "a fault needs kill"),
+        ('[[fault]]\nevery = "3s"\n', "fault 1: it needs kill"),
         ('[[fault]]\nkill = 1\nevery = "3s"\n', "kill = 1: expected a text"),
         ('[[fault]]\nkill = "ps"\nevery = "3s"\nsignal = "HUP"', "signal = 'HUP': choose from"),
-        ('[[fault]]\nkill = "ps"\nevery = "3s"', "for = missing: not a duration"),
+        ('[[fault]]\nkill = "ps"\nevery = "3s"', "for: missing; say how long the rounds last"),
+        (
+            '[[fault]]\nkill = "ps"\nat = "3s"\n[[fault]]\nkill = "gpu"\nat = "3s"',
+            "fault 2: kill = gpu: no",
+        ),
         ('seed = "a"\nfor = "9s"\n[[fault]]\nkill = "ps"\nevery = "3s"', "seed = 'a': expected"),
     ],
 )
