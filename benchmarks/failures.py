@@ -1,8 +1,9 @@
 """What one failure costs: the stall of the workers, and the records that are trained again.
 
-The counting example with three workers and two servers; `torch-edl chaos` kills one process, and
-the verdict says what was rolled back. The stall is the longest time between two minibatches of a
-worker that lived before and after, less the median time. Afterwards the records are checked.
+The counting example with three workers and two servers; `torch-edl chaos` strikes one process, or
+several at the same moment, and the verdict says what was rolled back. The stall is the longest time
+between two minibatches of a worker that lived before and after, or of any two if all workers died,
+less the median time. Afterwards the records are checked.
 
     python benchmarks/failures.py [--workers 3] [--repeat 3] [--only "worker;server, journal"]
 """
@@ -28,16 +29,24 @@ _EXAMPLE = ROOT / "examples" / "counting"
 _RECORDS = 60_000
 _LIMIT_S = 120.0
 _KEEP = ["--checkpoint-every", "400"]
+_JOURNAL = ["--durability", "journal"]
 CASES = {
-    "worker": ("worker=1", []),
-    "master": ("master=1", []),
-    "server, checkpoint": ("ps=1", []),
-    "server, journal": ("ps=1", ["--durability", "journal"]),
-    "all servers, journal": ("ps=2", ["--durability", "journal"]),
+    "worker": ('kill = "worker=1"', []),
+    "worker that pauses for 5 s": ('pause = "worker=1:5s"', []),
+    "master": ('kill = "master=1"', []),
+    "server, checkpoint": ('kill = "ps=1"', []),
+    "server, journal": ('kill = "ps=1"', _JOURNAL),
+    "server that pauses for 5 s": ('pause = "ps=1:5s"', _JOURNAL),
+    "server that hangs, journal": (
+        'pause = "ps=1:60s"',
+        [*_JOURNAL, "--heartbeat-timeout", "10"],
+    ),
+    "all servers, journal": ('kill = "ps=2"', _JOURNAL),
+    "all but the client, journal": ('kill = "worker=3,ps=2,master=1"', _JOURNAL),
 }
 
 
-def measure(workers: int, kill: str, flags: list[str], folder: Path) -> dict[str, object]:
+def measure(workers: int, fault: str, flags: list[str], folder: Path) -> dict[str, object]:
     """One job with one fault."""
     folder.mkdir(parents=True)
     notes, data, output = folder / "notes", folder / "data", folder / "model"
@@ -62,7 +71,7 @@ def measure(workers: int, kill: str, flags: list[str], folder: Path) -> dict[str
                 raise RuntimeError((folder / "log").read_text()[-3000:])
             time.sleep(0.2)
         began = time.time()
-        (folder / "plan.toml").write_text(f'[[fault]]\nkill = "{kill}"\nat = "1s"\n')
+        (folder / "plan.toml").write_text(f'[[fault]]\n{fault}\nat = "1s"\n')
         chaos = subprocess.run(
             [*_EDL, "chaos", "failures", "--plan", str(folder / "plan.toml"), "--json"],
             env=env, capture_output=True, text=True,
@@ -84,6 +93,10 @@ def measure(workers: int, kill: str, flags: list[str], folder: Path) -> dict[str
         pairs = [(a, b - a) for a, b in itertools.pairwise(times)]
         usual += [gap for a, gap in pairs if a < began]
         gaps.append(max(gap for a, gap in pairs if began <= a < began + 20))
+    if not gaps:
+        pairs = [(a.time, b.time - a.time) for a, b in itertools.pairwise(found)]
+        usual = [gap for a, gap in pairs if a < began]
+        gaps = [max(gap for a, gap in pairs if began <= a < began + 20)]
     first = {n.pid: n.time for n in reversed(found)}
     new = [at - began - 1 for pid, at in first.items() if at > began]
     return {
@@ -105,9 +118,9 @@ def main() -> None:
     figures: dict[str, object] = {}
     with launches.folder() as name:
         for case in args.only.split(";"):
-            kill, flags = CASES[case]
+            fault, flags = CASES[case]
             runs = [
-                measure(args.workers, kill, flags, Path(name) / f"{list(CASES).index(case)}-{n}")
+                measure(args.workers, fault, flags, Path(name) / f"{list(CASES).index(case)}-{n}")
                 for n in range(args.repeat)
             ]
             stalls = [run["stall_s"] for run in runs]
