@@ -25,7 +25,8 @@ def problems(model: Path, data: Path, *, epochs: int = 1, quorum: int = 1) -> li
         data: the folder of ``data-*.parquet``.
         quorum: the ``--grads-to-wait`` of ``--mode sync``. A server applies the pushes of a quorum
             together, and the last pushes, or those before a checkpoint, in smaller groups: in a
-            group of k a record counts quorum / k.
+            group of k a record counts quorum / k. Rows are checked against these values; the dense
+            weights, whose server may have made other groups, against their bounds.
 
     Raises:
         OSError: a file is missing.
@@ -49,6 +50,9 @@ def problems(model: Path, data: Path, *, epochs: int = 1, quorum: int = 1) -> li
         found.append(f"{wanted:,} records: a float32 counts to {_EXACT:,} only; train on less")
     elif quorum == 1 and any(total != wanted):
         found.append(f"dense weights: counted {_times(total.tolist())}, expected {wanted}")
+    elif any(total < wanted - 0.5) or any(total > wanted * quorum + 0.5):
+        bounds = f"{wanted} to {wanted * quorum}"
+        found.append(f"dense weights: counted {_times(total.tolist())}, expected {bounds}")
     return found
 
 

@@ -64,6 +64,11 @@ def test_a_group_smaller_than_the_quorum_counts_more(tmp_path: Path, data: Path)
     double = model(tmp_path / "double", counts | {9: 2.0}, 13.5)
     code, lines = run("check.py", double, data, "--quorum", 3)
     assert (code, lines[0]) == (1, "record 9: counted 2, expected 1")
+    for number, total in enumerate((9, 31)):
+        code, lines = run(
+            "check.py", model(tmp_path / f"dense-{number}", counts, total), data, "--quorum", 3
+        )
+        assert (code, lines[0]) == (1, f"dense weights: counted {total}, expected 10 to 30")
 
 
 def test_a_model_that_is_not_there_is_an_error(tmp_path: Path, data: Path) -> None:
