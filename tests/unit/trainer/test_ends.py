@@ -15,6 +15,9 @@ from torch_edl.checkpoint import layout
 from torch_edl.errors import EdlError
 from torch_edl.trainer.ending import Ending
 
+# Nothing that the others do not cover as well, with other members.
+SLOW = pytest.mark.slow
+
 OPTIONS = {"batch_size": 4, "global_batch_size": 8, "shuffle": True}
 
 
@@ -69,7 +72,7 @@ def long(member: Member, directory: str) -> None:
     job.close()
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
 def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None:
     """The remedy: ``RingEngine.reform_if_asked`` hands over."""
     with office(world) as one:
@@ -87,7 +90,7 @@ def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None
             assert each.process.exitcode == 0
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=SLOW)])
 def test_the_last_ones_to_leave_write_a_checkpoint(world: int, tmp_path: Path) -> None:
     with office(world) as one:
         members = [one.start(long, str(tmp_path)) for _ in range(world)]

@@ -12,8 +12,11 @@ from tests.unit.trainer.counting import OPTIONS, counted, counting, finish, numb
 from torch_edl.checkpoint import layout
 from torch_edl.engine.ring.control_flags import DivergedError
 
+# Nothing that the others do not cover as well, with other members.
+SLOW = pytest.mark.slow
 
-@pytest.mark.parametrize("world", [2, 4])
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=SLOW)])
 def test_each_record_counts_once_per_epoch(world: int) -> None:
     with office(world) as one:
         members = [one.start(counting, 40, 8, OPTIONS, -1) for _ in range(world)]
@@ -21,7 +24,15 @@ def test_each_record_counts_once_per_epoch(world: int) -> None:
             assert end[1:] == (10, [2.0] * 40, 1)
 
 
-@pytest.mark.parametrize("how", ["kill", "leave", "join", "kill and join"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("kill", marks=SLOW),
+        "leave",
+        pytest.param("join", marks=SLOW),
+        "kill and join",
+    ],
+)
 def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
     with office(3) as one:
         members = [one.start(counting, 40, 8, OPTIONS, 3) for _ in range(3)]
@@ -129,7 +140,7 @@ def unheard(member: Member) -> None:
     job.close()
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=SLOW), 2])
 def test_a_ring_that_no_master_hears_stops_counting(world: int) -> None:
     with office(world) as one:
         members = [one.start(unheard) for _ in range(world)]

@@ -123,8 +123,17 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize(("table", "clip"), [("swapped", True), ("unbounded", False)])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+FAST = {("sgd", "unbounded"), ("adam", "swapped")}
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "clip"),
+    [
+        pytest.param(name, table, clip, marks=[] if (name, table) in FAST else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for table, clip in (("swapped", True), ("unbounded", False))
+    ],
+)
 def test_50_steps_equal_a_plain_loop(
     start: Callable[..., Stub], name: str, table: str, clip: bool
 ) -> None:
