@@ -114,7 +114,9 @@ class Service:
         handlers: dict[str, Handler] = {
             "Register": now(calls.register, keep=True),
             "RegisterServer": now(servers.register, keep=True),
-            "ServerHeartbeat": now(servers.heartbeat, notify=False),
+            "ServerHeartbeat": now(
+                servers.heartbeat, keep=lambda answer: bool(answer.noted), notify=False
+            ),
             "GetCluster": wait(
                 servers.get_cluster, _CLUSTER_WAIT_S, servers.cluster_now, changes=False
             ),

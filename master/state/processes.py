@@ -50,6 +50,10 @@ class Process:
     """What keeps a server from accepting pushes."""
     keeper: int = 0
     """Incarnation of the server that keeps a copy of the shard of this one; 0: none does."""
+    leaving: bool = False
+    """A server that was asked to end, and serves on until others can do without it."""
+    released: bool = False
+    """A server that was asked to end, and does so now."""
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
 

@@ -67,7 +67,8 @@ class ServerCalls:
                 job.lifecycle.note("info", f"{name} accepts pushes again", now)
         stay = request.leaving and job.server_move.leave(process, now)
         peer = job.fleet.servers.peer(request.shard)
-        return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay)
+        noted = request.note_copy and request.keeper > 0
+        return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
 
     def get_cluster(
         self, request: pb.GetClusterRequest, now: float

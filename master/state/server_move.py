@@ -62,9 +62,12 @@ class ServerMove:
         self._fleet.servers.want(servers)
 
     def leave(self, server: Process, now: float) -> bool:
-        """A server got SIGTERM; returns whether it is to serve on until the model has moved, since
-        its part would be lost with it."""
-        durable = self._config.durability.mode != "checkpoint"
+        """A server got SIGTERM; returns whether it is to serve on until the model has moved, or
+        others have copies, since its part would be lost with it."""
+        mode = self._config.durability.mode
+        if mode == "replica":
+            return self._stays_for_copies(server, now)
+        durable = mode == "journal"
         if durable or self._lifecycle.ending or not self._config.trains or self._tasks.trained:
             return False
         servers = self._fleet.servers
@@ -73,6 +76,15 @@ class ServerMove:
             text = f"ps-{server.id} was asked to leave (SIGTERM): the model moves to other servers"
             self._lifecycle.note("info", text, now)
         return True
+
+    def _stays_for_copies(self, server: Process, now: float) -> bool:
+        if self._lifecycle.outcome is not None or self._fleet.servers.is_expendable(server):
+            server.released = True
+        elif not server.leaving:
+            server.leaving = True
+            text = f"ps-{server.id} was asked to leave (SIGTERM): it waits for copies on others"
+            self._lifecycle.note("info", text, now)
+        return not server.released
 
     def apply(self, event: MoveBegun | CutTaken, now: float) -> None:
         """The servers are about to be sealed, or are: the move is to be carried through."""

@@ -34,8 +34,6 @@ class Servers:
         self._by_shard: dict[int, Process] = {}
         self._kept: set[int] = set()
         self._lost: dict[int, int] = {}  # shard -> updates that it lacks
-        # After a restart of the master, which may not know the last words of the servers.
-        self._may_have_copies = False
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._by_shard.values())
@@ -153,13 +151,15 @@ class Servers:
             self._kept.add(process.shard)
 
     def is_kept(self, process: Process) -> bool:
-        """Whether the peer of a server has a copy of its shard now."""
-        peer = self.peer(process.shard) if process in self else None
-        return peer is not None and peer.incarnation == process.keeper
+        """Whether the peer of a server has a copy of its shard now, and stays."""
+        peer = self._by_shard.get((process.shard + 1) % self.shards) if process in self else None
+        if peer is None or peer.state != RUNNING or peer.released:
+            return False
+        return peer is not process and peer.incarnation == process.keeper
 
     def is_expendable(self, process: Process) -> bool:
         """Whether copies on other servers would make up for the loss of a process now."""
-        if process not in self:
+        if process not in self or process.released:
             return True
         owns = process.state != STARTING and self.has_copy(process.shard)
         if owns and not self.is_kept(process):
@@ -167,13 +167,13 @@ class Servers:
         # It may have the only copy of the shard before its own.
         before = (process.shard - 1) % self.shards
         server = self._by_shard.get(before)
-        alive = server is not None and server.state == RUNNING
+        alive = server is not None and server.state == RUNNING and not server.released
         return alive or not self.has_copy(before)
 
     def has_copy(self, shard: int) -> bool:
         """Whether a server of this model may have had a copy of the shard at its peer: only then
         has anything been acknowledged with ``--durability replica``."""
-        return self._may_have_copies or shard in self._kept
+        return shard in self._kept
 
     def lacks(self, shard: int, updates: int) -> int:
         """A server lacks so many updates of its shard in all; returns how many of them are news."""
@@ -192,7 +192,6 @@ class Servers:
         gone = list(self)
         self._kept.clear()
         self._lost.clear()
-        self._may_have_copies = False
         self._by_shard.clear()
         self._of_earlier_models = self.made
         self.shards, self.moving = self.wanted, False
@@ -223,5 +222,5 @@ class Servers:
         self.shards, self.wanted = state["shards"], state["wanted"]
         self.moving = state["moving"]
         self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}
-        self._kept, self._may_have_copies = set(state["kept"]), True
+        self._kept = set(state["kept"])
         self._lost = dict(map(tuple, state["lost"]))

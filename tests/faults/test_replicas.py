@@ -74,3 +74,19 @@ def test_both_servers_are_killed_at_once(start_job: Callable[..., ModelJob], sav
     job.go_on()
     job.check()
     assert rolled_back(job) == 1, job.report()
+
+
+@pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_all_servers_are_asked_to_leave_at_once(
+    start_job: Callable[..., ModelJob], servers: int
+) -> None:
+    """One after the other does, as soon as the others can do without it."""
+    job = start_job(RECORDS, *REPLICA, "--ps", str(servers))
+    job.wait_for(lambda: job.done() > 200 and all_kept(job, servers))
+    before = all_kept(job, servers)
+    for pid in before:
+        os.kill(pid, signal.SIGTERM)
+    job.wait_for(lambda: (now := all_kept(job, servers)) and not set(now) & set(before), 120)
+    job.go_on()
+    job.check()
+    assert rolled_back(job) == 0, job.report()

@@ -19,6 +19,7 @@ from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.identity import Identity, run_of
+from torch_edl.ps_server.impatience import Impatience
 from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
@@ -130,13 +131,17 @@ def _serve(
     failed: threading.Event,
     fail: Callable[[], None],
 ) -> int:
+    asked = Impatience(_STOP_SIGNALS, replica.log.close if replica else lambda: None)
     try:
-        journal = _journal(args, fail, token)
-        if replica and args.successor:
-            replica.log.take_over()
-        sink = replica.log if replica else journal
-        shard, source = _restored(args, rules, fail, sink)
+        with asked:
+            journal = _journal(args, fail, token)
+            if replica and args.successor:
+                replica.log.take_over()
+            sink = replica.log if replica else journal
+            shard, source = _restored(args, rules, fail, sink)
     except (EdlError, OSError) as error:
+        if asked.number:
+            return 1 if failed.is_set() else 128 + asked.number
         if link is not None:
             link.tell(str(error))
             if isinstance(error, JournalDamagedError | StateLostError):
@@ -168,7 +173,7 @@ def _serve(
                 link.problem = lambda: journal.problem
             damage = journal.damage.text if journal else ""
             link.register(address, updates_lost=shard.lost, damage=damage)
-        number = signal.sigwait(_STOP_SIGNALS)
+        number = asked.number or signal.sigwait(_STOP_SIGNALS)
         if link is not None and not failed.is_set():
             link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)
     finally:
@@ -244,7 +249,7 @@ def _link(
     )
     if replica:
         link.keeper, link.problem = replica.log.keeper, replica.log.problem
-        link.on_answer = replica.log.heard
+        link.on_answer, link.hurries = replica.log.heard, replica.log.waits
     link.start()
     return link
 

@@ -20,6 +20,7 @@ from torch_edl.wire.channel import Stub
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
+_HURRY_S = 0.2
 _LEAVE_POLL_S = 0.2
 _CALL_S = 5.0
 _REGISTER_TIMEOUT_S = 30.0
@@ -53,9 +54,12 @@ class MasterLink:
         """Incarnation of the server that keeps a copy of the shard; 0: none does."""
         self.on_answer: Callable[[pb.Server | None, bool], None] = lambda peer, told: None
         """Called with the server of the next shard, which keeps a copy of this one (None: none
-        listens), and whether the heartbeat said that there is a copy."""
+        listens), and whether the master has noted for good that there is a copy."""
+        self.hurries: Callable[[], bool] = lambda: False
+        """Whether pushes wait for an answer of the master."""
         self.leaving = False
         """The process was asked to end."""
+        self._noted = False  # the master knows that there is a copy
         self._contact = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
@@ -97,8 +101,8 @@ class MasterLink:
         self.beat()
 
     def leave(self, signals: Iterable[signal.Signals], *, within_s: float) -> None:
-        """This process was asked to end: waits until the model has moved to other servers, if the
-        master moves it, or until one of the signals comes again.
+        """This process was asked to end: serves on as long as the master wants that, or until one
+        of the signals comes again.
 
         Args:
             within_s: the wait ends after so many seconds.
@@ -120,6 +124,7 @@ class MasterLink:
             problem=self.problem(),
             leaving=self.leaving,
             keeper=keeper,
+            note_copy=keeper > 0 and not self._noted,
         )
         try:
             answer = self._stub.call(request, timeout_s=_CALL_S)
@@ -136,7 +141,8 @@ class MasterLink:
             if not self.leaving:
                 self._on_fenced()
             return False
-        self.on_answer(answer.peer if answer.HasField("peer") else None, keeper > 0)
+        self._noted = self._noted or answer.noted
+        self.on_answer(answer.peer if answer.HasField("peer") else None, self._noted)
         return bool(answer.stay)
 
     def close(self) -> None:
@@ -150,7 +156,7 @@ class MasterLink:
         try:
             while True:
                 self.beat()
-                if self._closed.wait(_INTERVAL_S):
+                if self._closed.wait(_HURRY_S if self.hurries() else _INTERVAL_S):
                     return
         except ValueError:  # grpc, of a channel that close() closed meanwhile
             if not self._closed.is_set():

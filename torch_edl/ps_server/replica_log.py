@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -100,8 +100,7 @@ class ReplicaLog:
     # ---- the peer ----
 
     def keeper(self) -> int:
-        """Incarnation of the peer that has the whole state, but for what is on its way; 0: none
-        does."""
+        """Incarnation of the peer that has all but what is on its way; 0: none has."""
         with self._condition:
             return self._peer.incarnation if self._peer and self._complete else 0
 
@@ -112,12 +111,13 @@ class ReplicaLog:
                 return ""
             return f"{self._name}: pushes wait, {self._why}"
 
-    def heard(self, peer: cluster_pb2.Server | None, told: bool) -> None:
-        """The master answered a heartbeat.
+    def waits(self) -> bool:
+        """Nothing can be acknowledged before the next answer of the master, or a later one."""
+        with self._condition:
+            return not (self._told and self._complete)
 
-        Args:
-            told: the heartbeat said that a peer keeps the state.
-        """
+    def heard(self, peer: cluster_pb2.Server | None, told: bool) -> None:
+        """The master answered a heartbeat; ``told``: it knows that a peer keeps the state."""
         with self._condition:
             self._answers += 1
             self._told = self._told or told
@@ -154,8 +154,9 @@ class ReplicaLog:
                 return
             self._incomplete()
             why = error.details() if isinstance(error, grpc.RpcError) else error
-            self._why = f"the peer at {stub.address} does not keep it: {why}"
-            log.warning("%s: %s", self._name, self._why)
+            before, self._why = self._why, f"the peer at {stub.address} does not keep it: {why}"
+            if self._why != before:
+                log.warning("%s: %s", self._name, self._why)
             self._tried = self._answers
             self._condition.notify_all()
 
@@ -352,9 +353,7 @@ class ReplicaLog:
 
     def temporary(self) -> Path:
         """A new folder to write a snapshot in."""
-        path = self.folder / f"snapshot-{os.urandom(4).hex()}"
-        path.mkdir()
-        return path
+        return Path(tempfile.mkdtemp(prefix="snapshot-", dir=self.folder))
 
     def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
         """Sends the files of a folder to the peer, as its new base, and removes the folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from master.state.restart import to_state
 from master.state.status import describe
 from tests.unit.master.model_file_world import World
 from torch_edl.wire import master_pb2 as pb
@@ -44,3 +45,51 @@ class TestWhatMayBeLost:
         w.tick(1)
         w.tick(1)
         assert expendable(w) == [0, 2, 3, 4]
+
+
+def asked(w: World, id: int) -> bool:
+    """A server got SIGTERM; whether it is to serve on."""
+    (process,) = (p for p in w.job.fleet.servers if p.id == id)
+    return w.beat(process, leaving=True).stay
+
+
+class TestServersThatAreAskedToLeave:
+    def test_leave_at_once(self):
+        w = world()
+        assert not asked(w, 1)
+        assert not asked(w, 1), "a second time: it is not its own neighbour"
+
+    def test_leave_one_after_the_other_if_they_need_each_other(self):
+        for servers in (2, 3):
+            w = world(servers)
+            assert not asked(w, 0)
+            assert [asked(w, id) for id in range(1, servers)] == [True] * (servers - 1)
+            w.exit("ps", 0, code=143)
+            w.tick()
+            assert asked(w, 1), "the successor fetches its copy from here"
+            w.up()
+            w.tick(1)
+            assert not asked(w, 1)
+            assert w.job.lifecycle.rollbacks == 0
+            assert len([t for t in w.texts() if "ps-1 was asked to leave" in t]) == 1
+
+    def test_leave_together_if_they_do_not(self):
+        w = world(4)
+        assert [asked(w, id) for id in (0, 2, 1, 3)] == [False, False, True, True]
+
+    def test_leave_at_the_end_of_the_job(self):
+        w = world(2)
+        w.job.stop("enough", w.now, at_once=True)
+        assert not any(w.beat(process, leaving=True).stay for process in w.job.fleet.servers)
+
+
+def test_a_restarted_master_looks_for_copies_that_were_noted() -> None:
+    w = World(durability={"mode": "replica"}, servers=2)
+    w.up()
+    servers = list(w.job.fleet.servers)
+    told = {"shard": 0, "incarnation": servers[0].incarnation, "keeper": servers[1].incarnation}
+    request = pb.ServerHeartbeatRequest(**told, note_copy=True)
+    assert w.servers.heartbeat(request, w.now).noted, "which is answered once that is kept"
+    after = World(durability={"mode": "replica"}, servers=2, left=to_state(w.job))
+    found = after.job.fleet.servers
+    assert (found.has_copy(0), found.has_copy(1)) == (True, False)

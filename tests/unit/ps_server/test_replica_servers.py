@@ -66,7 +66,7 @@ class Master:
             if request.problem:
                 self.problems.append(request.problem)
             self._changed.notify_all()
-            answer = master_pb2.ServerHeartbeatResponse(known=known)
+            answer = master_pb2.ServerHeartbeatResponse(known=known, noted=request.note_copy)
             peer = self.current.get((request.shard + 1) % self.shards, 0)
             if peer in self.addresses:
                 answer.peer.address, answer.peer.incarnation = self.addresses[peer], peer
@@ -110,6 +110,9 @@ class Master:
         server.address = self.addresses[incarnation]
         server.__post_init__()
         return server
+
+    def process(self, incarnation: int) -> subprocess.Popen[str]:
+        return next(s.process for s in self._started if s.fence.incarnation == incarnation)
 
     def start(self, shard: int, *, successor: bool = False) -> Server:
         return self.listening(self.launch(shard, successor=successor))
@@ -261,11 +264,13 @@ def test_a_killed_peer_stops_no_one_for_long(job: Callable[..., Master]) -> None
     push(owner, 4)
     push(peer, 1)
     for _ in range(2):
-        master.wait_kept(peer)
+        for server in (owner, peer):
+            master.wait_kept(server)
         expected = state(owner)
         owner = master.replace(owner)
         assert state(owner) == expected
-        master.wait_kept(owner)
+        for server in (owner, peer):
+            master.wait_kept(server)
         expected = state(peer)
         peer = master.replace(peer)
         assert state(peer) == expected
@@ -328,3 +333,20 @@ def test_a_ring_of_three_loses_one_after_the_other(job: Callable[..., Master]) -
         assert state(servers[place]) == expected
         for server in servers:
             assert push(server, number).duplicate  # acknowledged: there is a copy again
+
+
+def test_a_successor_that_finds_nobody_ends_when_it_is_asked_to(job: Callable[..., Master]) -> None:
+    """Its peer hangs, and nobody has said yet that the peer is lost."""
+    master = job(2)
+    owner, peer = master.start_all()
+    for server in (owner, peer):
+        initialize(server)
+    push(owner, 0)
+    peer.process.send_signal(signal.SIGSTOP)
+    master.kill(owner)
+    number = master.launch(0, successor=True)
+    master.wait(lambda: number in master.keepers)  # its first heartbeat
+    successor = master.process(number)
+    successor.send_signal(signal.SIGTERM)
+    assert successor.wait(30) == 128 + signal.SIGTERM
+    assert not master.lost
