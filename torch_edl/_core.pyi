@@ -110,7 +110,7 @@ class Table:
     def remove(self, ids: _Ids) -> None:
         """Removes the rows, or the counts, of ``ids`` (n,); an id without either is no error."""
     def begin_snapshot(self) -> None:
-        """Cuts, in microseconds: the snapshot is the table as it is now."""
+        """Cuts, in microseconds: the snapshot is the table as it is now. An earlier one ends."""
     def next_chunk(self, max_rows: int) -> tuple[_Ids, _Floats, _Floats, _Ids, _Ids] | None:
         """Up to ``max_rows`` rows of the snapshot, in no order: ids (n,), vectors (n, dim), slots
         (n, len(slots), dim), last_used (n,), count (n,). May be empty; None when all were given."""
@@ -203,6 +203,14 @@ def dense_apply(
 
 def first_nonfinite(values: _Floats) -> int:
     """Index of the first NaN or infinity in ``values`` (n,); -1 if there is none."""
+
+def write_back(fd: int, start: int, size: int) -> None:
+    """Returns when the bytes ``[start, start + size)`` of a file have been written to the disk. The
+    file system commits nothing, so a crash of the machine may lose them: ``fsync`` at the end.
+
+    Raises:
+        OSError: the disk refused.
+    """
 
 def tune_malloc() -> None:
     """Keeps freed buffers of megabytes in the process rather than returning them to the kernel.

@@ -19,6 +19,7 @@
 #include "numerics.h"
 #include "optimizer.h"
 #include "table.h"
+#include "write_back.h"
 
 namespace py = pybind11;
 using Array = py::array;
@@ -295,6 +296,16 @@ int64_t first_nonfinite(const Array& values) {
   return edl::first_nonfinite(from, n);
 }
 
+void write_back(int fd, int64_t start, int64_t size) {
+  py::gil_scoped_release release;
+  const int error = edl::write_back(fd, start, size);
+  if (error == 0) return;
+  const py::gil_scoped_acquire acquire;
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
+}
+
 void tune_malloc() {
 #if defined(__GLIBC__)
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
@@ -350,5 +361,6 @@ PYBIND11_MODULE(_core, m) {
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));
   m.def("first_nonfinite", &first_nonfinite, py::arg("values"));
+  m.def("write_back", &write_back, py::arg("fd"), py::arg("start"), py::arg("size"));
   m.def("tune_malloc", &tune_malloc);
 }

@@ -11,6 +11,7 @@ alone until it makes changes that the chunk lacks.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +34,7 @@ from torch_edl.wire import tensor_pb2 as tensor
 
 CHUNK = 1 << 18
 """Dense values that are copied at a time while pushes wait: less than a millisecond."""
+_PAUSE_S = 0.001  # a thread that locks again at once is faster than a push that waits for the lock
 _FILE = 16 * CHUNK
 _STEM = "shard"
 _STATE = "state.safetensors"
@@ -84,14 +86,14 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
 
     def written(path: Path) -> None:
         if log.forces:
-            sync(path)  # a disk that falls behind would stop the appends to the log
+            sync(path)
         after_file()
 
     folder = log.temporary()
     try:
         frozen = shard.freeze(log.rotate)
-        sizes = files.write_tables(frozen.tables, folder, _STEM, written)
-        sizes |= _write_dense(shard, folder, written)
+        sizes = files.write_tables(frozen.tables, folder, _STEM, written, steadily=log.forces)
+        sizes |= _write_dense(shard, folder, written, log.forces)
         state = pb.ShardState()
         state.CopyFrom(frozen.state)
         state.waiting.extend(frozen.waiting)
@@ -109,7 +111,9 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
     return size + sum(sizes.values())
 
 
-def _write_dense(shard: Shard, folder: Path, written: Callable[[Path], None]) -> dict[str, int]:
+def _write_dense(
+    shard: Shard, folder: Path, written: Callable[[Path], None], steadily: bool
+) -> dict[str, int]:
     assert shard.dense is not None
     sizes: dict[str, int] = {}
     total = shard.dense.flat.size
@@ -119,9 +123,11 @@ def _write_dense(shard: Shard, folder: Path, written: Callable[[Path], None]) ->
             sequence, part = shard.dense_part(begin, min(begin + CHUNK, total))
             sequences.append(sequence)
             parts.append(part)
+            time.sleep(_PAUSE_S)
         tensors = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         path = folder / f"dense-{number}.safetensors"
-        sizes[path.name] = files.write(path, {**tensors, "sequences": np.array(sequences)}, {})
+        content = {**tensors, "sequences": np.array(sequences)}
+        sizes[path.name] = files.write(path, content, {}, steadily=steadily)
         written(path)
     return sizes
 
