@@ -49,14 +49,16 @@ class Server:
         assert self._process.stdout is not None
         address = self._process.stdout.readline().split()[-1]
         self._stub = Stub(services.PSERVER, address, _TOKEN)
-        self._rows, self._dense, self._pushes = rows, np.ones(dense, np.float32), 0
+        self._rows, self._pushes = rows, 0
         self._values = codec.to_proto(np.full((_IDS, _DIM), 0.01, np.float32))
         self._rng = np.random.default_rng(0)
         group = pb.ParamGroup(hyper={"lr": 0.01})
         self._call(
             pb.PushDenseParametersRequest(
                 optimizer=pb.OptimizerConfig(kind="adagrad", groups=[group]),
-                parameters=[pb.DenseParameter(name="w", value=codec.to_proto(self._dense))],
+                parameters=[
+                    pb.DenseParameter(name="w", value=codec.to_proto(np.ones(dense, np.float32)))
+                ],
             )
         )
         info = pb.EmbeddingTableInfo(name="t", dim=_DIM, initializer=pb.Initializer(kind="zeros"))
@@ -76,8 +78,6 @@ class Server:
             range=pb.RecordRange(first=self._pushes, last=self._pushes + 1)
         )
         request.tables.add(name="t", ids=ids.astype("<i8").tobytes(), values=self._values)
-        if self._dense.size:
-            codec.fill(request.dense, self._dense)
         self._pushes += 1
         began = time.perf_counter()
         self._call(request)
@@ -128,7 +128,9 @@ def main() -> None:
     """Prints one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=1000, help="of the tables")
-    parser.add_argument("--dense-mb", type=int, default=0, help="of the dense parameters")
+    parser.add_argument(
+        "--dense-mb", type=int, default=0, help="of dense parameters, which no push changes"
+    )
     parser.add_argument("--fsync", choices=("never", "interval", "always"), default="interval")
     parser.add_argument("--folder", help="of the journal (default: a temporary one)")
     args = parser.parse_args()

@@ -22,6 +22,7 @@ size_t rows_at_once(size_t stride) { return std::max<size_t>(1, (size_t{16} << 1
 }  // namespace
 
 void Table::begin_snapshot() {
+  end_snapshot();  // of one that was given up
   ++epoch_;
   for (SubTable& sub : subs_) {
     std::lock_guard<std::mutex> guard(sub.lock);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,12 @@ from torch_edl.wire import shard_state_pb2 as state_pb
 
 @dataclass(frozen=True)
 class Cut:
-    """A shard at one moment. The snapshots of its tables have begun, so that their rows can be
-    read later."""
+    """A shard at one moment. The snapshots of its dense values and tables have begun, so that they
+    can be read later."""
 
     version: int
-    dense: dict[str, npt.NDArray[Any]]
-    """See :meth:`DenseShard.state`."""
+    dense: Callable[[], dict[str, npt.NDArray[Any]]]
+    """See :meth:`DenseShard.begin_snapshot`."""
     tables: list[tuple[EmbeddingTable, int]]
     """Each table with its step."""
 

@@ -218,9 +218,10 @@ class PserverService:
             ) as elapsed:
                 cut = shard.cut(targets, raw)
                 stall_s = elapsed()
+            dense = cut.dense()  # first: until then, pushes copy all the values that they change
             sizes = files.write_tables(cut.tables, directory, self._stem)
             name = f"{self._stem}.dense.safetensors"
-            sizes[name] = files.write(directory / name, cut.dense, {})
+            sizes[name] = files.write(directory / name, dense, {})
         _log.info(
             "snapshot of version %d: %d files, pushes stalled %.1f ms",
             cut.version,

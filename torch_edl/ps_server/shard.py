@@ -329,7 +329,7 @@ class Shard:
                 if self._split_waiting(targets)[0]:
                     self._changes.append(self._changes.entry(Kind.CUT, raw))
                     self.apply_waiting(targets)
-        dense = self.dense.state()
+        dense = self.dense.begin_snapshot()
         tables = [(t, t.step) for t in self.tables.values()]
         for table, _ in tables:
             table.core.begin_snapshot()

@@ -7,7 +7,8 @@ No optimizer trains a buffer. The worker that changed it assigns it with its pus
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,12 +18,15 @@ import numpy.typing as npt
 
 from torch_edl import _core
 from torch_edl.errors import UsageError
+from torch_edl.tables.dense_snapshot import DenseSnapshot
 from torch_edl.tables.optimizers import BUFFER, Optimizers
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+
+_VALUES = ""  # among the names of slots
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class DenseShard:
         self._runs = self._runs_of(range(len(self.parameters)))
         self.assigned = [slice(run.start, run.stop) for run in self._runs if run.group == BUFFER]
         """Where a push has the new values of buffers in place of gradients."""
+        self._snapshot: Callable[[], DenseSnapshot | None] = lambda: None
         # Groups may keep different slots (momentum in one only), so each slot is a whole vector.
         self._slots: dict[str, Floats] = {}
         for p in self.parameters:
@@ -173,7 +178,8 @@ class DenseShard:
         with self._lock:
             for run in self._touched(untouched):
                 for here in self._behind(run, sequence):
-                    self._update(run, here, gradient, rates)
+                    for part in self._parts(here):
+                        self._update(run, part, gradient, rates)
             self._steps += 1
             self._steps[list(untouched)] -= 1
             if untouched:
@@ -191,6 +197,11 @@ class DenseShard:
                 start = end
         if start < run.stop:
             yield slice(start, run.stop)
+
+    def _parts(self, here: slice) -> Iterator[slice]:
+        """``here`` as it may be changed: as a whole, or after each piece is in the snapshot."""
+        snapshot = self._snapshot()
+        return snapshot.before_change(here) if snapshot else iter((here,))
 
     def _update(self, run: _Run, here: slice, gradient: Floats, rates: Sequence[float]) -> None:
         if run.group == BUFFER:
@@ -275,20 +286,29 @@ class DenseShard:
         """All parts have had the same updates."""
         self._ahead = []
 
-    def state(self) -> dict[str, Array]:
-        """A copy: name to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``. A
-        tied weight is in it under each of its names."""
+    def begin_snapshot(self) -> Callable[[], dict[str, Array]]:
+        """Cuts, in microseconds. The function that it returns copies the state of this moment: name
+        to value; slots as ``NAME@SLOT``, the number of updates as ``NAME@step``. A tied weight is
+        in it under each of its names. Until the function is gone, an update copies what it is about
+        to change."""
         with self._lock:
-            values: dict[str, Array] = dict(self._exact)
-            for place, p in enumerate(self.parameters):
-                values[p.name] = self.flat[p.start : p.stop].reshape(p.shape).copy()
-                kernel = self.optimizers.kernel(p.group, p.name)
-                for slot in kernel.slots if kernel else ():
-                    part = self._slots[slot][p.start : p.stop]
-                    values[f"{p.name}@{slot}"] = part.reshape(p.shape).copy()
-                if kernel:
-                    values[f"{p.name}@step"] = np.array(self._steps[place])
-            return values | {alias: values[name] for alias, name in self._aliases.items()}
+            snapshot = DenseSnapshot({**self._slots, _VALUES: self.flat}, self._lock)
+            self._snapshot = weakref.ref(snapshot)
+            exact, steps = dict(self._exact), self._steps.copy()
+        return lambda: self._state(snapshot.finish(), exact, steps)
+
+    def _state(
+        self, vectors: Mapping[str, Floats], exact: dict[str, Array], steps: npt.NDArray[np.int64]
+    ) -> dict[str, Array]:
+        values = exact
+        for place, p in enumerate(self.parameters):
+            values[p.name] = vectors[_VALUES][p.start : p.stop].reshape(p.shape)
+            kernel = self.optimizers.kernel(p.group, p.name)
+            for slot in kernel.slots if kernel else ():
+                values[f"{p.name}@{slot}"] = vectors[slot][p.start : p.stop].reshape(p.shape)
+            if kernel:
+                values[f"{p.name}@step"] = np.array(steps[place])
+        return values | {alias: values[name] for alias, name in self._aliases.items()}
 
     def restore(self, values: Mapping[str, Array], step: int) -> None:
         """Takes values by name, and slots where they are given; other slots stay as they are.

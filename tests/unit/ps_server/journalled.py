@@ -43,7 +43,7 @@ def dump(shard: Shard) -> dict[str, Any]:
         "applied": shard.watermarks(),
         "received": shard._received.copy(),
         "waiting": [(p.range.task_id, p.range.last, p.request) for p in shard._waiting],
-        **{name: value.tobytes() for name, value in shard.dense.state().items()},
+        **{name: value.tobytes() for name, value in shard.dense.begin_snapshot()().items()},
     }
     for table in shard.tables.values():
         table.core.begin_snapshot()

@@ -67,7 +67,7 @@ class Server:
     def save(self, folder: Path) -> None:
         folder.mkdir()
         cut, name = self.shard.cut(self.shard.watermarks()), "shard-0-of-1.dense.safetensors"
-        commit(folder, {name: files.write(folder / name, cut.dense, {})})
+        commit(folder, {name: files.write(folder / name, cut.dense(), {})})
 
 
 def commit(folder: Path, sizes: dict[str, int]) -> None:

@@ -188,3 +188,17 @@ def test_a_scan_gives_each_row_once() -> None:
     for wrong in (-2, 2**62):
         with pytest.raises(ValueError, match="cursor"):
             table.scan(wrong, 10)
+
+
+def test_a_snapshot_that_was_given_up_leaves_nothing_to_the_next_one() -> None:
+    table = make()
+    ids = np.arange(5000)
+    rows(table, ids, read_only=False)
+    table.begin_snapshot()
+    table.push(ids, np.ones((5000, 4), np.float32), 1.0, 1)
+    assert len(table.next_chunk(700)[0]) == 700
+    now = rows(table, ids).copy()
+    table.begin_snapshot()
+    got = snapshot(table)
+    np.testing.assert_array_equal(got[0], ids)
+    np.testing.assert_array_equal(got[1], now)
