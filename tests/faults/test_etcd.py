@@ -50,6 +50,28 @@ def test_master_and_etcd_are_killed(
     require_nothing_left(store)
 
 
+def test_a_master_is_killed_that_reaches_etcd_by_tls(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        locked = Etcd(tmp_path, tls=True)
+        stack.callback(locked.kill)
+        locked.require_password("geheim")
+        names = {"CACERT": "ca.pem", "CERT": "client.pem", "KEY": "client.key"}
+        for name, file in names.items():
+            monkeypatch.setenv(f"ETCDCTL_{name}", str(tmp_path / file))
+        monkeypatch.setenv("ETCDCTL_USER", "root:geheim")
+        job = start_job(RECORDS, *FLAGS, "--store", f"etcds://{locked.endpoint}", delay_s=0.03)
+        job.wait_for(lambda: job.done() > 50)
+        before = set(job.pids("worker") + job.pids("ps"))
+        kill_master(job)
+        require_same_processes(job, before)
+        job.go_on()
+        job.check()
+        assert not (job.folder / "state.sqlite").exists()
+        assert "geheim" not in (job.folder / "job.json").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("away_s", [10, 25])
 @pytest.mark.parametrize("master_dies", [False, True])
