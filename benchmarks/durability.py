@@ -1,7 +1,7 @@
 """What it costs that no push is lost: DeepFM with each --durability.
 
 `torch-edl run` of examples/deepfm with 2 servers and 4 workers, as in deepfm.py: with checkpoints
-alone, and with a journal in each of its modes. Runs alternate; medians count.
+alone, with a journal in two of its modes, and with replicas. Runs alternate; medians count.
 
     python benchmarks/durability.py [--records 512000] [--repeat 3] [--local-steps 1]
 """
@@ -19,6 +19,7 @@ _PARTS = {
     "checkpoint": "",
     "journal": "--durability journal",
     "journal-always": "--durability journal --fsync always",
+    "replica": "--durability replica",
 }
 
 
