@@ -134,7 +134,7 @@ class Fleet:
     def renew(self, *, restore: str, values_only: bool = False) -> None:
         """A new incarnation: servers are replaced by new ones that load ``restore``."""
         for process in self.servers.renew():
-            _end(process)
+            process.end()
         self.incarnation += 1
         self.restored_from, self.values_only = restore, values_only
 
@@ -215,13 +215,13 @@ class Fleet:
     def server_lost(self, process: Process) -> None:
         """A server is gone, or hangs and is ended by force: its shard gets another one."""
         self.servers.vacate(process)
-        _end(process)
+        process.end()
 
     def lost(self, worker: int) -> None:
         """A worker hangs or does not answer: it is ended by force, and replaced."""
         process = self._processes.get(("worker", worker))
         if process is not None:
-            _end(process)
+            process.end()
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | None:
         """A process ended. Returns what that means, if anything."""
@@ -393,10 +393,3 @@ class Fleet:
                 end_with_parent=0,  # the next master adopts it
             )
         )
-
-
-def _end(process: Process) -> None:
-    """The process is ended by force as soon as possible."""
-    if process.state != EXITED:
-        process.lost = True
-        process.stop_by = 0.0

@@ -57,6 +57,12 @@ class Process:
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
 
+    def end(self) -> None:
+        """It is ended by force as soon as possible."""
+        if self.state != EXITED:
+            self.lost = True
+            self.stop_by = 0.0
+
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
         return asdict(self)

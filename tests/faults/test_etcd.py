@@ -56,11 +56,11 @@ def test_a_master_is_killed_that_reaches_etcd_by_tls(
     with contextlib.ExitStack() as stack:
         locked = Etcd(tmp_path, tls=True)
         stack.callback(locked.kill)
-        locked.require_password("geheim")
+        locked.require_password("secret")
         names = {"CACERT": "ca.pem", "CERT": "client.pem", "KEY": "client.key"}
         for name, file in names.items():
             monkeypatch.setenv(f"ETCDCTL_{name}", str(tmp_path / file))
-        monkeypatch.setenv("ETCDCTL_USER", "root:geheim")
+        monkeypatch.setenv("ETCDCTL_USER", "root:secret")
         job = start_job(RECORDS, *FLAGS, "--store", f"etcds://{locked.endpoint}", delay_s=0.03)
         job.wait_for(lambda: job.done() > 50)
         before = set(job.pids("worker") + job.pids("ps"))
@@ -69,7 +69,7 @@ def test_a_master_is_killed_that_reaches_etcd_by_tls(
         job.go_on()
         job.check()
         assert not (job.folder / "state.sqlite").exists()
-        assert "geheim" not in (job.folder / "job.json").read_text()
+        assert "secret" not in (job.folder / "job.json").read_text()
 
 
 @pytest.mark.slow

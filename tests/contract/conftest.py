@@ -1,0 +1,41 @@
+"""The etcd servers of the tests of stores: one open to anybody, and one that asks who comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from master.runtime.store.etcd_access import EtcdAccess
+from tests.etcd_server import Etcd
+
+
+@pytest.fixture(scope="module")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    server = Etcd(tmp_path_factory.mktemp("etcd"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def access(etcd_folder: Path) -> EtcdAccess:
+    """To the etcd of :func:`locked_etcd`, as a user says it."""
+    variables = {"ETCDCTL_CACERT": "ca.pem", "ETCDCTL_CERT": "client.pem"}
+    files = {name: str(etcd_folder / file) for name, file in variables.items()}
+    files["ETCDCTL_KEY"] = str(etcd_folder / "client.key")
+    return EtcdAccess.from_environment({**files, "ETCDCTL_USER": "root:secret"}, tls=True)
+
+
+@pytest.fixture(scope="module")
+def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("locked-etcd")
+
+
+@pytest.fixture(scope="module")
+def locked_etcd(etcd_folder: Path) -> Iterator[Etcd]:
+    """With TLS, certificates of clients, and a password."""
+    server = Etcd(etcd_folder, tls=True)
+    server.require_password("secret")
+    yield server
+    server.kill()
