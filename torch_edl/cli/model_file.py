@@ -1,4 +1,5 @@
-"""``torch-edl run``, ``evaluate``, ``predict`` and ``export``: a model file and its model."""
+"""``torch-edl run``, ``continue``, ``evaluate``, ``predict`` and ``export``: a model file and its
+model."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
+from torch_edl.jobs import catalog
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.signatures import PROCESSORS
 
@@ -36,11 +38,23 @@ def run(args: argparse.Namespace) -> int:
 
         return dry_run.show(config, servers_named=args.servers is not None)
     observers: list[Observer] = [detach(config.name)] if args.detach else []
-    if config.tensorboard:
-        observers.append(Scalars(config.tensorboard))
+    observers += _scalars(config)
     console = stdout()
     console.print(f"{args.model_file} is a model file: job {config.name} trains it", soft_wrap=True)
     outcome = _run_job(config, args, console, observers)
+    return summary.finish(config, outcome, console, file=args.summary)
+
+
+def go_on(args: argparse.Namespace) -> int:
+    """Continues the training of a job that lost all its processes, the client among them.
+
+    Raises:
+        UsageError: no such job, it runs, or it has ended.
+    """
+    job = catalog.find(args.job)
+    config, console = job.config(), stdout()
+    summary.forget(args.summary)
+    outcome = submit.continue_job(job, Display(console, _scalars(config)))
     return summary.finish(config, outcome, console, file=args.summary)
 
 
@@ -108,6 +122,10 @@ def export(args: argparse.Namespace) -> int:
     text = f"{args.file}: {len(state)} tensors, {elements:,} elements"
     stdout().print(text, soft_wrap=True)
     return 0
+
+
+def _scalars(config: JobConfig) -> list[Observer]:
+    return [Scalars(config.tensorboard)] if config.tensorboard else []
 
 
 def _run_job(

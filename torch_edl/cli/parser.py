@@ -51,6 +51,16 @@ A training script takes torchrun's options and is elastic if it uses torch_edl:
 """
 
 
+_CONTINUE = """\
+After a machine went down with all processes of a job, torch-edl status calls the job dead. A new
+master continues with the state of the job in its folder, or in the etcd of --store:
+
+  with --durability journal, with the updates in the journals: nothing is lost that was on the disk
+  otherwise from the newest checkpoint, or from the beginning
+
+A job that has ended continues with torch-edl run --resume.
+"""
+
 _LOGS_EXAMPLES = """\
 examples:
   torch-edl logs --tail 20
@@ -188,6 +198,13 @@ def build_parser() -> argparse.ArgumentParser:
     run.description = (
         "Train the model that a file defines. Arguments after `--` go to the model file."
     )
+    proceed = of_job(
+        "continue",
+        "model_file.go_on",
+        "continue a training whose client and master are gone",
+        epilog=_CONTINUE,
+    )
+    add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
     evaluate = of_model_file(
         "evaluate",
         "evaluate",

@@ -34,6 +34,8 @@ def show_job(args: argparse.Namespace) -> int:
     console.print(head, soft_wrap=True)
     for label, value in (*_rows(found), ("logs", str(job.logs))):
         console.print(f"  {label:<11} {value}", soft_wrap=True)
+    if found["state"] == "dead" and found.get("kind") == "train":
+        console.print(f"  torch-edl continue {job.name} continues it", soft_wrap=True)
     if found["processes"]:
         processes = table("process", "pid>", "state", "address", "log")
         processes.columns[-1].overflow = "fold"

@@ -15,6 +15,7 @@ import grpc
 from torch_edl.cli.progress import Display
 from torch_edl.config import JobConfig
 from torch_edl.environment import hash_environment
+from torch_edl.errors import UsageError
 from torch_edl.files import write_text
 from torch_edl.jobs import calls, catalog
 from torch_edl.jobs.folder import ENDED, JobFolder
@@ -78,11 +79,35 @@ def run_job(config: JobConfig, display: Display) -> Outcome:
         UsageError: a job of that name runs.
         OSError: the job's folder cannot be written, or the master not started.
     """
-    job = catalog.create(config)
+    return _stay_with(catalog.create(config), config, display)
+
+
+def continue_job(job: JobFolder, display: Display) -> Outcome:
+    """As :func:`run_job`, with a job whose master and client are gone: a new master continues from
+    the state that they left.
+
+    Raises:
+        UsageError: there is nothing to continue, or somebody does already.
+        OSError: the job's folder cannot be written, or the master not started.
+    """
+    config, left = job.config(), job.master()
+    if config.kind != "train":
+        raise UsageError(f"{job.name}: only the training of a model file continues; start it again")
+    if job.is_running():
+        raise UsageError(f"{job.name}: it runs; see torch-edl status {job.name}")
+    state = job.last_status().get("state")
+    if state in ENDED:
+        raise UsageError(f"{job.name}: it has {state}; continue from a checkpoint with --resume")
+    if left is None:
+        raise UsageError(f"{job.name}: it had not begun; start it again with torch-edl run")
+    return _stay_with(job, config, display, token=left.token)
+
+
+def _stay_with(job: JobFolder, config: JobConfig, display: Display, *, token: str = "") -> Outcome:
     environment = hash_environment(config.train.seed)
     with (
         StopSignals(_SIGNALS) as signals,
-        contextlib.closing(MasterProcess(job, env=environment)) as master,
+        contextlib.closing(MasterProcess(job, token=token, env=environment)) as master,
     ):
         client = _Client(job=job, master=master, display=display, signals=signals)
         try:
