@@ -14,6 +14,9 @@ from master.state.tasks import TaskQueue
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
+# A worker that was asked to leave ends by itself when its grace is over; then it is ended.
+_OVERTIME_S = 2.0
+
 Ask = Callable[[int, int, int, str, float], pb.Ring | None]
 
 
@@ -112,7 +115,8 @@ class Calls:
                 job.fleet.trained(worker)
         if request.leaving and not member.draining:
             member.draining = True
-            job.fleet.leaves(worker, now, by=now + job.config.cluster.grace_s)
+            by = now + job.config.cluster.grace_s + _OVERTIME_S
+            job.fleet.leaves(worker, now, by=by)
             if not job.lifecycle.ending:  # then the master asks
                 job.lifecycle.note("info", f"worker-{worker} was asked to leave (SIGTERM)", now)
         newest = request.ring == ring.number

@@ -50,6 +50,7 @@ def test_master_and_etcd_are_killed(
     require_nothing_left(store)
 
 
+@pytest.mark.slow  # tests/contract/test_stores.py has an etcd with TLS, too
 def test_a_master_is_killed_that_reaches_etcd_by_tls(
     start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_while_servers_start(start: Callable[..., ModelJob]) -> None:
     finish(job)
 
 
+@SLOW
 def test_in_an_evaluation(start: Callable[..., ModelJob], tmp_path: Path) -> None:
     """Of tasks that take longer than the grace period: others do them from the beginning."""
     records = pa.table({"n": range(80)})  # 64 of them take 4 s

@@ -107,6 +107,7 @@ def eval_metrics_fn():
 """
 
 
+@pytest.mark.slow
 def test_evaluations_and_predictions_are_complete(tmp_path: Path, jobs: Any) -> None:
     """Of jobs that do nothing else: each record counts once, and keeps its place."""
     (tmp_path / "echo.py").write_text(ECHO)

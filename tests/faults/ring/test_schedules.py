@@ -61,6 +61,7 @@ def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> 
     carry_out(plan)
 
 
+@pytest.mark.slow
 def test_master_and_worker_are_killed_at_once_and_one_joins(
     carry_out: Callable[[Plan], RingJob],
 ) -> None:
