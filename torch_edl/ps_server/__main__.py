@@ -138,7 +138,7 @@ def _serve(
             if replica and args.successor:
                 replica.log.take_over()
             sink = replica.log if replica else journal
-            shard, source = _restored(args, rules, fail, sink)
+            shard = _restored(args, rules, fail, sink)
     except (EdlError, OSError) as error:
         if asked.number:
             return 1 if failed.is_set() else 128 + asked.number
@@ -153,7 +153,6 @@ def _serve(
         stem=f"shard-{args.shard}-of-{args.shards}",
         log=sink,
         keeper=replica.keeper if replica else None,
-        restored=source.tables if source and not args.values_only else (),
     )
     server, port = serve(
         services.PSERVER + (services.REPLICAS if replica else ()),
@@ -191,8 +190,7 @@ def _serve(
 
 def _restored(
     args: argparse.Namespace, rules: TrainConfig, end: Callable[[], None], sink: Log | None
-) -> tuple[Shard, CheckpointReader | None]:
-    """The shard, and the checkpoint that it comes from."""
+) -> Shard:
     source = None
     # A log with a snapshot has all that was restored: the checkpoint may be gone by now.
     if args.restore and not (sink and sink.base.path):
@@ -202,7 +200,7 @@ def _restored(
     shard = Shard(rules, source, end, args.shards, sink)
     if sink:
         recover(shard, sink, sink.damage if isinstance(sink, Journal) else None)
-    return shard, source
+    return shard
 
 
 def _journal(args: argparse.Namespace, end: Callable[[], None], token: str) -> Journal | None:

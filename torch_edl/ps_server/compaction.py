@@ -72,7 +72,7 @@ class Compactor:
         return self._shard.needs_source and self._snapshots_of.base.path is None
 
     def _is_due(self) -> bool:
-        if self._shard.dense is None or self._is_held():
+        if not self._shard.is_described or self._is_held():
             return False
         if self._needs_first() or self._snapshots_of.needs_base:
             return True

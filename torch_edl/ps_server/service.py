@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,6 @@ class PserverService:
         fence: what every call must carry.
         stem: how the names of the files of this shard begin.
         log: the sink of the shard, where snapshots make it shorter.
-        restored: the tables that are restored once a worker asks for them: before, a snapshot would
-            lack them.
         keeper: of the copy of another shard.
     """
 
@@ -67,11 +65,9 @@ class PserverService:
         fence: pb.Fence,
         stem: str,
         log: Log | None = None,
-        restored: Iterable[str] = (),
         keeper: ReplicaKeeper | None = None,
     ) -> None:
         self._shard = shard
-        self._restored = frozenset(restored)
         self._fence = fence
         self._stem = stem
         self._keeper = keeper
@@ -198,7 +194,7 @@ class PserverService:
     def _hold(self, request: pb.HoldRequest) -> pb.HoldResponse:
         if not 0 < request.timeout_ms <= _LONGEST_HOLD_MS:
             raise UsageError(f"timeout_ms {request.timeout_ms}: expected 1 to {_LONGEST_HOLD_MS}")
-        if self._shard.dense is None or not self._restored <= self._shard.tables.keys():
+        if not self._shard.is_described:
             return pb.HoldResponse(initialized=False)
         if self._compactor:
             self._compactor.give_way(min(request.timeout_ms / 1000, _FIRST_SNAPSHOT_S))

@@ -76,6 +76,7 @@ class Shard:
         self._waiting: list[Push] = []
         self._description = pb.PushDenseParametersRequest()
         self._restored = source is not None
+        self._tables_told = False
         self.lost = 0
         """Records of the log that were damaged and left out. Then a push may leave a gap: the
         records in it were acknowledged, and are lost here."""
@@ -128,6 +129,7 @@ class Shard:
                 with self._task_locks[0]:
                     self._changes.append(self._changes.entry(Kind.TABLES, raw))
                     self.tables.update(new)
+            self._tables_told = True
         self._changes.wait_durable()
 
     def _make(self, info: pb.EmbeddingTableInfo, optimizers: Optimizers) -> EmbeddingTable:
@@ -192,6 +194,7 @@ class Shard:
                 if answer is None:
                     self._changes.append(entry)
                     self._take(push, request.retired_before)
+                    self._tables_told = True  # no worker pushes before
                     answer = pb.PushGradientsResponse(accepted=True, version=self.version)
         # Also for a duplicate, whose original may still be on its way.
         self._changes.wait_durable()
@@ -336,6 +339,12 @@ class Shard:
         return Cut(self.version, dense, tables)
 
     # ---- snapshots for the log ----
+
+    @property
+    def is_described(self) -> bool:
+        """Whether a worker has said what there is. Until then, what this shard is restored from may
+        have rows of tables that nobody has asked for."""
+        return self.dense is not None and (self._source is None or self._tables_told)
 
     @property
     def needs_source(self) -> bool:

@@ -12,7 +12,10 @@ import pytest
 
 from tests.unit.ps_server.crashes import Crash, crash_after
 from tests.unit.ps_server.journalled import (
+    DENSE,
+    IDENTITY,
     IDS,
+    RULES,
     Local,
     Worker,
     begin,
@@ -20,9 +23,15 @@ from tests.unit.ps_server.journalled import (
     kill,
     reopen,
 )
+from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server import compaction, snapshots
 from torch_edl.ps_server.compaction import Compactor
+from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.recovery import recover
+from torch_edl.ps_server.shard import Shard
+from torch_edl.wire import codec
+from torch_edl.wire import pserver_pb2 as pb
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -154,6 +163,47 @@ def test_a_restored_server_needs_its_checkpoint_only_until_its_first_snapshot(
     third.fence.incarnation = 4
     assert third.status().version == 12
     assert (third.dense().tobytes(), third.pull("t", IDS).tobytes()) == (dense, rows)
+
+
+def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
+    start: Callable[..., Any],
+    tmp_path: Path,
+    save: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A successor could not restore them: it does not read the checkpoint any more."""
+    first = begin(start, tmp_path / "first", "async")
+    worker = Worker(first)
+    for _ in range(10):
+        worker.push()
+    rows = first.pull("t", IDS).tobytes()
+    checkpoint = save([first])
+    kill(first)
+    monkeypatch.setattr(compaction, "_LOOK_S", 0.001)
+    root = tmp_path / "journal"
+    journal = Journal(root, IDENTITY, 2, fsync="never")
+    shard = Shard(RULES["async"], CheckpointReader(checkpoint), pytest.fail, sink=journal)
+    recover(shard, journal)
+    compactor = Compactor(shard, journal, lambda: False)
+    dense = [pb.DenseParameter(name=n, value=codec.to_proto(v)) for n, v in sorted(DENSE.items())]
+    optimizer = pb.OptimizerConfig(kind="adam", groups=[pb.ParamGroup(hyper={"lr": 0.1})])
+    told = pb.PushDenseParametersRequest(optimizer=optimizer, parameters=dense, seed=11)
+    shard.initialize(told, told.SerializeToString())
+    assert shard.needs_source
+    assert not compactor._is_due()
+    info = pb.EmbeddingTableInfo(name="t", dim=4, initializer=pb.Initializer(kind="zeros"))
+    asked = pb.PushEmbeddingTableInfosRequest(infos=[info])
+    shard.add_tables(asked, asked.SerializeToString())
+    compactor.give_way(20)
+    compactor.close()
+    assert journal.base.sequence == 2
+    journal.close()
+    shutil.rmtree(checkpoint)
+    successor, journal = reopen(root, "async")
+    journal.close()
+    out = np.empty((len(IDS), 4), np.float32)
+    successor.table("t").core.pull_into(IDS, out)
+    assert out.tobytes() == rows
 
 
 def test_a_server_is_killed_while_it_compacts(start: Callable[..., Any], tmp_path: Path) -> None:
