@@ -198,13 +198,6 @@ def build_parser() -> argparse.ArgumentParser:
     run.description = (
         "Train the model that a file defines. Arguments after `--` go to the model file."
     )
-    proceed = of_job(
-        "continue",
-        "model_file.go_on",
-        "continue a training whose client and master are gone",
-        epilog=_CONTINUE,
-    )
-    add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
     evaluate = of_model_file(
         "evaluate",
         "evaluate",
@@ -271,6 +264,14 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(scale, "--workers N|MIN:MAX", text, type=worker_range)
     text = "number of parameter servers, to which the model moves"
     add_option(scale, "--ps N", text, type=whole)
+
+    proceed = of_job(
+        "continue",
+        "model_file.go_on",
+        "continue a training whose client and master are gone",
+        epilog=_CONTINUE,
+    )
+    add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
 
     chaos = verb(
         "chaos",
