@@ -82,6 +82,8 @@ class Failover:
         if not self._durable:
             return [ModelLost(text)]
         fleet, shard = self._fleet, process.shard
+        if fleet.servers.is_alone(shard):
+            return [ModelLost(f"{text}, before another server had a new copy of shard {shard}")]
         # What could not be had in one way is tried in the other one.
         if self._prefers_workers if placed else not process.was_worker:
             fleet.given_to_workers.add(shard)

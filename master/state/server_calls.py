@@ -57,7 +57,7 @@ class ServerCalls:
         process = job.fleet.servers.heard(request.shard, request.incarnation, now)
         if process is None:
             return pb.ServerHeartbeatResponse(known=False)
-        job.fleet.servers.kept(process, request.keeper)
+        process.keeper = request.keeper
         if process.problem != request.problem:
             process.problem = request.problem
             name = f"ps-{process.id}"
@@ -67,7 +67,9 @@ class ServerCalls:
                 job.lifecycle.note("info", f"{name} accepts pushes again", now)
         stay = request.leaving and job.server_move.leave(process, now)
         peer = job.fleet.servers.peer(request.shard)
-        noted = request.note_copy and request.keeper > 0
+        number = request.note
+        known = number > 0 and job.fleet.servers.note(process, number, request.has_copy)
+        noted = number if known else 0
         return pb.ServerHeartbeatResponse(known=True, peer=peer, stay=stay, noted=noted)
 
     def get_cluster(

@@ -32,7 +32,10 @@ class Servers:
         """Servers that the job ever had: the incarnation of the newest one."""
         self._of_earlier_models = 0  # the newest server of any earlier incarnation of the model
         self._by_shard: dict[int, Process] = {}
-        self._kept: set[int] = set()
+        # Shard -> whether another server has a copy, as its server had noted; before, nothing is
+        # acknowledged with ``--durability replica``.
+        self._copies: dict[int, bool] = {}
+        self._notes: dict[int, int] = {}  # incarnation -> number of its newest note
         self._lost: dict[int, int] = {}  # shard -> updates that it lacks
 
     def __iter__(self) -> Iterator[Process]:
@@ -141,14 +144,14 @@ class Servers:
             process.heard_at = now
         return process
 
-    def kept(self, process: Process, keeper: int) -> None:
-        """
-        Args:
-            keeper: incarnation of the server that keeps a copy of the shard; 0: none does.
-        """
-        process.keeper = keeper
-        if keeper:
-            self._kept.add(process.shard)
+    def note(self, process: Process, number: int, has_copy: bool) -> bool:
+        """A server says whether another one has a copy of its shard, or it goes on alone. Returns
+        whether that is known now: False if it has said something newer before."""
+        newest = self._notes.get(process.incarnation, 0)
+        if number > newest:
+            self._notes[process.incarnation] = number
+            self._copies[process.shard] = has_copy
+        return number >= newest
 
     def is_kept(self, process: Process) -> bool:
         """Whether the peer of a server has a copy of its shard now, and stays."""
@@ -161,8 +164,8 @@ class Servers:
         """Whether copies on other servers would make up for the loss of a process now."""
         if process not in self or process.released:
             return True
-        owns = process.state != STARTING and self.has_copy(process.shard)
-        if owns and not self.is_kept(process):
+        owns = process.state != STARTING and process.shard in self._copies
+        if owns and not (self.has_copy(process.shard) and self.is_kept(process)):
             return False
         # It may have the only copy of the shard before its own.
         before = (process.shard - 1) % self.shards
@@ -171,9 +174,12 @@ class Servers:
         return alive or not self.has_copy(before)
 
     def has_copy(self, shard: int) -> bool:
-        """Whether a server of this model may have had a copy of the shard at its peer: only then
-        has anything been acknowledged with ``--durability replica``."""
-        return shard in self._kept
+        """Whether a successor is to look for a copy of the shard: an earlier server had one."""
+        return self._copies.get(shard, False)
+
+    def is_alone(self, shard: int) -> bool:
+        """Whether all that its server has acknowledged is lost with it."""
+        return not self._copies.get(shard, True)
 
     def lacks(self, shard: int, updates: int) -> int:
         """A server lacks so many updates of its shard in all; returns how many of them are news."""
@@ -186,11 +192,13 @@ class Servers:
         """A server is gone, and its shard is to have another."""
         assert process in self
         del self._by_shard[process.shard]
+        self._notes.pop(process.incarnation, None)
 
     def renew(self) -> list[Process]:
         """The model is of another incarnation: all servers are to be replaced. Returns them."""
         gone = list(self)
-        self._kept.clear()
+        self._copies.clear()
+        self._notes.clear()
         self._lost.clear()
         self._by_shard.clear()
         self._of_earlier_models = self.made
@@ -207,7 +215,8 @@ class Servers:
             "wanted": self.wanted,
             "moving": self.moving,
             "of_earlier_models": self._of_earlier_models,
-            "kept": sorted(self._kept),
+            "copies": sorted(self._copies.items()),
+            "notes": sorted(self._notes.items()),
             "lost": sorted(self._lost.items()),
             "ids": [process.id for process in self],
         }
@@ -222,5 +231,6 @@ class Servers:
         self.shards, self.wanted = state["shards"], state["wanted"]
         self.moving = state["moving"]
         self._by_shard = {p.shard: p for p in processes if p.id in state["ids"]}
-        self._kept = set(state["kept"])
+        self._copies = dict(map(tuple, state["copies"]))
+        self._notes = dict(map(tuple, state["notes"]))
         self._lost = dict(map(tuple, state["lost"]))

@@ -246,7 +246,8 @@ def _link(
         master, token, shard=args.shard, incarnation=args.incarnation, on_fenced=fenced
     )
     if replica:
-        link.keeper, link.problem = replica.log.keeper, replica.log.problem
+        link.keeper, link.note = replica.log.keeper, replica.log.note
+        link.problem = replica.log.problem
         link.on_answer, link.hurries = replica.log.heard, replica.log.waits
     link.start()
     return link

@@ -334,11 +334,16 @@ class Journal:
 
     # ---- snapshots ----
 
-    def temporary(self) -> Path:
-        """A new folder to write a snapshot in; a crash leaves nothing of it."""
+    @contextmanager
+    def new_base(self) -> Iterator[Path]:
+        """A new folder to write a snapshot in, which is to be committed within the block; a crash
+        leaves nothing of it."""
         path = self.folder / f"{_TEMPORARY}-{self._incarnation}-{os.urandom(4).hex()}"
         path.mkdir()
-        return path
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
     def commit_snapshot(self, temporary: Path, sequence: int, newest: int = 0) -> None:
         """Makes a folder, whose files are on the disk, the base, and deletes what it covers.

@@ -52,14 +52,16 @@ class MasterLink:
         """What keeps the server from accepting pushes; empty: nothing."""
         self.keeper: Callable[[], int] = lambda: 0
         """Incarnation of the server that keeps a copy of the shard; 0: none does."""
-        self.on_answer: Callable[[pb.Server | None, bool], None] = lambda peer, told: None
+        self.note: Callable[[], tuple[int, bool]] = lambda: (0, False)
+        """What the master is to keep for good: the number of the note (0: nothing), and whether a
+        server keeps a copy."""
+        self.on_answer: Callable[[pb.Server | None, int], None] = lambda peer, noted: None
         """Called with the server of the next shard, which keeps a copy of this one (None: none
-        listens), and whether the master has noted for good that there is a copy."""
+        listens), and the number of the note that the master has kept now (0: none)."""
         self.hurries: Callable[[], bool] = lambda: False
         """Whether pushes wait for an answer of the master."""
         self.leaving = False
         """The process was asked to end."""
-        self._noted = False  # the master knows that there is a copy
         self._contact = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
@@ -116,15 +118,16 @@ class MasterLink:
     def beat(self) -> bool:
         """Sends one heartbeat now; the master may be away. Returns whether a server that leaves is
         to serve on for now."""
-        keeper = self.keeper()
+        note, has_copy = self.note()
         request = pb.ServerHeartbeatRequest(
             shard=self._shard,
             incarnation=self._incarnation,
             version=self.version(),
             problem=self.problem(),
             leaving=self.leaving,
-            keeper=keeper,
-            note_copy=keeper > 0 and not self._noted,
+            keeper=self.keeper(),
+            note=note,
+            has_copy=has_copy,
         )
         try:
             answer = self._stub.call(request, timeout_s=_CALL_S)
@@ -141,8 +144,7 @@ class MasterLink:
             if not self.leaving:
                 self._on_fenced()
             return False
-        self._noted = self._noted or answer.noted
-        self.on_answer(answer.peer if answer.HasField("peer") else None, self._noted)
+        self.on_answer(answer.peer if answer.HasField("peer") else None, answer.noted)
         return bool(answer.stay)
 
     def close(self) -> None:

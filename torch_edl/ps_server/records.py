@@ -136,6 +136,22 @@ def unpack(content: bytes) -> Iterator[Record]:
         yield Record(head.sequence, head.kind, payload)
 
 
+def last(content: bytes) -> int:
+    """The number of the last of the records that a message brought.
+
+    Raises:
+        UsageError: the bytes are not records.
+    """
+    number = at = 0
+    while at < len(content):
+        head = unpack_head(content[at : at + HEAD_BYTES])
+        if head is None:
+            raise UsageError(f"records: byte {at} of {len(content)} begins no record")
+        number = head.sequence
+        at += HEAD_BYTES + head.length
+    return number
+
+
 @dataclass(frozen=True)
 class Head:
     """What a record says about its payload."""

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server import records
-from torch_edl.ps_server.base_transfer import PIECE_BYTES
+from torch_edl.ps_server import records, replica_transfer
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.records import Record
@@ -88,11 +87,7 @@ class ReplicaKeeper:
         if request.file:
             if "/" in request.file or request.file.startswith(".") or request.offset < 0:
                 raise UsageError(f"file {request.file!r}, offset {request.offset}: not of a base")
-            file = os.open(folder / request.file, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                _write(file, request.content, request.offset)
-            finally:
-                os.close(file)
+            replica_transfer.write(folder / request.file, request.content, request.offset)
         if not request.files:
             return pb.PutBaseResponse()
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -139,9 +134,8 @@ class ReplicaKeeper:
             base = journal.base.path
         if base is None or request.file not in os.listdir(base) or request.offset < 0:
             raise UsageError(f"file {request.file!r}, offset {request.offset}: not of the base")
-        with open(base / request.file, "rb") as file:
-            file.seek(request.offset)
-            return pb.FetchReplicaResponse(content=file.read(PIECE_BYTES))
+        content = replica_transfer.read(base / request.file, request.offset)
+        return pb.FetchReplicaResponse(content=content)
 
     def _log(self, journal: Journal, after: int) -> bytes:
         at, reader = self._reader
@@ -152,7 +146,7 @@ class ReplicaKeeper:
             pieces.append(records.pack(record))
             after = record.sequence
             size += len(pieces[-1])
-            if size >= PIECE_BYTES:
+            if size >= replica_transfer.PIECE_BYTES:
                 break
         self._reader = (after, reader)
         return b"".join(pieces)
@@ -200,10 +194,3 @@ class ReplicaKeeper:
         for path in self._folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-
-
-def _write(file: int, content: bytes, offset: int) -> None:
-    view = memoryview(content)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written

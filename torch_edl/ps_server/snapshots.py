@@ -10,9 +10,10 @@ alone until it makes changes that the chunk lacks.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +37,7 @@ CHUNK = 1 << 18
 """Dense values that are copied at a time while pushes wait: less than a millisecond."""
 _PAUSE_S = 0.001  # a thread that locks again at once is faster than a push that waits for the lock
 _FILE = 16 * CHUNK
+_LOADERS = 4  # parts of a table that are loaded at once
 _STEM = "shard"
 _STATE = "state.safetensors"
 
@@ -65,8 +67,8 @@ class Log(Sink, Protocol):
     def rotate(self) -> int:
         """Prepares for a base of all records so far; returns the number of the last one."""
 
-    def temporary(self) -> Path:
-        """A new folder to write a base in."""
+    def new_base(self) -> AbstractContextManager[Path]:
+        """A new folder to write a base in, which goes at the end unless it was committed."""
 
     def commit_snapshot(self, temporary: Path, sequence: int, newest: int) -> None:
         """Makes the folder the base, with all records up to that number, and parts with those up to
@@ -89,8 +91,7 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
             sync(path)
         after_file()
 
-    folder = log.temporary()
-    try:
+    with log.new_base() as folder:
         frozen = shard.freeze(log.rotate)
         sizes = files.write_tables(frozen.tables, folder, _STEM, written, steadily=log.forces)
         sizes |= _write_dense(shard, folder, written, log.forces)
@@ -105,9 +106,6 @@ def write(shard: Shard, log: Log, after_file: Callable[[], None] = lambda: None)
             sync(folder)
         # Chunks may have the records of all pushes until now.
         log.commit_snapshot(folder, frozen.sequence, shard.sequence)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     return size + sum(sizes.values())
 
 
@@ -184,10 +182,17 @@ def _read_table(
     parts, counts_parts = (
         sorted(folder.glob(f"{_STEM}.table-{index}.{kind}-*")) for kind in ("part", "counts")
     )
-    on_disk = SavedTable(saved.info.name, {"dim": saved.info.dim}, parts, counts_parts)
-    for _, counts in on_disk.counts():
-        table.load_counts(counts)
-    for _, rows in on_disk.rows():
-        table.load(rows, table.slot_names)
+
+    def load(parts: list[Path], counts_parts: list[Path]) -> None:
+        on_disk = SavedTable(saved.info.name, {"dim": saved.info.dim}, parts, counts_parts)
+        for _, counts in on_disk.counts():
+            table.load_counts(counts)
+        for _, rows in on_disk.rows():
+            table.load(rows, table.slot_names)
+
+    load([], counts_parts)
+    with ThreadPoolExecutor(_LOADERS, thread_name_prefix="load") as pool:
+        for _ in pool.map(lambda part: load([part], []), parts):
+            pass
     table.resume_at(saved.step)
     return table

@@ -47,22 +47,24 @@ class Cluster(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., restored_from: _Optional[str] = ..., values_only: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note_copy")
+    __slots__ = ("shard", "incarnation", "version", "problem", "leaving", "keeper", "note", "has_copy")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     KEEPER_FIELD_NUMBER: _ClassVar[int]
-    NOTE_COPY_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    HAS_COPY_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     version: int
     problem: str
     leaving: bool
     keeper: int
-    note_copy: bool
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note_copy: _Optional[bool] = ...) -> None: ...
+    note: int
+    has_copy: bool
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., problem: _Optional[str] = ..., leaving: _Optional[bool] = ..., keeper: _Optional[int] = ..., note: _Optional[int] = ..., has_copy: _Optional[bool] = ...) -> None: ...
 
 class ServerHeartbeatResponse(_message.Message):
     __slots__ = ("known", "stay", "noted", "peer")
@@ -72,9 +74,9 @@ class ServerHeartbeatResponse(_message.Message):
     PEER_FIELD_NUMBER: _ClassVar[int]
     known: bool
     stay: bool
-    noted: bool
+    noted: int
     peer: Server
-    def __init__(self, known: _Optional[bool] = ..., stay: _Optional[bool] = ..., noted: _Optional[bool] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+    def __init__(self, known: _Optional[bool] = ..., stay: _Optional[bool] = ..., noted: _Optional[int] = ..., peer: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("shard", "after")

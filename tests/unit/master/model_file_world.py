@@ -121,7 +121,9 @@ class World:
         request = pb.ServerHeartbeatRequest(
             shard=process.shard,
             incarnation=process.incarnation,
-            keeper=self._keepers.get(process.incarnation, 0),
+            keeper=(keeper := self._keepers.get(process.incarnation, 0)),
+            note=1 if keeper else 0,
+            has_copy=True,
             **fields,
         )
         answer = self.servers.heartbeat(request, self.now)

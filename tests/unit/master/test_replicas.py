@@ -88,8 +88,56 @@ def test_a_restarted_master_looks_for_copies_that_were_noted() -> None:
     w.up()
     servers = list(w.job.fleet.servers)
     told = {"shard": 0, "incarnation": servers[0].incarnation, "keeper": servers[1].incarnation}
-    request = pb.ServerHeartbeatRequest(**told, note_copy=True)
-    assert w.servers.heartbeat(request, w.now).noted, "which is answered once that is kept"
+    request = pb.ServerHeartbeatRequest(**told, note=1, has_copy=True)
+    assert w.servers.heartbeat(request, w.now).noted == 1, "which is answered once that is kept"
     after = World(durability={"mode": "replica"}, servers=2, left=to_state(w.job))
     found = after.job.fleet.servers
     assert (found.has_copy(0), found.has_copy(1)) == (True, False)
+
+
+class TestAServerThatGoesOnAlone:
+    def note(self, w: World, number: int, has_copy: bool) -> int:
+        server = next(iter(w.job.fleet.servers))
+        request = pb.ServerHeartbeatRequest(
+            shard=0, incarnation=server.incarnation, note=number, has_copy=has_copy
+        )
+        return w.servers.heartbeat(request, w.now).noted
+
+    def test_takes_the_model_with_it_also_under_the_next_master(self):
+        w = world(2)
+        assert self.note(w, 2, False) == 2
+        assert expendable(w) == [1], "its shard has a copy"
+        for each in (w, World(durability={"mode": "replica"}, servers=2, left=to_state(w.job))):
+            each.exit("ps", 0, signal=9)
+            assert each.job.lifecycle.rollbacks == 1
+            assert "before another server had a new copy of shard 0" in "\n".join(each.texts())
+
+    def test_is_as_the_others_when_it_has_a_copy_again(self):
+        w = world(2)
+        self.note(w, 2, False)
+        assert self.note(w, 3, True) == 3
+        w.tick(1)
+        assert expendable(w) == [0, 1]
+        w.exit("ps", 0, signal=9)
+        assert w.job.lifecycle.rollbacks == 0
+
+    def test_is_alone_though_an_earlier_note_comes_late(self):
+        w = world(2)
+        assert self.note(w, 3, False) == 3
+        assert self.note(w, 2, True) == 0
+        assert self.note(w, 3, False) == 3, "the answer may have been lost"
+        w.exit("ps", 0, signal=9)
+        assert w.job.lifecycle.rollbacks == 1
+
+    def test_has_a_successor_whose_notes_count_from_the_start(self):
+        w = world(2)
+        self.note(w, 7, True)
+        w.exit("ps", 0, signal=9)
+        w.tick()
+        w.up()
+        server = w.job.fleet.servers.of(0, 3)
+        assert server is not None
+        request = pb.ServerHeartbeatRequest(shard=0, incarnation=3, note=2, has_copy=False)
+        assert w.servers.heartbeat(request, w.now).noted == 2
+        w.exit("ps", server.id, signal=9)
+        assert w.job.lifecycle.rollbacks == 1

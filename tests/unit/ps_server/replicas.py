@@ -91,7 +91,7 @@ class Job:
 
 def beat(log: ReplicaLog, peer: Peer | None) -> None:
     """A heartbeat and its answer."""
-    log.heard(None if peer is None else peer.server, log.keeper() > 0)
+    log.heard(None if peer is None else peer.server, log.note()[0])
 
 
 def settle(log: ReplicaLog, peer: Peer | None) -> None:
@@ -99,7 +99,7 @@ def settle(log: ReplicaLog, peer: Peer | None) -> None:
     while True:
         beat(log, peer)
         with log._condition:
-            done = log._condition.wait_for(lambda: log._complete or log._needs_base, 0.05)
+            done = log._condition.wait_for(lambda: log._complete or log.needs_base, 0.05)
         if done:
             break
     beat(log, peer)
@@ -124,10 +124,10 @@ def pushing(log: ReplicaLog, *payloads: bytes) -> threading.Thread:
 
 def snapshot(log: ReplicaLog, content: dict[str, bytes]) -> None:
     sequence = log.rotate()
-    folder = log.temporary()
-    for name, value in content.items():
-        (folder / name).write_bytes(value)
-    log.commit_snapshot(folder, sequence, sequence)
+    with log.new_base() as folder:
+        for name, value in content.items():
+            (folder / name).write_bytes(value)
+        log.commit_snapshot(folder, sequence, sequence)
 
 
 def recovered(log: ReplicaLog, peer: Peer) -> tuple[dict[str, bytes], list[bytes]]:

@@ -97,9 +97,9 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
 
 
 def snapshot(journal: Journal, content: str) -> None:
-    temporary = journal.temporary()
-    (temporary / "state").write_text(content)
-    journal.commit_snapshot(temporary, journal.rotate())
+    with journal.new_base() as folder:
+        (folder / "state").write_text(content)
+        journal.commit_snapshot(folder, journal.rotate())
 
 
 def state(journal: Journal) -> list[bytes]:

@@ -90,16 +90,16 @@ def test_a_server_that_was_replaced_can_neither_begin_nor_delete(
 ) -> None:
     first = server.open()
     write(first, [b"a", b"b"])
-    snapshot = first.temporary()
-    second = server.open()
-    list(second.records())
-    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
-    with pytest.raises(StaleIncarnationError):
-        first.append(Entry.of(Kind.GRADIENTS, b"late"))
-    with pytest.raises(StaleIncarnationError):
-        first.commit_snapshot(snapshot, 2)
-    with pytest.raises(OSError, match="No such file"):
-        first.temporary()
+    with first.new_base() as snapshot:
+        second = server.open()
+        list(second.records())
+        monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 1)
+        with pytest.raises(StaleIncarnationError):
+            first.append(Entry.of(Kind.GRADIENTS, b"late"))
+        with pytest.raises(StaleIncarnationError):
+            first.commit_snapshot(snapshot, 2)
+    with pytest.raises(OSError, match="No such file"), first.new_base():
+        pass
     assert server.recovered() == [b"a", b"b"]
 
 

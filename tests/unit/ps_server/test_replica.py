@@ -113,23 +113,109 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
     thread = pushing(log, b"3")
     new = job.peer()
     settle(log, new)
+    thread.join(20)
+    assert not thread.is_alive(), "nobody has a copy, and the master knows"
     assert log.needs_base
-    assert "has no complete copy yet" in log.problem()
-    sequence = log.rotate()
-    folder = log.temporary()
-    (folder / "state").write_bytes(b"1 2 3" * 5_000_000)
-    (folder / "empty").write_bytes(b"")
-    later = pushing(log, b"4")
-    until(log, lambda: log._last >= 4)
-    log.commit_snapshot(folder, sequence, sequence)
-    for each in (thread, later):
-        each.join(20)
-        assert not each.is_alive()
+    with log.new_base() as folder:
+        sequence = log.rotate()
+        (folder / "state").write_bytes(b"1 2 3" * 5_000_000)
+        (folder / "empty").write_bytes(b"")
+        push(log, b"4")  # acknowledged: the base is no copy without it
+        log.commit_snapshot(folder, sequence, sequence)
     assert log.problem() == ""
     assert log.bytes == 1
     files, records = recovered(job.owner(), new)
     assert files == {"state": b"1 2 3" * 5_000_000, "empty": b""}
     assert records == [b"4"]
+
+
+def test_a_server_whose_copy_is_gone_goes_on_alone_once_the_master_knows(job: Job) -> None:
+    old = job.peer()
+    log = job.first(old)
+    settle(log, old)
+    push(log, b"1")
+    old.die()
+    thread = pushing(log, b"2")
+    until(log, lambda: "does not keep it" in log.problem())
+    log.heard(None, 0)
+    assert log.note() == (2, False)
+    thread.join(0.2)
+    assert thread.is_alive(), "the master does not know yet"
+    log.heard(None, 1)  # the answer to an earlier heartbeat
+    thread.join(0.2)
+    assert thread.is_alive()
+    beat(log, None)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert log.problem() == ""
+    new = job.peer()
+    settle(log, new)
+    snapshot(log, {"state": b"1 2"})
+    assert log.note() == (3, True), "from now on nothing is acknowledged without a copy"
+    push(log, b"3")
+    assert recovered(job.owner(), new) == ({"state": b"1 2"}, [b"3"])
+
+
+def test_a_server_whose_peer_is_out_of_reach_waits(job: Job) -> None:
+    """The copy is there, and may be needed: nothing must be acknowledged that it lacks."""
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"1")
+    peer.die()
+    thread = pushing_until_closed(log, b"2")
+    until(log, lambda: "does not keep it" in log.problem())
+    beat(log, peer)
+    assert log.note() == (0, True)
+    thread.join(0.2)
+    assert thread.is_alive()
+    log.close()
+    thread.join(20)
+
+
+def test_a_server_that_is_alone_keeps_no_more_than_fits(job: Job) -> None:
+    log = alone(job, most_kept=1000)
+    push(log, *(b"x" * 400 for _ in range(10)))
+    peer = job.peer()
+    settle(log, peer)
+    assert log.needs_base
+    with log.new_base() as folder:
+        sequence = log.rotate()
+        (folder / "state").write_bytes(b"all")
+        push(log, b"y" * 50)
+        thread = pushing(log, b"z" * 400)
+        thread.join(0.2)
+        assert thread.is_alive(), "the base needs the records behind it"
+        log.commit_snapshot(folder, sequence, sequence)
+    thread.join(20)
+    push(log, b"w" * 400)
+    files, records = recovered(job.owner(), peer)
+    assert (files, [r[:1] for r in records]) == ({"state": b"all"}, [b"y", b"z", b"w"])
+
+
+def test_a_server_that_is_alone_goes_on_when_a_base_fails(job: Job) -> None:
+    log = alone(job, most_kept=1000)
+    settle(log, job.peer())
+    with log.new_base():  # nothing is committed
+        push(log, b"x" * 400)
+        thread = pushing(log, b"y" * 400)
+        thread.join(0.2)
+        assert thread.is_alive()
+    thread.join(20)
+    assert not thread.is_alive()
+    push(log, b"z" * 900)
+
+
+def alone(job: Job, **more: Any) -> ReplicaLog:
+    """A server whose copy was lost, as the master knows."""
+    peer = job.peer()
+    log = job.first(peer, **more)
+    settle(log, peer)
+    push(log, b"0")
+    peer.die()
+    beat(log, None)
+    beat(log, None)
+    return log
 
 
 def test_a_peer_that_has_half_a_base_has_nothing(job: Job) -> None:
@@ -138,7 +224,7 @@ def test_a_peer_that_has_half_a_base_has_nothing(job: Job) -> None:
     settle(log, old)
     push(log, b"1")
     settle(log, new)
-    log._call(log._stub, pb.PutBaseRequest(sequence=1, file="state", content=b"12"))
+    log._peer.call(log._peer.stub, pb.PutBaseRequest(sequence=1, file="state", content=b"12"))
     successor = job.owner()
     beat(successor, new)
     with pytest.raises(StateLostError, match="no complete copy"):
@@ -282,7 +368,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     push(log, b"1")
     stub = Stub(services.REPLICAS, peer.server.address, TOKEN)
     fence = pserver_pb2.Fence(job="job", incarnation=peer.server.incarnation)
-    owner = log._owner
+    owner = log._peer._owner
 
     def refused(request: Any, code: str, match: str) -> None:
         request.fence.CopyFrom(fence)

@@ -37,6 +37,7 @@ class Master:
         self.current: dict[int, int] = {}
         self.addresses: dict[int, str] = {}  # by incarnation
         self.keepers: dict[int, int] = {}  # of the server's copy, by incarnation
+        self.alone: set[int] = set()  # incarnations
         self.lost: dict[int, str] = {}
         self.problems: list[str] = []
         self._started: list[Server] = []
@@ -66,7 +67,10 @@ class Master:
             if request.problem:
                 self.problems.append(request.problem)
             self._changed.notify_all()
-            answer = master_pb2.ServerHeartbeatResponse(known=known, noted=request.note_copy)
+            if request.note:
+                change = self.alone.discard if request.has_copy else self.alone.add
+                change(request.incarnation)
+            answer = master_pb2.ServerHeartbeatResponse(known=known, noted=request.note)
             peer = self.current.get((request.shard + 1) % self.shards, 0)
             if peer in self.addresses:
                 answer.peer.address, answer.peer.incarnation = self.addresses[peer], peer
@@ -248,14 +252,12 @@ def test_a_killed_peer_stops_no_one_for_long(job: Callable[..., Master]) -> None
     before = state(peer)
     master.kill(peer)
     waiting = Pusher(owner, 2, 4)
-    # Reads go on, and the push is made; it is acknowledged when the next peer has all.
-    while owner.status().version < 3:
-        pass
-    assert waiting.acknowledged == 2
+    waiting.join(60)
+    assert waiting.acknowledged == 4, "nobody has a copy, so there is nothing to wait for"
+    assert master.alone == {owner.fence.incarnation}
     peer = master.start(1, successor=True)
     assert state(peer) == before
-    waiting.join(60)
-    assert waiting.acknowledged == 4
+    master.wait(lambda: not master.alone)
     # And when the copy of the peer is complete, too, the owner dies.
     master.wait_kept(peer)
     expected = state(owner)

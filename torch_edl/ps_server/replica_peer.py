@@ -1,0 +1,140 @@
+"""The server that keeps the copy of a shard: the one that the master names, and calls to it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import grpc
+
+from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
+from torch_edl.ps_server.identity import Identity
+from torch_edl.wire import cluster_pb2, pserver_pb2, services
+from torch_edl.wire import replica_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+log = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S = 60.0
+
+
+class PeerGoneError(Exception):
+    """The master named another peer meanwhile."""
+
+
+class ReplicaPeer:
+    """The caller holds ``condition`` where a method does not say otherwise.
+
+    Args:
+        incarnation: of the server that calls.
+        token: of the job.
+    """
+
+    def __init__(self, identity: Identity, incarnation: int, token: str) -> None:
+        self._job = identity.job
+        self._owner = pb.ReplicaOwner(
+            shard=identity.shard,
+            shards=identity.shards,
+            model=identity.model,
+            incarnation=incarnation,
+        )
+        self._token = token
+        self.name = f"replica of shard {identity.shard}"
+        """For messages."""
+        self.condition = threading.Condition()
+        """Notified of each change."""
+        self.server: cluster_pb2.Server | None = None
+        self.stub: Stub | None = None
+        self.answers = 0
+        """Of the master."""
+        self.why = "no peer listens yet"
+        """Why it cannot be used, if it cannot."""
+        self.end = ""
+        """Why nothing is called any more."""
+        self._tried = -1  # the answer of the master after which the peer was tried last
+
+    @property
+    def incarnation(self) -> int:
+        """Of the peer; 0: there is none."""
+        return self.server.incarnation if self.server else 0
+
+    def named(self, server: cluster_pb2.Server | None) -> bool:
+        """The master answered; returns whether the peer is another one now."""
+        self.answers += 1
+        self.condition.notify_all()
+        if server == self.server:
+            return False
+        if self.stub is not None:
+            self.stub.close()
+        self.server, self.stub = server, None
+        self.why = "no peer listens"
+        if server is not None:
+            self.why = f"the peer at {server.address} has no complete copy yet"
+            self.stub = Stub(services.REPLICAS, server.address, self._token, retries=False)
+        return True
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the peer was not tried since the last answer of the master."""
+        return self.stub is not None and self._tried < self.answers
+
+    def tried(self) -> None:
+        """The peer is tried now."""
+        self._tried = self.answers
+
+    def failed(self, stub: Stub, error: Exception) -> bool:
+        """The peer cannot be used now; it is tried again after the next answer of the master.
+        Returns False if there is another one by now."""
+        if stub is not self.stub:
+            return False
+        detail = error.details() if isinstance(error, grpc.RpcError) else error
+        before, self.why = self.why, f"the peer at {stub.address} does not keep it: {detail}"
+        if self.why != before:
+            log.warning("%s: %s", self.name, self.why)
+        self.tried()
+        self.condition.notify_all()
+        return True
+
+    def call(self, stub: Stub, request: Any) -> Any:
+        """Calls the peer, unless there is another one; without ``condition``.
+
+        Raises:
+            grpc.RpcError: the call failed.
+            PeerGoneError: there is another peer.
+        """
+        with self.condition:
+            if self.server is None or stub is not self.stub:
+                raise PeerGoneError("there is another peer")
+            incarnation = self.server.incarnation
+        request.fence.CopyFrom(pserver_pb2.Fence(job=self._job, incarnation=incarnation))
+        request.owner.CopyFrom(self._owner)
+        try:
+            return stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+        except ValueError as error:  # the channel was closed before the call began
+            if isinstance(error, UsageError):
+                raise
+            raise PeerGoneError("there is another peer") from None
+
+    def after(self, heard: int) -> tuple[Stub, int]:
+        """The peer that the master names after that many of its answers, and their number now;
+        without ``condition``.
+
+        Raises:
+            StateLostError: it names none.
+            StaleIncarnationError: nothing is called any more.
+        """
+        with self.condition:
+            self.condition.wait_for(lambda: self.end or self.answers > max(heard, 0))
+            if self.end:
+                raise StaleIncarnationError(self.end)
+            if self.stub is None:
+                raise StateLostError(f"{self.name}: the server that kept it is gone too")
+            return self.stub, self.answers
+
+    def close(self, reason: str) -> None:
+        """Nothing is called any more."""
+        self.end = self.end or reason
+        if self.stub is not None:
+            self.stub.close()
+        self.condition.notify_all()

@@ -1,0 +1,107 @@
+"""A replica on its way between a server and its peer: the files of a base, and records."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch_edl.errors import StateLostError
+from torch_edl.ps_server import records
+from torch_edl.ps_server.records import Record
+from torch_edl.wire import replica_pb2 as pb
+
+PIECE_BYTES = 4 << 20
+"""Of a file in one message."""
+_AT_ONCE = 4
+"""Pieces on their way: while one travels, others are read and written."""
+
+Call = Callable[[Any], Any]
+"""Calls the peer, in any thread; fills in fence and owner. What it raises ends the transfer."""
+
+
+def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
+    """Sends the files of a folder as the base that has the records up to a number, and parts of
+    which have more, up to ``newest``."""
+
+    def piece(path: Path, at: int) -> None:
+        content = read(path, at)
+        call(pb.PutBaseRequest(sequence=sequence, file=path.name, offset=at, content=content))
+
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    _for_each_piece(piece, folder, sizes)
+    call(pb.PutBaseRequest(sequence=sequence, files=sizes, newest=newest))
+
+
+def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
+    """Makes a folder with the files of the base that the peer has.
+
+    Args:
+        files: name to size in bytes.
+
+    Raises:
+        StateLostError: the peer has less than it said.
+    """
+
+    def piece(path: Path, at: int) -> None:
+        wanted = min(PIECE_BYTES, files[path.name] - at)
+        content = call(pb.FetchReplicaRequest(file=path.name, offset=at)).content if wanted else b""
+        if len(content) < wanted:
+            raise StateLostError(f"{path.name}: {len(content)} of {wanted} bytes at byte {at}")
+        write(path, content, at)
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    _for_each_piece(piece, folder, files)
+
+
+def records_after(call: Call, number: int) -> Iterator[Record]:
+    """The records that the peer has after the one of a number. The next ones are on their way while
+    some are used."""
+
+    def piece(after: int) -> bytes:
+        content: bytes = call(pb.FetchReplicaRequest(after=after)).content
+        return content
+
+    with ThreadPoolExecutor(1, thread_name_prefix="records") as ahead:
+        following = ahead.submit(piece, number)
+        while content := following.result():
+            following = ahead.submit(piece, records.last(content))
+            yield from records.unpack(content)
+
+
+def _for_each_piece(
+    do: Callable[[Path, int], None], folder: Path, sizes: Mapping[str, int]
+) -> None:
+    pieces = [
+        (folder / name, at)
+        for name, size in sizes.items()
+        for at in range(0, max(size, 1), PIECE_BYTES)
+    ]
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="base")
+    try:
+        for _ in pool.map(lambda piece: do(*piece), pieces):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def write(path: Path, content: bytes, at: int) -> None:
+    """Writes a piece at its place in a file, which is made if there is none."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(file, view, at)
+            view, at = view[written:], at + written
+    finally:
+        os.close(file)
+
+
+def read(path: Path, at: int) -> bytes:
+    """The piece of a file at a place; short at its end."""
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), PIECE_BYTES, at)
