@@ -71,9 +71,11 @@ def _work(master: MasterSession) -> int:
     master.progress.phase = "importing"
     from torch_edl.contract import load_contract, report_model, user_traceback
     from torch_edl.data.feeder import FeedError
+    from torch_edl.lazy_dynamo import defer_dynamo
     from torch_edl.trainer.model_file import ModelFile
     from torch_edl.trainer.run_file import run
 
+    defer_dynamo()
     config = master.config
     try:
         contract = load_contract(config.model_file, config.model_args)
