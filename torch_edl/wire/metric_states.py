@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from google.protobuf.json_format import MessageToDict, ParseDict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch_edl.errors import UsageError
-from torch_edl.wire import codec, tensor_pb2
 from torch_edl.wire import master_pb2 as pb
 
-Array = npt.NDArray[Any]
-
-
-@dataclass
-class _Tensor:
-    """One named tensor of a metric's state, merged so far."""
-
-    reduction: str
-    value: Array | None = None
-    weight: float = 0.0
-    parts: dict[int, Array] = field(default_factory=dict)
-    """cat: by task, so that the order of arrival does not matter."""
-
-
-_REDUCE: Mapping[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-}
+if TYPE_CHECKING:
+    from torch_edl.wire.metric_tensors import MergedTensor
 
 
 class MetricStates:
@@ -45,7 +22,7 @@ class MetricStates:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._records: dict[str, int] = {}
-        self._objects: dict[str, dict[str, _Tensor]] = {}
+        self._objects: dict[str, dict[str, MergedTensor]] = {}
 
     def add(self, task_id: int, states: Iterable[pb.MetricState]) -> None:
         """Merges what one task gave.
@@ -58,11 +35,14 @@ class MetricStates:
             if not state.object:
                 self._sums[state.name] = self._sums.get(state.name, 0.0) + state.sum
                 continue
+            # Only here: the master starts without numpy.
+            from torch_edl.wire.metric_tensors import MergedTensor
+
             tensors = self._objects.setdefault(state.name, {})
             for part in state.tensors:
-                tensor = tensors.setdefault(part.name, _Tensor(part.reduction))
+                tensor = tensors.setdefault(part.name, MergedTensor(part.reduction))
                 try:
-                    _merge(tensor, task_id, part, max(1, state.records))
+                    tensor.add(task_id, part, max(1, state.records))
                 except (KeyError, ValueError) as error:
                     raise UsageError(
                         f"metric {state.name}: its state {part.name} with reduction "
@@ -88,11 +68,7 @@ class MetricStates:
         for name, tensors in self._objects.items():
             state = pb.MetricState(name=name, object=True, records=self._records[name])
             for tensor_name, tensor in tensors.items():
-                state.tensors.add(
-                    name=tensor_name,
-                    value=codec.to_proto(_final(tensor)),
-                    reduction=tensor.reduction,
-                )
+                state.tensors.append(tensor.to_proto(tensor_name))
             merged.append(state)
         return merged
 
@@ -101,11 +77,10 @@ class MetricStates:
     def to_state(self, most_bytes: int) -> dict[str, Any] | None:
         """What was merged so far, as JSON can say it; None if it has more than ``most_bytes``."""
         tensors = [t for of in self._objects.values() for t in of.values()]
-        arrays = [a for t in tensors for a in (t.value, *t.parts.values()) if a is not None]
-        if sum(array.nbytes for array in arrays) > most_bytes:
+        if sum(tensor.nbytes for tensor in tensors) > most_bytes:
             return None
         objects = {
-            name: {key: _to_state(tensor) for key, tensor in tensors.items()}
+            name: {key: tensor.to_state() for key, tensor in tensors.items()}
             for name, tensors in self._objects.items()
         }
         return {"sums": self._sums, "records": self._records, "objects": objects}
@@ -115,69 +90,11 @@ class MetricStates:
         """The inverse of :meth:`to_state`."""
         made = cls()
         made._sums, made._records = dict(state["sums"]), dict(state["records"])
-        made._objects = {
-            name: {key: _from_state(tensor) for key, tensor in tensors.items()}
-            for name, tensors in state["objects"].items()
-        }
+        if state["objects"]:
+            from torch_edl.wire.metric_tensors import MergedTensor
+
+            made._objects = {
+                name: {key: MergedTensor.from_state(tensor) for key, tensor in tensors.items()}
+                for name, tensors in state["objects"].items()
+            }
         return made
-
-
-def _to_state(tensor: _Tensor) -> dict[str, Any]:
-    return {
-        "reduction": tensor.reduction,
-        "weight": tensor.weight,
-        "value": None if tensor.value is None else _encoded(tensor.value),
-        "parts": [[task, _encoded(part)] for task, part in tensor.parts.items()],
-    }
-
-
-def _from_state(state: Mapping[str, Any]) -> _Tensor:
-    return _Tensor(
-        state["reduction"],
-        None if state["value"] is None else _decoded(state["value"]),
-        state["weight"],
-        {task: _decoded(part) for task, part in state["parts"]},
-    )
-
-
-def _encoded(array: Array) -> dict[str, Any]:
-    return MessageToDict(codec.to_proto(array))
-
-
-def _decoded(state: Mapping[str, Any]) -> Array:
-    return codec.from_proto(ParseDict(dict(state), tensor_pb2.TensorProto())).copy()
-
-
-def _merge(tensor: _Tensor, task_id: int, part: pb.StateTensor, records: int) -> None:
-    value = codec.from_proto(part.value)
-    if tensor.reduction == "cat":
-        tensor.parts[task_id] = np.atleast_1d(value)
-        return
-    if tensor.reduction == "mean":
-        value = value.astype(np.float64) * records
-        tensor.weight += records
-        if tensor.value is not None:
-            _same_shape(tensor.value, value)
-            value = tensor.value + value
-        tensor.value = value
-        return
-    reduce = _REDUCE[tensor.reduction]
-    if tensor.value is None:
-        tensor.value = value
-    else:
-        _same_shape(tensor.value, value)
-        tensor.value = reduce(tensor.value, value)
-
-
-def _same_shape(one: Array, other: Array) -> None:
-    if one.shape != other.shape:
-        raise ValueError(f"shapes {one.shape} and {other.shape}")
-
-
-def _final(tensor: _Tensor) -> Array:
-    if tensor.reduction == "cat":
-        return np.concatenate([tensor.parts[id] for id in sorted(tensor.parts)], axis=0)
-    assert tensor.value is not None
-    if tensor.reduction == "mean":
-        return np.asarray(tensor.value / tensor.weight, np.float32)
-    return np.asarray(tensor.value)

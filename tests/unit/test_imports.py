@@ -1,0 +1,30 @@
+"""What a process imports before it does anything: all of it is time until the first step, and
+memory of each process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_HEAVY = {"numpy", "pandas", "pyarrow", "rich", "sympy", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "needed"),
+    [
+        ("torch_edl.cli.parser", set()),
+        ("torch_edl.cli.model_file", {"rich"}),
+        # numpy and pyarrow come with the data, while the first worker imports torch.
+        ("master.__main__", set()),
+        ("torch_edl.ps_server.__main__", {"numpy"}),
+        # Before its first heartbeat.
+        ("torch_edl.worker", set()),
+        ("torch_edl.worker, torch_edl.contract, torch_edl.trainer.run_file", {"numpy", "torch"}),
+    ],
+)
+def test_a_process_starts_without_what_it_does_not_need(modules: str, needed: set[str]) -> None:
+    code = f"import sys, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert _HEAVY & set(done.stdout.split()) <= needed
