@@ -19,6 +19,7 @@ from pyarrow import csv, parquet
 from torch_edl.data.sources import IndexedSource, Records, Source, concat, open_source, take
 from torch_edl.data.sources import blocks as blocks_module
 from torch_edl.data.sources import csv as csv_module
+from torch_edl.data.sources import parquet as parquet_module
 from torch_edl.data.sources import tfrecord as tfrecord_module
 from torch_edl.data.sources.recordio import RecordIOWriter
 from torch_edl.data.sources.tfrecord import TFRecordWriter
@@ -85,6 +86,7 @@ FILES = [
     Case("tfrecord", ".tfrecord", as_bytes, write_tfrecord, True),
     Case("csv", ".csv", as_table, write_csv, False),
     Case("parquet", ".parquet", as_table, write_parquet, False),
+    Case("parquet-spilled", ".parquet", as_table, write_parquet, False),
 ]
 MEMORY = [
     Case("memory-bytes", "", as_bytes, lambda path, records: None, True),
@@ -96,8 +98,14 @@ every_source = pytest.mark.parametrize("case", FILES + MEMORY, ids=lambda case: 
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def small_blocks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Forty records are several blocks."""
+    case = request.node.callspec.params.get("case") if hasattr(request.node, "callspec") else None
+    if case is not None and case.name == "parquet-spilled":
+        monkeypatch.setattr(parquet_module, "SPILL_ABOVE_BYTES", 0)
+        monkeypatch.setattr(parquet_module, "SLICE_BYTES", 60)
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)
     monkeypatch.setattr(tfrecord_module, "BLOCK_BYTES", 100)
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
@@ -233,7 +241,7 @@ def caches(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.edl-index"))
 
 
-CACHED = [case for case in FILES if case.name != "parquet"]
+CACHED = [case for case in FILES if not case.name.startswith("parquet")]
 every_cached = pytest.mark.parametrize("case", CACHED, ids=lambda case: case.name)
 
 

@@ -288,10 +288,14 @@ class BlockSource(ABC):
         last = int(np.searchsorted(self._ends, end, side="left"))
         parts = []
         for block in range(first, last + 1):
-            records = self._block(block)
-            begin = int(self._ends[block] - self._blocks[block, 2])
-            parts.append(cut(records, max(start - begin, 0), min(end - begin, len(records))))
+            count = int(self._blocks[block, 2])
+            begin = int(self._ends[block]) - count
+            parts.append(self.part(block, max(start - begin, 0), min(end - begin, count)))
         return concat(parts)
+
+    def part(self, block: int, start: int, end: int) -> Records:
+        """The records ``start .. end - 1``, at least one, of a block of the index."""
+        return cut(self._block(block), start, end)
 
     def _block(self, block: int) -> Records:
         key = (self._number, block)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from torch_edl.data.sources import parquet as module
+from torch_edl.data.sources import spill
 from torch_edl.data.sources.parquet import ParquetSource
 from torch_edl.errors import DataError
 
@@ -83,3 +89,76 @@ def test_row_groups_that_slow_training_down_are_told(
         monkeypatch.setattr(module, "LARGE_ROW_GROUP_BYTES", 100)
         ParquetSource(str(file))
     assert "smaller row_group_size" in caplog.text
+
+
+# ---- large row groups ----
+
+_LARGE = 1 << 20  # rows, as pyarrow and others write them by default
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A row group of 80 MB, and a small one."""
+    path = tmp_path_factory.mktemp("large") / "large.parquet"
+    ids = np.random.default_rng(0).integers(0, 2**60, _LARGE + 1000)
+    parquet.write_table(pa.table({f"c{i}": ids + i for i in range(10)}), path)
+    assert parquet.read_metadata(path).num_row_groups == 2
+    return path
+
+
+_READ = """
+import sys
+import numpy as np, pyarrow as pa
+from torch_edl.data.sources.parquet import ParquetSource
+source = ParquetSource(sys.argv[1])
+for start in (900_000, 0, 500_000, source.count - 1500):
+    rows = source.read(start, start + 1500)
+    ids = np.random.default_rng(0).integers(0, 2**60, source.count)[start : start + 1500]
+    for number, column in enumerate(rows.columns):
+        assert (column.to_numpy() == ids + number).all()
+print(pa.default_memory_pool().max_memory(), pa.default_memory_pool().bytes_allocated())
+"""
+
+
+def test_a_large_row_group_is_never_whole_in_memory(large: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, str(large)], capture_output=True, text=True, check=True
+    )
+    most, last = map(int, done.stdout.split())
+    assert most < 50 << 20
+    assert last < 1 << 20
+
+
+def test_a_large_row_group_is_decoded_once(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ParquetSource(str(large))
+    expected = source.read(0, 100)
+    monkeypatch.delattr(ParquetSource, "_slices")
+    assert source.read(0, 100).equals(expected)
+    assert len(source.read(700_000, 800_000)) == 100_000
+
+
+def test_without_room_for_temporary_files_the_rows_are_the_same(
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(module, "SPILL_ABOVE_BYTES", 0)
+    monkeypatch.setattr(module, "SLICE_BYTES", 60)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    source = ParquetSource(str(file))
+    for start in range(0, source.count, 7):
+        end = min(start + 13, source.count)
+        assert source.read(start, end).equals(TABLE.slice(start, end - start))
+    assert "set TMPDIR to a folder with room" in caplog.text
+
+
+def test_what_is_on_disk_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SPILL_ABOVE_BYTES", 0)
+    monkeypatch.setattr(spill, "SPILL_BYTES", 1)
+    monkeypatch.setattr(module, "_spills", spill.Spills())
+    source = ParquetSource(str(file))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        assert source.read(0, source.count).equals(TABLE)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
