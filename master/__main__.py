@@ -99,6 +99,7 @@ def main(
         worker_module=worker_module,
         server_module=server_module,
         external=config.kind == "script",
+        spares=config.cluster.spares,
     )
     job = Job(
         config,

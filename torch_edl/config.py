@@ -85,6 +85,12 @@ class ClusterConfig(Checked):
         minimum=1,
     )
     max_workers: int = declare(set_by="--workers", default=1)
+    spares: int = option(
+        0,
+        "--spares N",
+        "processes that can replace a worker at once (default: 1 from --workers 2 on)",
+        minimum=0,
+    )
     servers: int = option(
         1,
         "--ps, --servers N",

@@ -9,26 +9,33 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch_edl import _core
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
+    EdlError,
     JobFailedError,
     MasterLostError,
     NanLossError,
     UsageError,
     UserCodeError,
 )
+from torch_edl.master_client.place import Place
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.child_group import end_own_group
 from torch_edl.processes.departure import LEFT, Departure
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.role_change import become
+
+if TYPE_CHECKING:
+    from torch_edl.contract import Contract
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +48,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="torch_edl.worker")
     parser.add_argument("--id", type=int, required=True)
-    worker_id = parser.parse_args(argv).id
+    parser.add_argument("--spare", action="store_true")
+    args = parser.parse_args(argv)
+    worker_id = args.id
     setup_logging("worker", worker_id)
     _core.tune_malloc()
     departure = Departure()
     departure.listen()
     try:
+        contract = _await_place(worker_id) if args.spare else None
         master = MasterSession(worker_id, departure)
-    except JobFailedError as error:
+    except DismissedError:
+        return 0
+    except (JobFailedError, MasterLostError) as error:
         log.error("%s", error)
         return 1
     master.heartbeat.on_silence = _end_alone
     # What this worker has in hand is abandoned: the servers know how far it came.
     master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:
-        code = _work(master)
+        code = _work(master, contract)
     except DismissedError:
         code = 0
     except MasterLostError as error:
@@ -66,7 +78,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return LEFT if departure.asked.is_set() else code
 
 
-def _work(master: MasterSession) -> int:
+def _await_place(worker_id: int) -> Contract:
+    """Imports all that a worker needs, and waits for the place of one.
+
+    Raises:
+        DismissedError: there will be none, or the model file cannot be loaded.
+        MasterLostError: the master stays away.
+    """
+    place = Place(worker_id)
+    config = place.config()
+    importlib.import_module("torch_edl.trainer.run_file")
+    from torch_edl.contract import load_contract, user_traceback
+    from torch_edl.lazy_dynamo import defer_dynamo
+
+    defer_dynamo()
+    try:
+        contract = load_contract(config.model_file, config.model_args)
+    except EdlError as error:
+        log.error("%s", error)
+        place.fail(str(error), user_traceback(error, config.model_file))
+        raise
+    place.wait()
+    return contract
+
+
+def _work(master: MasterSession, contract: Contract | None) -> int:
+    """
+    Args:
+        contract: of a process that has loaded the model file before.
+    """
     # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.contract import load_contract, report_model, user_traceback
@@ -78,7 +118,7 @@ def _work(master: MasterSession) -> int:
     defer_dynamo()
     config = master.config
     try:
-        contract = load_contract(config.model_file, config.model_args)
+        contract = contract or load_contract(config.model_file, config.model_args)
         file = ModelFile(contract, config)
         model = report_model(file.model, file.optimizer)
         model.custom_source = file.contract.data_source is not None

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from master.state.calls import Calls
 from master.state.job import Job, JobEvent
 from master.state.server_calls import ServerCalls
+from master.state.spare_calls import SpareCalls
 from master.state.status import LogPath, describe
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -24,6 +25,7 @@ _LEASE_WAIT_S = 2.0
 _READY_S = 5.0
 _RING_WAIT_S = 2.0
 _CLUSTER_WAIT_S = 2.0
+_PLACE_WAIT_S = 2.0
 _ANY = ("0.0.0.0", "[::]", "*")
 _ENDED = ("finished", "failed", "stopped")
 # Counts, positions, sizes and ids of tasks stay below: a float64 holds them exactly. Python counts
@@ -94,7 +96,7 @@ class Service:
         """
         # Calls that wait hold a thread each, and `torch-edl scale` may add workers.
         cluster = self.job.config.cluster
-        threads = max(64, (4 + cluster.servers) * cluster.max_workers)
+        threads = max(64, (4 + cluster.servers) * cluster.max_workers) + cluster.spares
         self._server, port = serve(
             services.MASTER,
             self.handlers(),
@@ -112,6 +114,9 @@ class Service:
         calls, now, wait, leasing = self._calls, self._at_once, self._waiting, self._leasing
         servers = ServerCalls(self.job)
         handlers: dict[str, Handler] = {
+            "AwaitPlace": wait(
+                SpareCalls(self.job).await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse
+            ),
             "Register": now(calls.register, keep=True),
             "RegisterServer": now(servers.register, keep=True),
             "ServerHeartbeat": now(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from master.state.job import Job
 from master.state.membership import Member
+from master.state.processes import STARTING
 from master.state.script_workforce import ScriptWorkforce
 from master.state.tasks import TaskQueue
 from torch_edl.errors import UsageError
@@ -42,6 +43,9 @@ class Calls:
         job = self._job
         worker, events = job.workforce.register(request)
         job.apply_all(events, now)
+        process = job.fleet.process("worker", worker)
+        if process is not None and process.was_spare and process.state == STARTING:
+            job.lifecycle.note("info", f"spare-{worker} takes the place of a worker", now)
         known = job.fleet.registered(worker)
         if not known or not job.members.register(worker, request.pid, now):
             raise UsageError(f"worker {worker}: not a worker that this job waits for")

@@ -48,14 +48,15 @@ class Failover:
         """A server does not have what its predecessor acknowledged."""
         return [ModelLost(f"ps-{process.id} cannot restore shard {process.shard}: {why}")]
 
-    def not_started(self, event: NotStarted) -> Sequence[FailoverEvent]:
+    def not_started(self, event: NotStarted, now: float) -> Sequence[FailoverEvent]:
         """A process could not be started: the job may do without it for a while."""
-        text = f"{event.role}-{event.id} cannot be started: {event.error}"
+        process = self._fleet.process(event.role, event.id)
+        assert process is not None
+        text = f"{process.name} cannot be started: {event.error}"
         if event.role == "ps":
-            process = self._fleet.process("ps", event.id)
-            if self._durable and process is not None and self._fleet.spare_worker() is not None:
+            if self._durable and self._fleet.future_server(now) is not None:
                 return self._lost(process, text, placed=False)
-        elif self._fleet.alive("worker"):
+        elif process.spare or self._fleet.alive("worker"):
             return [Note("warning", f"{text}; the next attempt follows")]
         return [Failure(text)]
 
@@ -69,7 +70,7 @@ class Failover:
             if not self._durable:  # all servers are replaced
                 return events
         for process in servers.not_placed(now, _PLACE_S) if self._durable else ():
-            if process.was_worker or self._fleet.spare_worker() is not None:
+            if process.was_worker or self._fleet.future_server(now) is not None:
                 text = f"ps-{process.id} does not run {_PLACE_S:g} s after its start"
                 events += self._lost(process, text, placed=False)
         return events

@@ -1,7 +1,7 @@
 """Which processes should run. Pure: events change the plan, :meth:`Fleet.plan` says what to do.
 
 Exactly ``workers`` workers are kept alive, from the start: they take seconds to import what they
-need. The servers follow when the strategy is known.
+need. The servers follow when the strategy is known, and the spares when the workers train.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from master.state.actions import Action, Become, Failure, Start, Stop
+from master.state.actions import Action, Become, Failure, Note, Start, Stop
 from master.state.processes import (
     DRAINING,
     EXITED,
@@ -22,16 +22,16 @@ from master.state.processes import (
 )
 from master.state.server_command import ServerCommand
 from master.state.servers import Servers
+from master.state.spares import Spares
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
 
 _STOP_GRACE_S = 2.0
 _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
-# A worker that imports a large framework on a busy machine registers within this.
-_REGISTER_S = 180.0
 # After a worker could not be started.
 _PLACE_AGAIN_S = 10.0
+_KEPT = ("strategy", "incarnation", "restored_from", "values_only", "workers_wanted")
 
 
 class Fleet:
@@ -44,6 +44,7 @@ class Fleet:
         server_args: arguments that all of them get.
         journals: the folder of their journals; empty: they keep none.
         external: agents start the workers and stop them; only servers are ours.
+        spares: how many to keep.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
     """
@@ -59,6 +60,7 @@ class Fleet:
         worker_module: str = "torch_edl.worker",
         server_module: str = "torch_edl.ps_server",
         external: bool = False,
+        spares: int = 0,
     ) -> None:
         self.env: dict[str, str] = {}
         self.workers_wanted = workers
@@ -76,6 +78,7 @@ class Fleet:
         self.values_only = False
         """Only values are taken of it."""
         self.servers = Servers(servers)
+        self.spares = Spares(spares)
         self.given_to_workers: set[int] = set()
         """Shards that a worker is to serve, which becomes a server: no new process can be had."""
         self._duties: dict[int, list[str]] = {}  # of workers that become servers: the arguments
@@ -95,8 +98,8 @@ class Fleet:
         return self._processes.get((role, id))
 
     def alive(self, role: str | None = None) -> list[Process]:
-        """Processes that have not ended, of one role or all."""
-        return [p for p in self._processes.values() if p.state != EXITED and role in (None, p.role)]
+        """Processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
+        return [p for p in self._processes.values() if p.state != EXITED and role in (None, p.kind)]
 
     def cluster(self, *, starting: bool = False) -> pb.Cluster | None:
         """The servers of today; None before the strategy is known.
@@ -158,13 +161,15 @@ class Fleet:
         """A process of a :class:`Start` could not be started."""
         process = self._processes[role, id]
         process.state, process.exit = EXITED, reason
-        if role == "worker":
+        if process.spare:
+            self.spares.died(now)
+        elif role == "worker":
             self._deaths.start_after = now + _PLACE_AGAIN_S
 
     def registered(self, id: int) -> bool:
         """A worker registered; False if it is not one of ours, or was told to end."""
         process = self._processes.get(("worker", id))
-        if process is None or process.state in (EXITED, STOPPING):
+        if process is None or process.spare or process.state in (EXITED, STOPPING):
             return False
         if process.state == STARTING:
             process.state = RUNNING
@@ -172,14 +177,12 @@ class Fleet:
 
     def ready(self, worker: int) -> None:
         """A worker has its model and may lease."""
-        process = self._processes.get(("worker", worker))
-        if process is not None:
+        if (process := self.process("worker", worker)) is not None:
             process.ready = True
 
     def trained(self, worker: int) -> None:
         """A worker made progress: whatever crashed before did not keep the job from training."""
-        process = self._processes.get(("worker", worker))
-        if process is not None:
+        if (process := self.process("worker", worker)) is not None:
             process.trained = True
         self._deaths.forget()
 
@@ -190,6 +193,8 @@ class Fleet:
             by: when those that have not left are stopped; one that only starts is stopped now.
         """
         self._retired = True
+        for process in self.alive("spare"):
+            process.stop_by = now
         for process in self.alive("worker"):
             if process.state in (STARTING, RUNNING, DRAINING):
                 process.stop_by = now if process.state == STARTING else by
@@ -219,17 +224,16 @@ class Fleet:
 
     def lost(self, worker: int) -> None:
         """A worker hangs or does not answer: it is ended by force, and replaced."""
-        process = self._processes.get(("worker", worker))
-        if process is not None:
+        if (process := self.process("worker", worker)) is not None:
             process.end()
 
-    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | None:
+    def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
         """A process ended. Returns what that means, if anything."""
         process = self._processes[exit.role, exit.id]
         was, process.state = process.state, EXITED
         # Not to be taken for one that somebody else has asked to leave.
         process.exit = "stopped" if was == STOPPING and exit.was_terminated else str(exit)
-        text = f"{exit.role}-{exit.id} ended with {exit}"
+        text = f"{process.name} ended with {exit}"
         named = f"{text}; its log is {log}"
         if exit.role == "ps":
             if self._ending is not None or process not in self.servers:
@@ -237,6 +241,10 @@ class Fleet:
             if exit.was_killed:
                 return self._deaths.killed("parameter servers", named) or Gone(text)
             return (None if exit.was_terminated else self._deaths.server(named)) or Gone(text)
+        if process.spare:
+            self.spares.died(now)
+            over = self._ending is not None or (was == STOPPING and not process.lost)
+            return None if over else Note("info", f"{named}; no worker is lost")
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
         if self._ending is not None or (asked and not process.lost):
             return Gone(text, expected=True)
@@ -271,19 +279,14 @@ class Fleet:
                 # One that still builds its model would not hear for seconds that it is over.
                 due = process.role == "ps" or now >= self._ending or not process.ready
                 if due and process.role in roles and process.state != STOPPING:
-                    actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
+                    actions.append(self._stop(process))
             return actions
         for process in ours:
+            if process.is_overdue(now):
+                process.end()
             if process.stop_by is not None and now >= process.stop_by:
                 process.stop_by = None
-                actions.append(self._stop(process, 0.0 if process.lost else _STOP_GRACE_S))
-            elif (
-                process.role == "worker"
-                and process.state == STARTING
-                and now - process.started_at >= _REGISTER_S
-            ):
-                process.lost = True
-                actions.append(self._stop(process, 0.0))
+                actions.append(self._stop(process))
         if self.strategy == "ps":
             actions += [self._start_server(shard, now) for shard in self.servers.missing()]
         if not self.external and not self._retired:
@@ -294,9 +297,9 @@ class Fleet:
         """Workers that are to finish what they do and leave."""
         return [p.id for p in self.alive("worker") if p.state == DRAINING]
 
-    def _stop(self, process: Process, grace_s: float) -> Stop:
+    def _stop(self, process: Process) -> Stop:
         process.state = STOPPING
-        return Stop(process.role, process.id, grace_s)
+        return Stop(process.role, process.id, 0.0 if process.lost else _STOP_GRACE_S)
 
     def duty(self, worker: int) -> list[str]:
         """The arguments of the server that a worker is to become; empty: the worker stays one."""
@@ -314,7 +317,7 @@ class Fleet:
         )
         process, start = self._start("ps", self._server_module, words, now)
         self.servers.take(process, shard)
-        worker = self.spare_worker() if shard in self.given_to_workers else None
+        worker = self.future_server(now) if shard in self.given_to_workers else None
         if worker is None:
             return start
         worker.state, worker.exit = EXITED, f"became ps-{process.id}"
@@ -322,10 +325,11 @@ class Fleet:
         self._duties[worker.id] = words
         return Become(worker.id, process.id)
 
-    def spare_worker(self) -> Process | None:
-        """The worker that a server is made of, if it is not the last one."""
+    def future_server(self, now: float) -> Process | None:
+        """The process that a server is made of: a spare, or a worker if it is not the last one."""
         running = [p for p in self.alive("worker") if p.state == RUNNING]
-        return running[-1] if len(running) > 1 and not self.external else None
+        last = running[-1] if len(running) > 1 and not self.external else None
+        return self.spares.ready(self.alive("spare"), now) or last
 
     def _fit_workers(self, now: float) -> list[Action]:
         staying = [p for p in self.alive("worker") if p.state in (STARTING, RUNNING)]
@@ -335,26 +339,31 @@ class Fleet:
             for process in staying[wanted:]:
                 process.state = DRAINING
                 process.stop_by = now + (_DRAIN_S if process.trained else _UNUSED_DRAIN_S)
-        actions: list[Action] = []
-        if now >= self._deaths.start_after:
-            # Not before those that hang are gone: never more than the maximum run at once.
-            ending = sum(p.state in (DRAINING, STOPPING) for p in self.alive("worker"))
-            for _ in range(wanted - len(staying) - ending):
-                id = str(self._next_id["worker"])
-                actions.append(self._start("worker", self._worker_module, ["--id", id], now)[1])
-        return actions
+        # Not before those that hang are gone: never more than the maximum run at once.
+        ending = sum(p.state in (DRAINING, STOPPING) for p in self.alive("worker"))
+        missing, spares = wanted - len(staying) - ending, self.alive("spare")
+        if len(staying) >= wanted:
+            more = self.spares.missing(len(spares), staying, now)
+            return [self._start_worker(now, spare=True) for _ in range(more)]
+        while missing > 0 and self.spares.take(spares, now):
+            missing -= 1
+        missing *= now >= self._deaths.start_after
+        return [self._start_worker(now) for _ in range(missing)]
+
+    def _start_worker(self, now: float, *, spare: bool = False) -> Start:
+        words = ["--id", str(self._next_id["worker"]), *["--spare"] * spare]
+        process, start = self._start("worker", self._worker_module, words, now)
+        process.spare = spare
+        return start
 
     # ---- a restart of the master ----
 
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it."""
         return {
-            "strategy": self.strategy,
-            "incarnation": self.incarnation,
+            **{name: getattr(self, name) for name in _KEPT},
             "servers": self.servers.to_state(),
-            "restored_from": self.restored_from,
-            "values_only": self.values_only,
-            "workers_wanted": self.workers_wanted,
+            "spares": self.spares.to_state(),
             "next_id": dict(self._next_id),
             "retired": self._retired,
             "hurry": self._hurry,
@@ -365,12 +374,12 @@ class Fleet:
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
         """The inverse of :meth:`to_state`."""
-        self.strategy, self.incarnation = state["strategy"], state["incarnation"]
-        self.restored_from, self.values_only = state["restored_from"], state["values_only"]
-        self.workers_wanted = state["workers_wanted"]
+        for name in _KEPT:
+            setattr(self, name, state[name])
         self._next_id, self._retired = dict(state["next_id"]), state["retired"]
         self._hurry, self._deaths.trained = state["hurry"], state["trained"]
         self._duties = dict(state["duties"])
+        self.spares.from_state(state["spares"])
         for each in state["processes"]:
             process = Process.from_state(each, now)
             self._processes[process.role, process.id] = process
@@ -383,13 +392,7 @@ class Fleet:
         self._next_id[role] += 1
         process = Process(role, id, started_at=now)
         self._processes[role, id] = process
-        return process, Start(
-            ProcessSpec(
-                role=role,
-                id=id,
-                module=module,
-                args=args,
-                env=dict(self.env),
-                end_with_parent=0,  # the next master adopts it
-            )
-        )
+        env = dict(self.env)
+        # The next master adopts it.
+        spec = ProcessSpec(role=role, id=id, module=module, args=args, env=env, end_with_parent=0)
+        return process, Start(spec)

@@ -161,7 +161,7 @@ class Job:
                 self.fleet.started(event.role, event.id, event.pid, event.since)
             case NotStarted():
                 self.fleet.not_started(event.role, event.id, event.error, now)
-                self.apply_all(self.failover.not_started(event), now)
+                self.apply_all(self.failover.not_started(event, now), now)
             case DataScanned():
                 self.damaged += event.damaged
                 self.prepare(self.preparation.scanned(event), now)
@@ -231,7 +231,7 @@ class Job:
         if self.lifecycle.outcome is not None or result is None:
             return
         match result:
-            case Failure():
+            case Failure() | Note():
                 self.apply(result, now)
                 return
             case Gone() if exit.role == "ps":
@@ -342,12 +342,12 @@ class Job:
         actions: list[Action] = list(self.fleet.plan(now))
         for action in actions:
             if isinstance(action, Become):
-                text = f"worker-{action.worker} becomes ps-{action.server}"
-                lifecycle.note("warning", f"{text}; {self._others_continue()}", now)
+                what = self._others_continue() if action.worker in self.members else "a spare"
+                text = f"worker-{action.worker} becomes ps-{action.server}; {what}"
+                lifecycle.note("warning", text, now)
                 self._drop(action.worker)
         for id in self.fleet.draining():
-            member = self.members.get(id)
-            if member is not None and self.ring.may_drain(id):
+            if (member := self.members.get(id)) is not None and self.ring.may_drain(id):
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)

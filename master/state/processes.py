@@ -18,6 +18,14 @@ STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
 )
 
 
+# A worker that imports a large framework on a busy machine registers within this.
+_REGISTER_S = 180.0
+# A spare has imported everything, and has nothing to do but to register.
+_TAKE_PLACE_S = 10.0
+# A spare asks for a place every two seconds.
+_SILENT_S = 30.0
+
+
 @dataclass
 class Process:
     """One process that the job has or had."""
@@ -43,9 +51,13 @@ class Process:
     incarnation: int = 0
     """Of a server; no other server of the job has it or had it."""
     heard_at: float | None = None
-    """When a server was heard last; None: not yet."""
+    """When a server or a spare was heard last; None: not yet."""
     was_worker: bool = False
-    """A server that a worker becomes, in the same process."""
+    """A server that a worker or a spare becomes, in the same process."""
+    spare: bool = False
+    """A worker process that has no worker's place; see :mod:`master.state.spares`."""
+    was_spare: bool = False
+    """A spare that took a worker's place."""
     problem: str = ""
     """What keeps a server from accepting pushes."""
     keeper: int = 0
@@ -56,6 +68,27 @@ class Process:
     """A server that was asked to end, and does so now."""
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
+
+    @property
+    def kind(self) -> str:
+        """What the process is for the user: its role, or ``spare``."""
+        return "spare" if self.spare else self.role
+
+    @property
+    def name(self) -> str:
+        """``worker-3``, ``spare-3``: for events."""
+        return f"{self.kind}-{self.id}"
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether it should have been heard long ago: a worker process that starts, or a spare.
+        Workers that run and servers are watched elsewhere."""
+        if self.role != "worker":
+            return False
+        if self.state == STARTING:
+            limit_s = _TAKE_PLACE_S if self.was_spare else _REGISTER_S
+            return now - self.started_at >= limit_s
+        heard_at = self.started_at if self.heard_at is None else self.heard_at
+        return self.spare and self.state == RUNNING and now - heard_at >= _SILENT_S
 
     def end(self) -> None:
         """It is ended by force as soon as possible."""

@@ -66,7 +66,7 @@ def describe(
         # Nothing of ours keeps the output of a worker that an agent or torchrun started.
         agents_own = job.fleet.external and process.role == "worker"
         status.processes.add(
-            role=process.role,
+            role=process.kind,
             id=process.id,
             pid=process.pid,
             state=process.state,

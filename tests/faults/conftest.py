@@ -176,7 +176,8 @@ def jobs() -> Iterator[contextlib.ExitStack]:
 
 @pytest.fixture
 def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ModelJob]:
-    """``start_job(records, *flags)``; a flag DIR is a folder for checkpoints."""
+    """``start_job(records, *flags)``; a flag DIR is a folder for checkpoints. A job has no spares
+    unless a flag says so: they would be among the processes that a test counts."""
 
     def start(
         records: int,
@@ -189,6 +190,7 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
         prepare += ["--records", str(records), "--files", "3"]
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL, timeout=30)
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
+        given = ["--spares", "0", *given]
         return jobs.enter_context(
             contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s, quorum))
         )

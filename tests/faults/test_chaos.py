@@ -92,7 +92,10 @@ def _is_stopped(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--kill", "wroker=1"], "--kill wroker=1: no such role; choose from worker, ps, master"),
+        (
+            ["--kill", "wroker=1"],
+            "--kill wroker=1: no such role; choose from worker, spare, ps, master",
+        ),
         (["--kill", "worker=1", "--every", "soon"], "--every soon: not a duration"),
         (["--kill", "worker=1", "--for", "0s"], "--for 0s: not a duration"),
         ([], "--kill: missing; name roles and numbers"),

@@ -26,8 +26,8 @@ def ring(tmp_path: Path) -> Iterator[Job]:
     data.write_text("n\n" + "".join(f"{n}\n" for n in range(RECORDS)))
     command = [
         *EDL, "run", str(MODEL), "--data", str(data), "--job-name", "ring", "--strategy",
-        "allreduce", "--workers", "1:2", "--batch-size", "8", "--no-shuffle", "--output",
-        str(output), "--heartbeat-timeout", "10", "--", str(RECORDS),
+        "allreduce", "--workers", "1:2", "--spares", "0", "--batch-size", "8",
+        "--no-shuffle", "--output", str(output), "--heartbeat-timeout", "10", "--", str(RECORDS),
         str(tmp_path / "ring-goes-on"), "0.03",
     ]  # fmt: skip
     with contextlib.closing(Job(tmp_path, "ring", command, "torch_edl.worker")) as job:

@@ -22,7 +22,7 @@ from torch_edl.jobs.log_tail import WholeLines
 from torch_edl.jobs.status import report
 
 _EVENTS = "events"
-_ROLES = ("master", "ps", "worker")
+_ROLES = ("master", "ps", "worker", "spare")
 _POLL_S = 0.2
 _LOOK_EVERY_S = 1.0
 
@@ -102,7 +102,7 @@ def _logs(job: JobFolder, found: dict[str, Any], role: str, id: int | None) -> l
     paths = {(p["role"], p["id"]): Path(p["log"]) for p in found["processes"] if p.get("log")}
     for file in job.logs.glob("*-*.log"):  # the job may have no status yet
         name, _, number = file.stem.rpartition("-")
-        if number.isdecimal():
+        if number.isdecimal() and file not in paths.values():
             paths.setdefault((name, int(number)), file)
     logs = [
         _Log(f"{name}-{number}", file)

@@ -108,6 +108,8 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         # A group of more pushes than workers would hold two pushes of the fastest worker.
         least = found["cluster"].get("min_workers", ClusterConfig.min_workers)
         found["train"].setdefault("grads_to_wait", max(1, least))
+    # A single worker may be all that its machine has memory for.
+    found["cluster"].setdefault("spares", int(found["cluster"].get("max_workers", 1) > 1))
     if kind != "train":
         # Predictions are put together in the order of the tasks.
         found["data"]["shuffle"] = False

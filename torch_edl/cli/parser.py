@@ -235,8 +235,8 @@ def build_parser() -> argparse.ArgumentParser:
         "show the events of a job and the output of its processes",
         epilog=_LOGS_EXAMPLES,
     )
-    roles = ("events", "master", "ps", "worker")
-    text = "events, master, ps or worker (default: all)"
+    roles = ("events", "master", "ps", "worker", "spare")
+    text = "events, master, ps, worker or spare (default: all)"
     add_option(logs, "--role ROLE", text, choices=roles, default="")
     add_option(logs, "--id N", "number of the process (default: all of the role)", type=whole)
     text = "start with the last N lines of each log (default: all)"
@@ -280,7 +280,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_CHAOS_EXAMPLES,
     )
     chaos.add_argument("job", metavar="JOB", help="name of the job")
-    add_option(chaos, "--kill ROLE=N,...", "processes to kill in each round: worker, ps, master")
+    add_option(chaos, "--kill ROLE=N,...", "kill N of worker, spare, ps and master in each round")
     add_option(chaos, "--pause ROLE=N:TIME,...", "processes to pause in each round, and how long")
     add_option(chaos, "--every TIME", "length of a round (default: 3s)")
     add_option(chaos, "--for TIME", "length of all rounds (default: 60s)", dest="storm_for")

@@ -117,6 +117,30 @@ class ReportFailureResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AwaitPlaceRequest(_message.Message):
+    __slots__ = ("worker_id", "warm", "error", "traceback")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WARM_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    warm: bool
+    error: str
+    traceback: str
+    def __init__(self, worker_id: _Optional[int] = ..., warm: _Optional[bool] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ...) -> None: ...
+
+class AwaitPlaceResponse(_message.Message):
+    __slots__ = ("config_json", "place", "leave", "server_args")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ARGS_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    place: bool
+    leave: bool
+    server_args: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, config_json: _Optional[str] = ..., place: _Optional[bool] = ..., leave: _Optional[bool] = ..., server_args: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class WaitUntilReadyRequest(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

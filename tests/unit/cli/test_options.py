@@ -17,13 +17,23 @@ def test_no_options_give_the_defaults() -> None:
     assert config == JobConfig(name="j", model_file="/m/net.py")
 
 
+@pytest.mark.parametrize(
+    ("words", "spares"), [("", 0), ("--workers 1", 0), ("--workers 1:2", 1), ("--workers 8", 1)]
+)
+def test_several_workers_have_a_spare(words: str, spares: int) -> None:
+    config = model_file_job(parse(["run", "m.py", *words.split()]), "train")
+    assert config.cluster.spares == spares
+    given = model_file_job(parse(["run", "m.py", *words.split(), "--spares", "0"]), "train")
+    assert given.cluster.spares == 0
+
+
 def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = (
         "run m.py --data a b --eval-data c --format csv --batch-size 5 --records-per-task 50 "
         "--epochs 7 --no-shuffle --skip-damaged --loader-workers 2 --pin-memory --workers 2:8 "
-        "--ps 3 --worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 --max-task-failures 9 "
-        "--grace-period 4 "
+        "--spares 4 --ps 3 --worker-threads 1 --heartbeat-timeout 5 --task-timeout 60 "
+        "--max-task-failures 9 --grace-period 4 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
         "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
         "--log-layers deep.* --large-embedding 12 --max-rows 900 --checkpoint-dir ck "
@@ -65,6 +75,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         cluster=ClusterConfig(
             min_workers=2,
             max_workers=8,
+            spares=4,
             servers=3,
             worker_threads=1,
             heartbeat_timeout_s=5.0,

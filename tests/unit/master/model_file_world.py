@@ -53,6 +53,7 @@ class World:
         kind: str = "train",
         workers: int = 1,
         servers: int = 2,
+        spares: int = 0,
         strategy: str = "ps",
         mode: str = "async",
         epochs: int = 1,
@@ -80,7 +81,7 @@ class World:
             durability=DurabilityConfig(**(durability or {})),
         )
         self.now = now
-        fleet = Fleet("j", workers=workers, servers=servers)
+        fleet = Fleet("j", workers=workers, servers=servers, spares=spares)
         self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
         self.servers = ServerCalls(self.job)
