@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
 from torch_edl.errors import CheckpointError
+
+_ROWS = 1 << 14
+"""Written at once, each to a page of its own: 64 MB of pages at most."""
 
 
 def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
@@ -65,16 +70,22 @@ def replacing_folder(output: Path) -> Iterator[Path]:
 
 
 def _write_table(table: SavedTable, path: Path) -> None:
-    """Two passes over the parts, first for the ids and their order, then for the rows: memory is
-    needed for the ids and one part only, whatever the size of the table."""
-    parts = [rows.ids for _, rows in table.rows()]
+    """Two passes over the parts, first for the ids and their order, then for the vectors: the
+    process, which is the master of a job, needs memory for the ids, whatever else the parts have.
+
+    Raises:
+        CheckpointError: a part is damaged.
+    """
+    parts = list(table.ids())
     ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    del parts
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     if len(ids) and bool((ids[1:] == ids[:-1]).any()):
         raise CheckpointError(f"table {table.name}: an id is in two parts of the checkpoint")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
+    del order
     n, dim = len(ids), int(table.info["dim"])
     head = files.header(
         {"ids": ("I64", (n,), n * 8), "vectors": ("F32", (n, dim), n * dim * 4)}, {}
@@ -82,16 +93,32 @@ def _write_table(table: SavedTable, path: Path) -> None:
     if n == 0:
         path.write_bytes(head)
         return
-    with open(path, "wb") as file:
+    with open(path, "w+b") as file:
         file.write(head)
         file.write(ids.data)
         file.flush()
         # Allocated, not sparse: a full disk must raise here rather than a SIGBUS in the map below.
         os.posix_fallocate(file.fileno(), 0, len(head) + n * 8 + n * dim * 4)
-    vectors = np.memmap(path, "<f4", "r+", offset=len(head) + n * 8, shape=(n, dim))
+        _scatter(table, place, mmap.mmap(file.fileno(), 0), len(head) + n * 8)
+
+
+def _scatter(
+    table: SavedTable, place: npt.NDArray[np.int64], mapped: mmap.mmap, offset: int
+) -> None:
+    """Writes the vectors of a table to their places (n,) in the mapped file, from ``offset`` on."""
+    out = np.frombuffer(mapped, "<f4", offset=offset).reshape(len(place), -1)
     start = 0
-    for _, rows in table.rows():
-        stop = start + len(rows.ids)
-        vectors[place[start:stop]] = rows.vectors
+    for vectors in table.vectors(_ROWS):
+        stop = start + len(vectors)
+        if stop > len(out) or vectors.shape[1] != out.shape[1]:
+            break
+        out[place[start:stop]] = vectors
         start = stop
-    vectors.flush()
+        # The pages that these rows touched are the page cache's from now on.
+        mapped.madvise(mmap.MADV_DONTNEED)
+    if start != len(out):
+        raise CheckpointError(
+            f"table {table.name}: its parts have no vectors of {out.shape[1]} numbers for each of "
+            f"their {len(out)} ids"
+        )
+    mapped.flush()

@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -153,36 +153,86 @@ def metadata(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file; checksums are verified where the file has them.
+def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, or those of some names that it has; checksums are verified where the
+    file has them.
 
     Raises:
         CheckpointError: the file is missing, not a safetensors file, or its bytes have changed.
     """
-    about = metadata(path)  # also checks the header
+    crcs = _crcs(path)
     tensors: dict[str, Tensor] = {}
     try:
-        crcs = json.loads(about.get(_CRC, "{}"))
         with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            entries = json.loads(file.read(size))
+            entries, data = _entries(file)
             for name, entry in entries.items():
-                if name == "__metadata__":
+                if names is not None and name not in names:
                     continue
                 start, stop = entry["data_offsets"]
-                file.seek(8 + size + start)
+                file.seek(data + start)
                 content = np.fromfile(file, np.uint8, stop - start)
                 tensors[name] = Tensor(entry["dtype"], tuple(entry["shape"]), content)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
     for name, crc in crcs.items():
+        if names is not None and name not in names:
+            continue
         if name not in tensors or zlib.crc32(tensors[name].content.data) != crc:
-            raise CheckpointError(f"{path}: the checksum of {name} does not match; it is damaged")
+            raise _damaged(path, name)
     return tensors
 
 
-def read(path: Path) -> dict[str, Array]:
-    """All tensors of a file as arrays; see :func:`read_tensors`.
+def read_rows(path: Path, name: str, rows: int) -> Iterator[npt.NDArray[np.float32]]:
+    """A float32 matrix of a file, ``rows`` of its rows at a time. The checksum is verified after
+    the last of them.
+
+    Raises:
+        CheckpointError: the file has no such matrix, or is damaged.
+    """
+    expected, crc = _crcs(path).get(name), 0
+    try:
+        with open(path, "rb") as file:
+            entries, data = _entries(file)
+            entry = entries[name]
+            count, dim = entry["shape"]
+            if entry["dtype"] != "F32":
+                raise CheckpointError(f"{path}: {name} has the type {entry['dtype']}, not F32")
+            file.seek(data + entry["data_offsets"][0])
+            for start in range(0, count, rows):
+                size = min(rows, count - start)
+                piece = np.fromfile(file, np.float32, size * dim).reshape(size, dim)
+                crc = zlib.crc32(piece.data, crc)
+                yield piece
+    except KeyError as error:
+        raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
+    if expected not in (None, crc):
+        raise _damaged(path, name)
+
+
+def _crcs(path: Path) -> dict[str, int]:
+    about = metadata(path)  # also checks the header
+    try:
+        return dict(json.loads(about.get(_CRC, "{}")))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}; it is damaged") from None
+
+
+def _entries(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """What the header says of each tensor, and where the data begin."""
+    size = int.from_bytes(file.read(8), "little")
+    entries = json.loads(file.read(size))
+    entries.pop("__metadata__", None)
+    return entries, 8 + size
+
+
+def _damaged(path: Path, name: str) -> CheckpointError:
+    return CheckpointError(f"{path}: the checksum of {name} does not match; it is damaged")
+
+
+def read(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
+    """The tensors of a file as arrays; see :func:`read_tensors`.
 
     numpy has no bfloat16: such tensors are read as float32, which changes no value.
 
@@ -190,7 +240,7 @@ def read(path: Path) -> dict[str, Array]:
         CheckpointError: the file is damaged, or a tensor has a type that numpy does not have.
     """
     arrays: dict[str, Array] = {}
-    for name, tensor in read_tensors(path).items():
+    for name, tensor in read_tensors(path, names).items():
         if tensor.dtype == "BF16":  # the upper half of a float32
             halves = tensor.content.view("<u2").astype(np.uint32)
             arrays[name] = (halves << 16).view(np.float32).reshape(tensor.shape)

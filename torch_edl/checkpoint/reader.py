@@ -112,6 +112,27 @@ class SavedTable:
             last_used, count = tensors.get("last_used", none), tensors.get("count", none)
             yield path, Rows(ids, vectors, slots, last_used, count)
 
+    def ids(self) -> Iterator[npt.NDArray[np.int64]]:
+        """The ids of each part; the rest of the parts is not read.
+
+        Raises:
+            CheckpointError: a part is damaged.
+        """
+        for path in self.parts:
+            try:
+                yield files.read(path, {"ids"})["ids"]
+            except KeyError as error:
+                raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None
+
+    def vectors(self, rows: int) -> Iterator[Floats]:
+        """The vectors of the ids, in the order of :meth:`ids`, at most ``rows`` at a time.
+
+        Raises:
+            CheckpointError: a part is damaged.
+        """
+        for path in self.parts:
+            yield from files.read_rows(path, "vectors", rows)
+
     def counts(self) -> Iterator[tuple[Path, Counts]]:
         """The ids of each part that are counted and have no row.
 
