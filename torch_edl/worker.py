@@ -31,6 +31,7 @@ from torch_edl.master_client.place import Place
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.child_group import end_own_group
 from torch_edl.processes.departure import LEFT, Departure
+from torch_edl.processes.memory import expendable
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.role_change import become
 
@@ -85,21 +86,34 @@ def _await_place(worker_id: int) -> Contract:
         DismissedError: there will be none, or the model file cannot be loaded.
         MasterLostError: the master stays away.
     """
-    place = Place(worker_id)
+    with expendable():
+        place = Place(worker_id)
+        contract = _warm_up(place)
+        server_args = place.wait()
+    if server_args:
+        become("torch_edl.ps_server", server_args)
+    return contract
+
+
+def _warm_up(place: Place) -> Contract:
     config = place.config()
-    importlib.import_module("torch_edl.trainer.run_file")
+    for module in ("torch_edl.trainer.run_file", "numpy.random"):
+        importlib.import_module(module)
     from torch_edl.contract import load_contract, user_traceback
+    from torch_edl.data.sources import expand, import_reader
     from torch_edl.lazy_dynamo import defer_dynamo
 
     defer_dynamo()
     try:
         contract = load_contract(config.model_file, config.model_args)
+        if contract.data_source is None:
+            data = config.data
+            import_reader(expand(data.train or data.eval or data.predict)[0], format=data.format)
+        return contract
     except EdlError as error:
         log.error("%s", error)
         place.fail(str(error), user_traceback(error, config.model_file))
         raise
-    place.wait()
-    return contract
 
 
 def _work(master: MasterSession, contract: Contract | None) -> int:

@@ -10,7 +10,6 @@ from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import DismissedError, MasterLostError
 from torch_edl.master_client.heartbeat import MASTER_AWAY_S
-from torch_edl.processes.role_change import become
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -39,17 +38,19 @@ class Place:
         """
         return JobConfig.from_json(self._ask().config_json)
 
-    def wait(self) -> None:
-        """Returns when this process is to register as a worker.
+    def wait(self) -> list[str]:
+        """Returns when this process is to register as a worker, or to become a parameter server
+        with the arguments that are returned.
 
         Raises:
             DismissedError: the job ends.
             MasterLostError: the master stays away.
         """
-        while not (answer := self._ask(warm=True)).place:
-            if answer.server_args:
-                become("torch_edl.ps_server", list(answer.server_args))
-        self._master.close()
+        while True:
+            answer = self._ask(warm=True)
+            if answer.place or answer.server_args:
+                self._master.close()
+                return list(answer.server_args)
 
     def fail(self, error: str, traceback: str) -> None:
         """The model file cannot be loaded: the job continues without this process.

@@ -20,6 +20,7 @@ __all__ = [
     "concat",
     "cut",
     "expand",
+    "import_reader",
     "open_source",
     "take",
 ]
@@ -123,10 +124,20 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
         DataError: the file cannot be read, or is damaged where the scan looks.
     """
     path = os.path.abspath(os.path.expanduser(path))
+    return _opener(_kind(path, format))(path, skip_damaged=skip_damaged)
+
+
+def import_reader(path: str, *, format: str = "auto") -> None:
+    """Imports what :func:`open_source` needs for a data file; the arguments and errors are its own.
+    The file is not opened, but for its first bytes where the suffix does not tell the format."""
+    _opener(_kind(path, format))
+
+
+def _kind(path: str, format: str) -> str:
     kind = _detect(path) if format == "auto" else format
     if kind not in _SUFFIXES:
         raise UsageError(f"data format {kind!r}: choose one of auto, {', '.join(FORMATS)}")
-    return _opener(kind)(path, skip_damaged=skip_damaged)
+    return kind
 
 
 def _opener(kind: str) -> Callable[..., Source]:
