@@ -1,9 +1,10 @@
-"""Time of one pull and one push of a batch of embedding rows, against an empty gRPC echo.
+"""Time of one pull and one push of a batch of embedding rows, against an empty echo.
 
-The server runs in its own process with one Adagrad table of a million rows. Beside it runs an echo
-server that does nothing but answer requests of the same size with answers of the same size,
-through the same channel options: what is left of its speed is what the work on rows leaves. Both
-are called in turn in one run, so that whatever else the machine does meets both.
+The server runs in its own process with one Adagrad table of a million rows, and is called over
+ZeroMQ (its data plane) and over gRPC. Beside it run echo servers, one of ZeroMQ and one of gRPC,
+that do nothing but answer requests of the same size with answers of the same size, through the same
+options: what is left of their speed is what the work on rows leaves. All are called in turn in one
+run, so that whatever else the machine does meets all.
 
     python benchmarks/ps_push_pull.py [--quick] [--torch]
 
@@ -18,6 +19,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,7 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+import zmq
 from report import report
 
 from torch_edl import _core
@@ -34,6 +37,8 @@ from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.channel import COMMON_OPTIONS, Stub
+from torch_edl.wire.data_stub import DataStub
+from torch_edl.wire.framed import Framed
 
 ROWS = 1_000_000
 TOKEN = "benchmark"
@@ -42,6 +47,29 @@ QUICK = [(4_000, 16)]
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+
+
+def serve_zeromq_echo() -> None:
+    """The same as :func:`serve_echo` over ZeroMQ, each answer a frame of its own."""
+    _core.tune_malloc()
+    with tempfile.TemporaryDirectory() as folder:
+        router = zmq.Context.instance().socket(zmq.ROUTER)
+        router.linger = 0
+        endpoint = f"ipc://{folder}/echo"
+        router.bind(endpoint)
+        sys.stdout.write(f"listening on {endpoint}\n")
+        sys.stdout.flush()
+        answers: dict[bytes, bytes] = {}
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(sys.stdin, zmq.POLLIN)
+        while router in dict(poller.poll()):
+            sender, head, *_ = router.recv_multipart(copy=False)
+            size = head.bytes
+            if size not in answers:
+                answers[size] = bytes(int.from_bytes(size, "little"))
+            router.send_multipart([sender, answers[size]], copy=False)
+        router.close()
 
 
 def serve_echo() -> None:
@@ -82,7 +110,7 @@ class Process:
             text=True,
         )
         assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().split()[-1]
+        *_, self.endpoint, self.address = self._process.stdout.readline().split()
 
     def __enter__(self) -> Process:
         return self
@@ -112,10 +140,11 @@ class Server:
     (A worker's client starts such a call to each server at once and computes meanwhile.)
     """
 
-    def __init__(self, address: str, dim: int) -> None:
+    def __init__(self, server: Process, dim: int) -> None:
         self.dim = dim
         self._fence = pb.Fence(job="bench", incarnation=1)
-        self._stub = Stub(services.PSERVER, address, TOKEN, retries=False)
+        self._stub = Stub(services.PSERVER, server.address, TOKEN, retries=False)
+        self._data = DataStub(server.endpoint, TOKEN)
         self._call(
             pb.PushDenseParametersRequest(
                 fence=self._fence,
@@ -134,38 +163,43 @@ class Server:
             pb.PushEmbeddingTableInfosRequest(fence=self._fence, infos=[info]),
         )
         for start in range(0, ROWS, 100_000):
-            self.pull(np.arange(start, min(ROWS, start + 100_000), dtype=np.int64))
+            self.pull("zeromq", np.arange(start, min(ROWS, start + 100_000), dtype=np.int64))
         self._pushes = 0
 
     def _call(self, request: Any) -> Any:
         return self._stub.call(request, timeout_s=60)
 
-    def pull(self, ids: Ids) -> Floats:
-        """Rows (n, dim) of ids (n,)."""
-        request = pb.PullRequest(
-            fence=self._fence, tables=[pb.TableIds(name="table", ids=ids.tobytes())]
-        )
-        return codec.from_proto(self._call(request).vectors[0])
+    def _travel(self, plane: str, call: Framed) -> Framed:
+        if plane == "grpc":
+            return Framed(self._call(call.whole()))
+        return self._data.call(call, timeout_s=60)
 
-    def push(self, ids: Ids, gradients: Floats) -> None:
+    def pull(self, plane: str, ids: Ids) -> Floats:
+        """Rows (n, dim) of ids (n,)."""
+        call = Framed(pb.PullRequest(fence=self._fence))
+        call.put_ids(call.message.tables.add(name="table"), ids)
+        answer = self._travel(plane, call)
+        return codec.from_proto(answer.message.vectors[0], answer.frames)
+
+    def push(self, plane: str, ids: Ids, gradients: Floats) -> None:
         """One update of the rows of ids (n,) with gradients (n, dim)."""
         self._pushes += 1
         request = pb.PushGradientsRequest(
             fence=self._fence,
             range=pb.RecordRange(task_id=0, first=self._pushes - 1, last=self._pushes),
         )
-        entry = request.tables.add(name="table", ids=ids.tobytes())
-        entry.values.dtype = tensor.DT_FLOAT
-        for size in gradients.shape:
-            entry.values.tensor_shape.dim.add(size=size)
-        entry.values.tensor_content = gradients.tobytes()
-        answer = self._call(request)
+        call = Framed(request)
+        entry = request.tables.add(name="table")
+        call.put_ids(entry, ids)
+        call.put(entry.values, gradients)
+        answer = self._travel(plane, call).message
         assert answer.accepted
         assert not answer.duplicate
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connections."""
         self._stub.close()
+        self._data.close()
 
 
 def wire_sizes(n: int, dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -209,7 +243,7 @@ def torch_pass(dim: int) -> Callable[[Ids, Floats], tuple[float, float]]:
 
 def measure(
     server: Server,
-    echo: Callable[[bytes], bytes],
+    echoes: dict[str, Callable[[bytes], object]],
     n: int,
     distribution: str,
     repeats: int,
@@ -232,10 +266,11 @@ def measure(
         if i == 5:
             times.clear()  # the first ones open windows, fill caches and grow buffers
         k = i % len(batches)
-        timed("echo_pull", lambda: echo(requests[0]))
-        timed("echo_push", lambda: echo(requests[1]))
-        timed("pull", lambda: server.pull(batches[k]))  # noqa: B023
-        timed("push", lambda: server.push(batches[k], gradients))  # noqa: B023
+        for plane, echo in echoes.items():
+            timed(f"{plane}_echo_pull", lambda: echo(requests[0]))  # noqa: B023
+            timed(f"{plane}_echo_push", lambda: echo(requests[1]))  # noqa: B023
+            timed(f"{plane}_pull", lambda: server.pull(plane, batches[k]))  # noqa: B023
+            timed(f"{plane}_push", lambda: server.push(plane, batches[k], gradients))  # noqa: B023
         if plain:
             look, step = plain(batches[k], gradients)
             times.setdefault("torch_lookup", []).append(look)
@@ -244,32 +279,46 @@ def measure(
     for name, values in times.items():
         result[f"{name}_ms"] = round(1e3 * float(np.median(values)), 3)
         result[f"{name}_min_ms"] = round(1e3 * min(values), 3)
-    for kind in ("_ms", "_min_ms"):
-        ours = result["pull" + kind] + result["push" + kind]
-        bound = result["echo_pull" + kind] + result["echo_push" + kind]
-        result["of_echo" if kind == "_ms" else "of_echo_min"] = round(bound / ours, 3)
+    both = {}
+    for plane in echoes:
+        both[plane] = result[f"{plane}_pull_ms"] + result[f"{plane}_push_ms"]
+        bound = result[f"{plane}_echo_pull_ms"] + result[f"{plane}_echo_push_ms"]
+        result[f"{plane}_of_echo"] = round(bound / both[plane], 3)
+    result["times_grpc"] = round(both["grpc"] / both["zeromq"], 2)
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--echo-server", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--echo-server", choices=("grpc", "zeromq"), help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="4,000 ids of dim 16 only")
     parser.add_argument("--torch", action="store_true", help="also nn.Embedding(sparse=True)")
     parser.add_argument("--repeats", type=int, default=200, help="batches per point")
     args = parser.parse_args()
     if args.echo_server:
-        serve_echo()
+        serve_echo() if args.echo_server == "grpc" else serve_zeromq_echo()
         return
     _core.tune_malloc()
     points = QUICK if args.quick else POINTS
     for dim in sorted({d for _, d in points}):
         ours = ("-m", "torch_edl.ps_server", "--job=bench", "--shard=0", "--shards=1")
-        with Process(*ours, "--incarnation=1") as ps, Process(__file__, "--echo-server") as other:
-            server = Server(ps.address, dim)
+        with (
+            Process(*ours, "--incarnation=1") as ps,
+            Process(__file__, "--echo-server", "grpc") as grpc_echo,
+            Process(__file__, "--echo-server", "zeromq") as zeromq_echo,
+        ):
+            server = Server(ps, dim)
             options = [*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-            channel = grpc.insecure_channel(other.address, options=options)
-            echo = channel.unary_unary("/bench/Echo")
+            channel = grpc.insecure_channel(grpc_echo.address, options=options)
+            dealer = zmq.Context.instance().socket(zmq.DEALER)
+            dealer.linger = 0
+            dealer.connect(zeromq_echo.address)
+
+            def echo(request: bytes, dealer: Any = dealer) -> object:
+                dealer.send_multipart([request[:8], memoryview(request)[8:]], copy=False)
+                return dealer.recv_multipart(copy=False)
+
+            echoes = {"zeromq": echo, "grpc": channel.unary_unary("/bench/Echo")}
             plain = torch_pass(dim) if args.torch else None
             for n in (n for n, d in points if d == dim):
                 for distribution in ("uniform", "zipf"):
@@ -281,11 +330,12 @@ def main() -> None:
                         "optimizer": "adagrad",
                         "distribution": distribution,
                         "repeats": repeats,
-                        **measure(server, echo, n, distribution, repeats, plain),
+                        **measure(server, echoes, n, distribution, repeats, plain),
                     }
                     report("ps_push_pull", figures)
             server.close()
             channel.close()
+            dealer.close()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ class Process:
     since: int = 0
     """When the process started, in ticks of the machine: with the pid, it names one process."""
     address: str = ""
+    data_plane: str = ""
+    """Where a server answers pulls and pushes; empty: where it answers everything."""
     exit: str = ""
     started_at: float = 0.0
     stop_by: float | None = None

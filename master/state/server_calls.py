@@ -32,6 +32,7 @@ class ServerCalls:
                 f"server of shard {shard}, incarnation {request.incarnation}: not a server that "
                 "this job waits for"
             )
+        process.data_plane = request.data_plane
         if request.lost:
             job.apply_all(job.failover.not_restored(process, request.lost), now)
         elif before is None:

@@ -53,6 +53,7 @@ class Servers:
             else pb.Server(
                 address=server.address if server.state == RUNNING else "",
                 incarnation=server.incarnation,
+                data_plane=server.data_plane,
             )
             for server in servers
         ]

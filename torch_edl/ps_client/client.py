@@ -29,6 +29,7 @@ from torch_edl.ps_client.partition import (
 )
 from torch_edl.wire import cluster_pb2, codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.framed import Framed
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -168,22 +169,25 @@ class PsClient:
         """
         calls = []
         for server in range(self.servers):
-            call = pb.PullRequest(
+            request = pb.PullRequest(
                 dense=dense,
                 dense_version=known.versions[server] if known else -1,
                 read_only=read_only,
             )
-            add_tables(call.tables, tables, server)
+            call = Framed(request)
+            add_tables(call, tables, server)
             calls.append(call)
 
         def combine(answers: list[Answer]) -> PullResult:
-            parts = [answer.message for answer in answers]
             return PullResult(
-                versions=[p.version for p in parts],
+                versions=[answer.message.version for answer in answers],
                 incarnations=[answer.incarnation for answer in answers],
-                dense=[codec.from_proto(p.dense) if p.dense.dtype else None for p in parts],
+                dense=[
+                    answer.array(answer.message.dense) if answer.message.dense.dtype else None
+                    for answer in answers
+                ],
                 rows=[
-                    gathered_rows(table, [p.vectors[index] for p in parts])
+                    gathered_rows(table, [a.array(a.message.vectors[index]) for a in answers])
                     for index, table in enumerate(tables)
                 ],
             )
@@ -206,28 +210,31 @@ class PsClient:
 
         Args:
             dense: gradient of each server's parameters; None: no update.
-            tables: for each table its ids and their summed gradients (u, dim).
+            tables: for each table its ids and their summed gradients (u, dim), which must not
+                change until the answer has come.
             records: where the gradient comes from; a server applies each range once.
             versions: of the parameters of each server that it was computed with.
             exact: new values of what is not float32, by name.
         """
         calls = []
         for server in range(self.servers):
-            call = pb.PushGradientsRequest(
+            request = pb.PushGradientsRequest(
                 range=records,
                 version=versions[server],
                 retired_before=retired_before,
                 learning_rates=learning_rates,
             )
+            call = Framed(request)
             if self.layout[server] and dense is not None:
-                codec.fill(call.dense, dense[server].flat)
-                call.without_gradient.extend(dense[server].untouched)
+                # A copy: the worker collects the next gradient in the same place.
+                call.put(request.dense, dense[server].flat.copy())
+                request.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():
                 if self._owners[name] == server:
-                    call.exact.add(name=name, value=codec.to_proto(value))
-            add_tables(call.tables, [table for table, _ in tables], server)
-            for entry, (table, gradients) in zip(call.tables, tables, strict=True):
-                codec.fill(entry.values, gradients[table.ids.part(server)])
+                    request.exact.add(name=name, value=codec.to_proto(value))
+            add_tables(call, [table for table, _ in tables], server)
+            for entry, (table, gradients) in zip(request.tables, tables, strict=True):
+                call.put(entry.values, gradients[table.ids.part(server)])
             calls.append(call)
         futures = self._start(calls)
         return Pending(futures, lambda answers: all(a.message.accepted for a in answers))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_edl import _core
-from torch_edl.wire import codec, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2
+from torch_edl.wire.framed import Framed
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -100,21 +100,21 @@ def segments(parameters: Iterable[pb.DenseParameter]) -> list[Segment]:
     return made
 
 
-def add_tables(entries: Any, tables: Sequence[TableIds], server: int) -> None:
+def add_tables(call: Framed, tables: Sequence[TableIds], server: int) -> None:
     """Adds to a call the ids of each table that ``server`` owns."""
     seen: dict[int, int] = {}
     for number, table in enumerate(tables, start=1):
-        entry = entries.add(name=table.name)
+        entry = call.message.tables.add(name=table.name)
         first = seen.setdefault(id(table.ids), number)
         if first < number:
             entry.same_ids_as = first
         else:
-            entry.ids = table.ids.unique[table.ids.part(server)].tobytes()
+            call.put_ids(entry, table.ids.unique[table.ids.part(server)])
 
 
-def gathered_rows(table: TableIds, parts: Sequence[tensor_pb2.TensorProto]) -> Floats:
+def gathered_rows(table: TableIds, parts: Sequence[Floats]) -> Floats:
     """Rows (u, dim) of a table, of which each server sent those that it owns."""
     out = np.empty((len(table.ids.unique), table.dim), np.float32)
     for server, part in enumerate(parts):
-        out[table.ids.part(server)] = codec.from_proto(part)
+        out[table.ids.part(server)] = part
     return out

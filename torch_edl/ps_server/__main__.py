@@ -13,11 +13,12 @@ from pathlib import Path
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config import SYNC_MODES, TrainConfig
+from torch_edl.config import DATA_PLANES, SYNC_MODES, TrainConfig
 from torch_edl.durability import FSYNC_MODES
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
+from torch_edl.ps_server.data_plane import DataPlane
 from torch_edl.ps_server.identity import Identity, run_of
 from torch_edl.ps_server.impatience import Impatience
 from torch_edl.ps_server.journal import Journal
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--incarnation", type=int, required=True, help="incarnation of the servers")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
+    parser.add_argument("--data-plane", choices=DATA_PLANES, default="zeromq")
     parser.add_argument("--mode", choices=SYNC_MODES, default="async")
     parser.add_argument("--grads-to-wait", type=int, default=1, help="sync: pushes per update")
     parser.add_argument(
@@ -162,16 +164,23 @@ def _serve(
         threads=_THREADS,
     )
     address = f"{args.host}:{port}"
+    data: DataPlane | None = None
     try:
+        if args.data_plane == "zeromq":
+            name = f"{args.job}-shard-{args.shard}"
+            data = DataPlane(
+                service.data_answers(), host=args.host, name=name, token=token, threads=_THREADS
+            )
+        endpoint = data.endpoint if data else ""
         if link is None:
-            sys.stdout.write(f"listening on {address}\n")
+            sys.stdout.write(f"listening on {f'{endpoint} {address}'.strip()}\n")
             sys.stdout.flush()
         else:
             link.version = lambda: shard.version
             if journal:
                 link.problem = lambda: journal.problem
             damage = journal.damage.text if journal else ""
-            link.register(address, updates_lost=shard.lost, damage=damage)
+            link.register(address, data_plane=endpoint, updates_lost=shard.lost, damage=damage)
         number = asked.number or signal.sigwait(_STOP_SIGNALS)
         if link is not None and not failed.is_set():
             link.leave(_STOP_SIGNALS, within_s=_LEAVE_S)
@@ -181,6 +190,8 @@ def _serve(
         if replica:
             replica.log.close()
         service.close()
+        if data:
+            data.close()
         server.stop(_STOP_GRACE_S).wait()
         if journal:
             journal.close()

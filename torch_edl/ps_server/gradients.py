@@ -54,12 +54,14 @@ def decode(
     request: pb.PushGradientsRequest,
     dense: DenseShard,
     table_of: Callable[[str], EmbeddingTable],
+    frames: codec.Frames = (),
     *,
     for_mean: bool,
 ) -> Gradients:
     """Views of the content of a push, all checked: applying them cannot fail half-way.
 
     Args:
+        frames: of the message.
         for_mean: what the loss did not reach counts as zero.
 
     Raises:
@@ -68,10 +70,9 @@ def decode(
     flat: Floats | None = None
     untouched = frozenset(request.without_gradient)
     if request.HasField("dense"):
-        content = request.dense.tensor_content
-        if request.dense.dtype != tensor.DT_FLOAT or len(content) % 4:
-            raise UsageError(f"dense gradient: dtype {request.dense.dtype}, {len(content)} bytes")
-        flat = np.frombuffer(content, "<f4")
+        if request.dense.dtype != tensor.DT_FLOAT:
+            raise UsageError(f"dense gradient: dtype {request.dense.dtype}; expected float32")
+        flat = codec.from_proto(request.dense, frames)
         dense.check(flat, untouched)
         if untouched and for_mean:
             flat = flat.copy()
@@ -83,8 +84,8 @@ def decode(
         table = table_of(entry.name)
         if any(other is table for other, _, _ in tables):
             raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
-        ids = codec.entry_ids(entry, [i for _, i, _ in tables])
-        tables.append((table, ids, table.gradient(ids, entry.values)))
+        ids = codec.entry_ids(entry, [i for _, i, _ in tables], frames)
+        tables.append((table, ids, table.gradient(ids, entry.values, frames)))
     rates = list(request.learning_rates)
     dense.optimizers.rates(rates, 1.0)  # checks their number
     exact = dense.decode_exact(request.exact)

@@ -71,11 +71,18 @@ class MasterLink:
         self._thread.start()
 
     def register(
-        self, address: str, *, lost: str = "", updates_lost: int = 0, damage: str = ""
+        self,
+        address: str,
+        *,
+        data_plane: str = "",
+        lost: str = "",
+        updates_lost: int = 0,
+        damage: str = "",
     ) -> None:
         """Tells the master where this server listens.
 
         Args:
+            data_plane: where it answers pulls and pushes, too.
             lost: why the state of the shard is lost; empty: this server has all of it, but for
                 ``updates_lost`` updates.
             damage: why these are lost; empty: an earlier server said so.
@@ -87,6 +94,7 @@ class MasterLink:
             shard=self._shard,
             incarnation=self._incarnation,
             address=address,
+            data_plane=data_plane,
             lost=lost,
             updates_lost=updates_lost,
             damage=damage,

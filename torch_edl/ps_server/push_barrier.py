@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from torch_edl.errors import EdlError, StaleIncarnationError
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire.data_server import WouldWaitError
 
 
 class HoldEndedError(EdlError, TimeoutError):
@@ -34,9 +35,15 @@ class PushBarrier:
         self._sealed = False
 
     @contextmanager
-    def passing(self, task_id: int | None = None, last: int = 0) -> Iterator[None]:
+    def passing(
+        self, task_id: int | None = None, last: int = 0, *, may_wait: bool = True
+    ) -> Iterator[None]:
         """Surrounds the push of the records of a task up to ``last``, or, without a task, any other
-        change; waits while a hold keeps it out."""
+        change; waits while a hold keeps it out.
+
+        Raises:
+            WouldWaitError: a hold does so, and it may not wait.
+        """
 
         def named() -> bool:
             if task_id is None or self._targets is None:
@@ -45,6 +52,8 @@ class PushBarrier:
 
         with self._condition:
             while not self._shut and (self._alone or (self._held() and not named())):
+                if not may_wait:
+                    raise WouldWaitError
                 until_notified = self._alone or self._deadline is None
                 self._condition.wait(None if until_notified else self._left())
             if self._closed:

@@ -1,4 +1,4 @@
-"""A folder for what need not survive its process: the replica of another shard.
+"""A folder for what need not survive its process: the replica of another shard, a socket.
 
 It lies in the folder for temporary files (``TMPDIR``) and goes with the process. The folder of a
 process that got SIGKILL is removed by the next server of the same user: a process holds a lock on
@@ -45,7 +45,7 @@ class Scratch:
         except OSError as error:
             raise UsageError(
                 f"{error.filename or root}: {error.strerror}; name a folder for temporary files "
-                "with TMPDIR, with room for the replica of a shard"
+                "with TMPDIR (of a server that keeps a replica, with room for a shard)"
             ) from error
 
     def close(self) -> None:

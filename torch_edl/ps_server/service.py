@@ -21,10 +21,13 @@ from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.replica_keeper import ReplicaKeeper
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
+from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
+from torch_edl.wire.data_server import WouldWaitError
+from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import Handler, TakesBytes
 
 _log = logging.getLogger(__name__)
@@ -98,6 +101,10 @@ class PserverService:
             "Status": self._status,
         }
 
+    def data_answers(self) -> dict[str, Callable[[Framed, bool], Framed]]:
+        """The field of a DataRequest to its answer."""
+        return {"pull": self._pull_framed, "push_gradients": self._push_framed}
+
     def close(self) -> None:
         """Rejects pushes that wait, and new ones."""
         self._barrier.close()
@@ -146,6 +153,47 @@ class PserverService:
         self._shard.add_tables(request, raw)
         return pb.PushEmbeddingTableInfosResponse()
 
+    def _looked_up(
+        self, request: pb.PullRequest, frames: codec.Frames = ()
+    ) -> list[tuple[EmbeddingTable, npt.NDArray[np.int64]]]:
+        """The tables of a pull, each with ids (n,)."""
+        found: list[tuple[EmbeddingTable, npt.NDArray[np.int64]]] = []
+        for entry in request.tables:
+            ids = codec.entry_ids(entry, [ids for _, ids in found], frames)
+            found.append((self._shard.table(entry.name), ids))
+        return found
+
+    def _pull_framed(self, given: Framed, _may_wait: bool) -> Framed:
+        """:meth:`_pull` with the rows in frames of their own."""
+        self._require_fence(given.message.fence)
+        shard, request = self._shard, given.message
+        if shard.dense is None:
+            return Framed(pb.PullResponse(initialized=False))
+        version = shard.version  # before the parameters, as below
+        answer = Framed(pb.PullResponse(initialized=True, version=version))
+        try:
+            for table, ids in self._looked_up(request, given.frames):
+                rows = np.empty((len(ids), table.dim), np.float32)
+                table.core.pull_into(ids, rows, request.read_only)
+                answer.put(answer.message.vectors.add(), rows)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if request.dense and request.dense_version != version:
+            with shard.dense.reading() as flat:
+                values = flat.copy()
+            answer.put(answer.message.dense, values)
+        return answer
+
+    def _push_framed(self, given: Framed, may_wait: bool) -> Framed:
+        request = given.message
+        self._require_fence(request.fence)
+        raw = b""
+        if self._compactor:
+            if not may_wait:
+                raise WouldWaitError  # for the sink
+            raw = given.whole().SerializeToString()  # it keeps all records in one encoding
+        return Framed(self._push_gradients(request, raw, given.frames, may_wait=may_wait))
+
     def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
         shard = self._shard
         if shard.dense is None:
@@ -155,12 +203,8 @@ class PserverService:
         version = shard.version
         parts: list[Part] = [pb.PullResponse(initialized=True, version=version).SerializeToString()]
         rows: list[Part] = []
-        ids: list[npt.NDArray[np.int64]] = []
-        for entry in request.tables:
-            table = shard.table(entry.name)
-            mine = codec.entry_ids(entry, ids)
-            ids.append(mine)
-            rows += [_head(_VECTORS, len(mine), table.dim), (table.core, mine)]
+        for table, ids in self._looked_up(request):
+            rows += [_head(_VECTORS, len(ids), table.dim), (table.core, ids)]
         try:
             if not request.dense or request.dense_version == version:
                 return Encoded(_core.assemble(parts + rows, request.read_only))
@@ -171,10 +215,16 @@ class PserverService:
             raise UsageError(str(error)) from None
 
     def _push_gradients(
-        self, request: pb.PushGradientsRequest, raw: bytes
+        self,
+        request: pb.PushGradientsRequest,
+        raw: bytes,
+        frames: codec.Frames = (),
+        *,
+        may_wait: bool = True,
     ) -> pb.PushGradientsResponse:
-        with self._barrier.passing(request.range.task_id, request.range.last):
-            return self._shard.push(request, raw)
+        r = request.range
+        with self._barrier.passing(r.task_id, r.last, may_wait=may_wait):
+            return self._shard.push(request, raw, frames)
 
     def _read_rows(self, request: pb.ReadRowsRequest) -> pb.ReadRowsResponse:
         table = self._shard.table(request.name)

@@ -24,6 +24,7 @@ from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import shard_state_pb2 as state_pb
 
@@ -62,8 +63,8 @@ class Shard:
         self._broken = ""
         # The lock of a task covers check, update and watermark of one push; that of sync mode, or
         # with a sink, all pushes. `_state` covers the fields below, for moments only.
-        locks = 1 if self._is_sync or sink else _TASK_LOCKS
-        self._task_locks = [threading.Lock() for _ in range(locks)]
+        locks = range(1 if self._is_sync or sink else _TASK_LOCKS)
+        self._task_locks = [threading.Lock() for _ in locks]
         self._state = threading.Lock()
         self._setup = threading.Lock()
         self.dense: DenseShard | None = None
@@ -85,9 +86,7 @@ class Shard:
 
     def initialize(self, request: pb.PushDenseParametersRequest, raw: bytes = b"") -> bool:
         """Takes the dense parameters; False if an earlier worker sent them, with the same layout.
-
-        Args:
-            raw: the request as the wire brought it, for the sink.
+        The sink gets ``raw``, the request as the wire brought it.
 
         Raises:
             UsageError: the parameters or the optimizer are invalid, or not the first worker's.
@@ -153,8 +152,7 @@ class Shard:
         self._require_sound()
         table = self.tables.get(name)
         if table is None:
-            known = ", ".join(sorted(self.tables)) or "none"
-            raise UsageError(f"table {name!r}: unknown here; there are: {known}")
+            raise UsageError(f"table {name!r}: unknown here; there are: {sorted(self.tables)}")
         return table
 
     def offset(self, task_id: int) -> int:
@@ -169,8 +167,11 @@ class Shard:
 
     # ---- changing ----
 
-    def push(self, request: pb.PushGradientsRequest, raw: bytes = b"") -> pb.PushGradientsResponse:
-        """Applies a push unless it was applied before; in sync mode, keeps it for its quorum.
+    def push(
+        self, request: pb.PushGradientsRequest, raw: bytes = b"", frames: codec.Frames = ()
+    ) -> pb.PushGradientsResponse:
+        """Applies a push unless it was applied before; in sync mode, keeps it for its quorum. The
+        sink gets ``raw``; ``frames`` are of the message.
 
         Raises:
             UsageError, OSError: the content or the range is rejected, or the sink has no room;
@@ -187,7 +188,7 @@ class Shard:
             )
         answer = self._answer_without_change(request)
         if answer is None:
-            gradients = decode(request, self.dense, self.table, for_mean=self._is_sync)
+            gradients = decode(request, self.dense, self.table, frames, for_mean=self._is_sync)
             push, entry = Push(r, gradients, raw), self._changes.entry(Kind.GRADIENTS, raw)
             with self._task_locks[r.task_id % len(self._task_locks)]:
                 answer = self._answer_without_change(request)

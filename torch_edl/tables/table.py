@@ -111,14 +111,14 @@ class EmbeddingTable:
         """Updates so far."""
         return self._step
 
-    def gradient(self, ids: Ids, values: tensor.TensorProto) -> Floats:
-        """The gradient (n, dim) of ``ids`` (n,) as a view of the message.
+    def gradient(self, ids: Ids, values: tensor.TensorProto, frames: codec.Frames = ()) -> Floats:
+        """The gradient (n, dim) of ``ids`` (n,) as a view of the message, or of its frames.
 
         Raises:
             UsageError: wrong dtype, shape or size, an id out of range, NaN or infinity, or the
                 table is frozen.
         """
-        gradient = codec.from_proto(values)
+        gradient = codec.from_proto(values, frames)
         if gradient.dtype != np.float32 or gradient.shape != (len(ids), self.dim):
             raise UsageError(
                 f"table {self.name}: gradient of {gradient.dtype} and shape {gradient.shape}; "

@@ -7,32 +7,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterServerRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "address", "lost", "updates_lost", "damage")
+    __slots__ = ("shard", "incarnation", "address", "lost", "updates_lost", "damage", "data_plane")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     UPDATES_LOST_FIELD_NUMBER: _ClassVar[int]
     DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_PLANE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     address: str
     lost: str
     updates_lost: int
     damage: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ..., updates_lost: _Optional[int] = ..., damage: _Optional[str] = ...) -> None: ...
+    data_plane: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., lost: _Optional[str] = ..., updates_lost: _Optional[int] = ..., damage: _Optional[str] = ..., data_plane: _Optional[str] = ...) -> None: ...
 
 class RegisterServerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Server(_message.Message):
-    __slots__ = ("address", "incarnation")
+    __slots__ = ("address", "incarnation", "data_plane")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_PLANE_FIELD_NUMBER: _ClassVar[int]
     address: str
     incarnation: int
-    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    data_plane: str
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_plane: _Optional[str] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("incarnation", "servers", "restored_from", "values_only")

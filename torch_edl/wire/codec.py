@@ -15,6 +15,8 @@ from torch_edl.wire import tensor_pb2 as pb
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
+Frames = Sequence[memoryview]
+"""The contents of a message that lie beside it."""
 
 _TO_NUMPY: dict[int, np.dtype[Any]] = {
     pb.DT_FLOAT: np.dtype("<f4"),
@@ -37,12 +39,16 @@ def to_proto(array: Array) -> pb.TensorProto:
         UsageError: the dtype has no number in TensorProto.
     """
     proto = pb.TensorProto()
-    fill(proto, array)
+    proto.tensor_content = describe(proto, array).tobytes()
     return proto
 
 
-def fill(proto: pb.TensorProto, array: Array) -> None:
-    """The same in an empty message, which may be a part of another."""
+def describe(proto: pb.TensorProto, array: Array) -> Array:
+    """Fills an empty message but for the content, which is returned: the array in little-endian.
+
+    Raises:
+        UsageError: the dtype has no number in TensorProto.
+    """
     little = array.dtype.newbyteorder("<")
     dtype = _FROM_NUMPY.get(little)
     if dtype is None:
@@ -50,17 +56,31 @@ def fill(proto: pb.TensorProto, array: Array) -> None:
     proto.dtype = dtype  # type: ignore[assignment]
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
-    proto.tensor_content = array.astype(little, copy=False).tobytes()
+    return array.astype(little, copy=False)
 
 
-def from_proto(proto: pb.TensorProto) -> Array:
+def frame(frames: Frames, place: int) -> memoryview:
+    """The frame at a place, from 1.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not 1 <= place <= len(frames):
+        raise UsageError(f"frame {place}: the message has {len(frames)}")
+    return frames[place - 1]
+
+
+def from_proto(proto: pb.TensorProto, frames: Frames = ()) -> Array:
     """A read-only view of the message's content; bfloat16 is widened to float32.
+
+    Args:
+        frames: of the message.
 
     Raises:
         UsageError: unknown dtype, or content whose size does not match the shape.
     """
     shape = tuple(d.size for d in proto.tensor_shape.dim)
-    content = proto.tensor_content
+    content = frame(frames, proto.frame) if proto.frame else proto.tensor_content
     if proto.dtype == pb.DT_BFLOAT16:
         _check_size(shape, 2, len(content))
         wide = np.frombuffer(content, "<u2").astype("<u4") << 16
@@ -69,7 +89,7 @@ def from_proto(proto: pb.TensorProto) -> Array:
     if dtype is None:
         raise UsageError(f"tensor of dtype number {proto.dtype}: not one that is supported here")
     _check_size(shape, dtype.itemsize, len(content))
-    return np.frombuffer(content, dtype).reshape(shape)
+    return _aligned(np.frombuffer(content, dtype)).reshape(shape)
 
 
 def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
@@ -77,21 +97,32 @@ def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
         raise UsageError(f"tensor of shape {shape}: {got} bytes of content do not fill it")
 
 
-def ids_from_bytes(content: bytes) -> Ids:
+def ids_from_bytes(content: bytes | memoryview) -> Ids:
     """Packed little-endian ids as a read-only int64 view of shape (n,)."""
     if len(content) % 8:
         raise UsageError(f"ids of {len(content)} bytes: not a whole number of int64")
-    return np.frombuffer(content, "<i8")
+    return _aligned(np.frombuffer(content, "<i8"))
 
 
-def entry_ids(entry: ps.TableIds | ps.TableGradient, before: Sequence[Ids]) -> Ids:
+def _aligned(array: Array) -> Array:
+    """A small frame lies anywhere in what came."""
+    return array if array.flags.aligned else array.copy()
+
+
+def entry_ids(
+    entry: ps.TableIds | ps.TableGradient, before: Sequence[Ids], frames: Frames = ()
+) -> Ids:
     """The ids (n,) of an entry, its own or those of an earlier entry.
 
+    Args:
+        frames: of the message.
+
     Raises:
-        UsageError: ``same_ids_as`` names no earlier entry.
+        UsageError: ``same_ids_as`` names no earlier entry, or ``ids_frame`` no frame.
     """
     if not entry.same_ids_as:
-        return ids_from_bytes(entry.ids)
+        content = frame(frames, entry.ids_frame) if entry.ids_frame else entry.ids
+        return ids_from_bytes(content)
     if not 1 <= entry.same_ids_as <= len(before):
         raise UsageError(
             f"table {entry.name}: the ids of entry {entry.same_ids_as}, "

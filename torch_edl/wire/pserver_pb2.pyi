@@ -134,14 +134,16 @@ class PushEmbeddingTableInfosResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class TableIds(_message.Message):
-    __slots__ = ("name", "ids", "same_ids_as")
+    __slots__ = ("name", "ids", "same_ids_as", "ids_frame")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     SAME_IDS_AS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FRAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     ids: bytes
     same_ids_as: int
-    def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ...) -> None: ...
+    ids_frame: int
+    def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., ids_frame: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("fence", "dense", "dense_version", "tables", "read_only")
@@ -170,16 +172,18 @@ class PullResponse(_message.Message):
     def __init__(self, initialized: _Optional[bool] = ..., version: _Optional[int] = ..., dense: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., vectors: _Optional[_Iterable[_Union[_tensor_pb2.TensorProto, _Mapping]]] = ...) -> None: ...
 
 class TableGradient(_message.Message):
-    __slots__ = ("name", "ids", "same_ids_as", "values")
+    __slots__ = ("name", "ids", "same_ids_as", "values", "ids_frame")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     SAME_IDS_AS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    IDS_FRAME_FIELD_NUMBER: _ClassVar[int]
     name: str
     ids: bytes
     same_ids_as: int
     values: _tensor_pb2.TensorProto
-    def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ...) -> None: ...
+    ids_frame: int
+    def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., values: _Optional[_Union[_tensor_pb2.TensorProto, _Mapping]] = ..., ids_frame: _Optional[int] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
     __slots__ = ("fence", "range", "version", "dense", "tables", "learning_rates", "retired_before", "without_gradient", "exact")

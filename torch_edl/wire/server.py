@@ -116,21 +116,26 @@ def _encode(answer: Any) -> bytes:
     return encoded
 
 
+def status_of(name: str, error: Exception) -> tuple[grpc.StatusCode, str]:
+    """How the call of a method ends that raised an error."""
+    if isinstance(error, StaleIncarnationError):
+        return grpc.StatusCode.FAILED_PRECONDITION, str(error)
+    if isinstance(error, UsageError):
+        return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+    if isinstance(error, TimeoutError):  # an OSError too
+        return grpc.StatusCode.DEADLINE_EXCEEDED, f"{name}: {error}"
+    if isinstance(error, OSError):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}"
+    log.error("%s failed", name, exc_info=error)
+    return grpc.StatusCode.INTERNAL, f"{name}: {type(error).__name__}: {error}"
+
+
 def _guarded(name: str, handler: Handler) -> Handler:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return handler(request, context)
-        except StaleIncarnationError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except UsageError as error:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except TimeoutError as error:  # an OSError too
-            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"{name}: {error}")
-        except OSError as error:
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: {error}")
         except Exception as error:
-            log.exception("%s failed", name)
-            context.abort(grpc.StatusCode.INTERNAL, f"{name}: {type(error).__name__}: {error}")
+            context.abort(*status_of(name, error))
 
     return call
 

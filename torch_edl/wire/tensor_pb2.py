@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/tensor.proto\x12\ttorch_edl\"y\n\x10TensorShapeProto\x12,\n\x03\x64im\x18\x02 \x03(\x0b\x32\x1f.torch_edl.TensorShapeProto.Dim\x12\x14\n\x0cunknown_rank\x18\x03 \x01(\x08\x1a!\n\x03\x44im\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x94\x01\n\x0bTensorProto\x12\"\n\x05\x64type\x18\x01 \x01(\x0e\x32\x13.torch_edl.DataType\x12\x31\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x1b.torch_edl.TensorShapeProto\x12\x16\n\x0eversion_number\x18\x03 \x01(\x05\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c*\xa7\x01\n\x08\x44\x61taType\x12\x0e\n\nDT_INVALID\x10\x00\x12\x0c\n\x08\x44T_FLOAT\x10\x01\x12\r\n\tDT_DOUBLE\x10\x02\x12\x0c\n\x08\x44T_INT32\x10\x03\x12\x0c\n\x08\x44T_UINT8\x10\x04\x12\x0c\n\x08\x44T_INT16\x10\x05\x12\x0b\n\x07\x44T_INT8\x10\x06\x12\x0c\n\x08\x44T_INT64\x10\t\x12\x0b\n\x07\x44T_BOOL\x10\n\x12\x0f\n\x0b\x44T_BFLOAT16\x10\x0e\x12\x0b\n\x07\x44T_HALF\x10\x13\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btorch_edl/wire/tensor.proto\x12\ttorch_edl\"y\n\x10TensorShapeProto\x12,\n\x03\x64im\x18\x02 \x03(\x0b\x32\x1f.torch_edl.TensorShapeProto.Dim\x12\x14\n\x0cunknown_rank\x18\x03 \x01(\x08\x1a!\n\x03\x44im\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xa4\x01\n\x0bTensorProto\x12\"\n\x05\x64type\x18\x01 \x01(\x0e\x32\x13.torch_edl.DataType\x12\x31\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x1b.torch_edl.TensorShapeProto\x12\x16\n\x0eversion_number\x18\x03 \x01(\x05\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x0e\n\x05\x66rame\x18\xe8\x07 \x01(\x05*\xa7\x01\n\x08\x44\x61taType\x12\x0e\n\nDT_INVALID\x10\x00\x12\x0c\n\x08\x44T_FLOAT\x10\x01\x12\r\n\tDT_DOUBLE\x10\x02\x12\x0c\n\x08\x44T_INT32\x10\x03\x12\x0c\n\x08\x44T_UINT8\x10\x04\x12\x0c\n\x08\x44T_INT16\x10\x05\x12\x0b\n\x07\x44T_INT8\x10\x06\x12\x0c\n\x08\x44T_INT64\x10\t\x12\x0b\n\x07\x44T_BOOL\x10\n\x12\x0f\n\x0b\x44T_BFLOAT16\x10\x0e\x12\x0b\n\x07\x44T_HALF\x10\x13\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'torch_edl.wire.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=317
-  _globals['_DATATYPE']._serialized_end=484
+  _globals['_DATATYPE']._serialized_start=333
+  _globals['_DATATYPE']._serialized_end=500
   _globals['_TENSORSHAPEPROTO']._serialized_start=42
   _globals['_TENSORSHAPEPROTO']._serialized_end=163
   _globals['_TENSORSHAPEPROTO_DIM']._serialized_start=130
   _globals['_TENSORSHAPEPROTO_DIM']._serialized_end=163
   _globals['_TENSORPROTO']._serialized_start=166
-  _globals['_TENSORPROTO']._serialized_end=314
+  _globals['_TENSORPROTO']._serialized_end=330
 # @@protoc_insertion_point(module_scope)

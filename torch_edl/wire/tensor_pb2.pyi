@@ -48,13 +48,15 @@ class TensorShapeProto(_message.Message):
     def __init__(self, dim: _Optional[_Iterable[_Union[TensorShapeProto.Dim, _Mapping]]] = ..., unknown_rank: _Optional[bool] = ...) -> None: ...
 
 class TensorProto(_message.Message):
-    __slots__ = ("dtype", "tensor_shape", "version_number", "tensor_content")
+    __slots__ = ("dtype", "tensor_shape", "version_number", "tensor_content", "frame")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_SHAPE_FIELD_NUMBER: _ClassVar[int]
     VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     TENSOR_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
     dtype: DataType
     tensor_shape: TensorShapeProto
     version_number: int
     tensor_content: bytes
-    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., tensor_shape: _Optional[_Union[TensorShapeProto, _Mapping]] = ..., version_number: _Optional[int] = ..., tensor_content: _Optional[bytes] = ...) -> None: ...
+    frame: int
+    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., tensor_shape: _Optional[_Union[TensorShapeProto, _Mapping]] = ..., version_number: _Optional[int] = ..., tensor_content: _Optional[bytes] = ..., frame: _Optional[int] = ...) -> None: ...

@@ -15,10 +15,11 @@ from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.ps_client.connection import ShardConnection
 from torch_edl.wire import master_pb2
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.framed import Framed
 
 TOKEN = "connection-test"
 MODEL = 7
-ASK = pb.PullRequest(dense=True, dense_version=4)
+ASK = Framed(pb.PullRequest(dense=True, dense_version=4))
 
 
 class Master:
@@ -51,17 +52,19 @@ class Master:
 class Started:
     """A server process."""
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, plane: str) -> None:
         words = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
         self.process = subprocess.Popen(
-            [*words, f"--incarnation={incarnation}"],
+            [*words, f"--incarnation={incarnation}", f"--data-plane={plane}"],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "TORCH_EDL_TOKEN": TOKEN},
         )
         assert self.process.stdout is not None
-        address = self.process.stdout.readline().split()[-1]
+        *_, endpoint, address = self.process.stdout.readline().split()
         self.server = master_pb2.Server(address=address, incarnation=incarnation)
+        if "://" in endpoint:
+            self.server.data_plane = endpoint
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
@@ -71,12 +74,12 @@ class Started:
             self.process.wait()
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[[int], Started]]:
+@pytest.fixture(params=["zeromq", "grpc"])
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Started]]:
     running: list[Started] = []
 
     def begin(incarnation: int) -> Started:
-        running.append(Started(incarnation))
+        running.append(Started(incarnation, request.param))
         return running[-1]
 
     yield begin
@@ -128,7 +131,10 @@ def test_a_call_to_a_hanging_server_is_sent_to_its_successor(start, connect) -> 
 def test_a_server_of_another_incarnation_at_the_same_address_is_not_called(start, connect) -> None:
     """Where a successor took over the port; the fence says that it is another one."""
     master, now = Master(), start(5)
-    connection = connect(master_pb2.Server(address=now.server.address, incarnation=3), master)
+    before = master_pb2.Server()
+    before.CopyFrom(now.server)
+    before.incarnation = 3
+    connection = connect(before, master)
     call = connection.start(ASK, timeout_s=10)
     assert master.asked.wait(10)
     assert not call.done()
@@ -140,7 +146,7 @@ def test_what_was_known_of_one_server_is_not_said_to_another(start, connect) -> 
     connection = connect(start(3).server)
     for known, version, cursor in ((3, 4, 2), (2, -1, 0), (-1, -1, 0)):
         pull = pb.PullRequest(dense=True, dense_version=4)
-        connection.start(pull, timeout_s=10, known=known).result()
+        connection.start(Framed(pull), timeout_s=10, known=known).result()
         assert pull.dense_version == version
         assert (pull.fence.job, pull.fence.incarnation) == ("j", 3)
         scan = pb.ReadRowsRequest(name="t", cursor=2)
@@ -166,6 +172,13 @@ def test_without_a_master_a_dead_server_is_an_error(start, connect) -> None:
     first.send(signal.SIGKILL)
     with pytest.raises(ServersLostError, match="UNAVAILABLE"):
         connection.start(ASK, timeout_s=10).result(10)
+
+
+def test_a_socket_out_of_sight_is_left_alone(start, connect) -> None:
+    """Of a server in another container, which shares the network and not the files."""
+    server = start(3).server
+    server.data_plane = "ipc:///of/another/container"
+    assert connect(server).start(ASK, timeout_s=10).result(10).incarnation == 3
 
 
 def test_closing_ends_the_wait(start, connect) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
+from torch_edl.wire.data_stub import CALLS, DataStub
+from torch_edl.wire.framed import Framed, tensors
 
 TOKEN = "secret"
 DIM = 4
@@ -38,14 +41,27 @@ class Server:
     address: str
     shard: int
     shards: int
+    endpoint: str = ""
     stub: Stub = field(init=False)
     fence: pb.Fence = field(default_factory=lambda: pb.Fence(job="job", incarnation=3))
+    _data: list[DataStub] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stub = Stub(services.PSERVER, self.address, TOKEN)
+        self._local = threading.local()  # a connection of the data plane calls once at a time
 
     def call(self, request: Any) -> Any:
-        return self.stub.call(request, timeout_s=20)
+        if not (self.endpoint and isinstance(request, CALLS)):
+            return self.stub.call(request, timeout_s=20)
+        if not hasattr(self._local, "data"):
+            self._local.data = DataStub(self.endpoint, TOKEN)
+            self._data.append(self._local.data)
+        return self._local.data.call(framed(request), timeout_s=20).whole()
+
+    def close(self) -> None:
+        for each in (self.stub, *self._data):
+            each.close()
+        self._data.clear()
 
     def initialize(
         self,
@@ -140,9 +156,23 @@ class Server:
         return caught.value.code(), caught.value.details()
 
     def stop(self) -> int:
-        self.stub.close()
+        self.close()
         self.process.terminate()
         return self.process.wait(10)
+
+
+def framed(request: Any) -> Framed:
+    """A request with its contents beside it."""
+    given = Framed(type(request)())
+    given.message.CopyFrom(request)
+    for entry in given.message.tables:
+        if not entry.same_ids_as:
+            given.frames.append(memoryview(entry.ids))
+            entry.ids, entry.ids_frame = b"", len(given.frames)
+    for proto in tensors(given.message):
+        given.frames.append(memoryview(proto.tensor_content))
+        proto.tensor_content, proto.frame = b"", len(given.frames)
+    return given
 
 
 Start = Callable[..., list[Server]]
@@ -174,7 +204,9 @@ def start() -> Iterator[Start]:
             if not line:
                 log.seek(0)
                 pytest.fail(f"no server: {log.read()}")
-            servers.append(Server(process, log, line.split()[-1], shard, shards))
+            *_, endpoint, address = line.split()
+            endpoint = endpoint if "://" in endpoint else ""
+            servers.append(Server(process, log, address, shard, shards, endpoint))
         running.extend(servers)
         return servers
 

@@ -36,6 +36,7 @@ class Master:
         self._made = 0
         self.current: dict[int, int] = {}
         self.addresses: dict[int, str] = {}  # by incarnation
+        self.endpoints: dict[int, str] = {}
         self.keepers: dict[int, int] = {}  # of the server's copy, by incarnation
         self.alone: set[int] = set()  # incarnations
         self.lost: dict[int, str] = {}
@@ -57,6 +58,7 @@ class Master:
                 self.lost[request.incarnation] = request.lost
             else:
                 self.addresses[request.incarnation] = request.address
+                self.endpoints[request.incarnation] = request.data_plane
             self._changed.notify_all()
         return master_pb2.RegisterServerResponse()
 
@@ -110,8 +112,9 @@ class Master:
         """The server of that incarnation, when it listens."""
         self.wait(lambda: incarnation in self.addresses)
         server = next(s for s in self._started if s.fence.incarnation == incarnation)
-        server.stub.close()
+        server.close()
         server.address = self.addresses[incarnation]
+        server.endpoint = self.endpoints[incarnation]
         server.__post_init__()
         return server
 
@@ -145,7 +148,7 @@ class Master:
 
     def close(self) -> None:
         for server in self._started:
-            server.stub.close()
+            server.close()
             if server.process.poll() is None:
                 server.process.send_signal(signal.SIGCONT)
                 server.process.kill()

@@ -1,0 +1,164 @@
+"""The answering side of the data plane."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import zmq
+from google.protobuf.message import DecodeError
+
+from torch_edl.errors import UsageError
+from torch_edl.wire import data_plane_pb2 as pb
+from torch_edl.wire.data_plane import LOCAL, MAX_FRAME_BYTES, Keys
+from torch_edl.wire.framed import Framed
+from torch_edl.wire.server import status_of
+
+log = logging.getLogger(__name__)
+
+MOST_FRAMES = 4096
+"""Of one call."""
+_HANDSHAKE_MS = 5_000  # a connection that says nothing is closed then
+_IDLE_MS = 10_000  # after which a peer is asked whether it is there
+_GONE_MS = 30_000
+
+_LARGE = 1 << 20  # bytes of a call that is worth the way to another thread
+
+Answer = Callable[[Framed, bool], Framed]
+"""Answers a call. Where the second argument is False it must not wait for other calls: it raises
+:class:`WouldWaitError` before it has changed anything, and is called again."""
+
+
+class WouldWaitError(Exception):
+    """The call cannot be answered without waiting for others."""
+
+
+class DataServer:
+    """Answers calls until :meth:`close`. One thread reads and writes, and also answers a small call
+    if no other call has come: the way to another thread and back takes longer than the work. All
+    other calls run in a pool: large ones side by side, and those that wait for others.
+
+    Args:
+        answers: by the field of DataRequest; errors as in :func:`torch_edl.wire.server.serve`.
+        endpoint: of ZeroMQ; ``tcp://host:*`` takes a free port.
+        token: of the job.
+        threads: calls at once; others wait.
+
+    Raises:
+        UsageError: the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self, answers: Mapping[str, Answer], *, endpoint: str, token: str, threads: int
+    ) -> None:
+        self._answers = answers
+        self._key = Keys.of(token)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="data")
+        self._context = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.maxmsgsize = MAX_FRAME_BYTES
+        socket.handshake_ivl = _HANDSHAKE_MS
+        socket.ipv6 = "[" in endpoint
+        if not endpoint.startswith(LOCAL):
+            socket.heartbeat_ivl, socket.heartbeat_timeout = _IDLE_MS, _GONE_MS
+        self._key.secure_server(socket, endpoint)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(0)
+            raise UsageError(f"{endpoint}: cannot listen there: {error.strerror}") from error
+        self.endpoint = str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        self._done: SimpleQueue[list[Any]] = SimpleQueue()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends: calls that run are not answered."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._woken, 1)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        while not self._closing:
+            ready = dict(poller.poll())
+            if self._woken in ready:
+                os.eventfd_read(self._woken)
+                while not self._done.empty():
+                    self._socket.send_multipart(self._done.get(), copy=False)
+            if self._socket in ready:
+                sender, *frames = self._socket.recv_multipart(copy=False)
+                if not self._answered_here(sender, frames):
+                    self._pool.submit(self._call, sender, frames)
+        self._context.destroy(0)
+
+    def _answered_here(self, sender: Any, frames: list[Any]) -> bool:
+        if sum(map(len, frames)) > _LARGE or self._has_more():
+            return False
+        try:
+            answer, contents = self._answer(frames, may_wait=False)
+        except WouldWaitError:
+            return False
+        self._socket.send_multipart([sender, answer.SerializeToString(), *contents], copy=False)
+        return True
+
+    def _has_more(self) -> bool:
+        return bool(self._socket.poll(0))
+
+    def _call(self, sender: Any, frames: list[Any]) -> None:
+        answer, contents = self._answer(frames, may_wait=True)
+        self._done.put([sender, answer.SerializeToString(), *contents])
+        self._wake()
+
+    def _answer(
+        self, frames: list[Any], *, may_wait: bool
+    ) -> tuple[pb.DataAnswer, list[memoryview]]:
+        call, name = 0, "a call"
+        try:
+            if not 1 <= len(frames) <= MOST_FRAMES:
+                raise UsageError(f"{len(frames)} frames: a call has 1 to {MOST_FRAMES}")
+            try:
+                head = pb.DataRequest.FromString(frames[0].bytes)
+            except DecodeError as error:
+                raise UsageError(f"the first frame is no DataRequest: {error}") from None
+            call, name = head.call, head.WhichOneof("request") or name
+            if not hmac.compare_digest(head.key, self._key.request):
+                raise _Refused
+            if name not in self._answers:
+                raise UsageError("a DataRequest without a request; use a newer torch-edl")
+            request = Framed(getattr(head, name), [frame.buffer for frame in frames[1:]])
+            given = self._answers[name](request, may_wait)
+        except WouldWaitError:
+            raise
+        except _Refused:
+            code = grpc.StatusCode.UNAUTHENTICATED
+            return _failed(call, code, "wrong or missing key: not a process of this job"), []
+        except Exception as error:
+            return _failed(call, *status_of(name, error)), []
+        answer = pb.DataAnswer(call=call)
+        getattr(answer, name).CopyFrom(given.message)
+        return answer, given.frames
+
+
+class _Refused(Exception):
+    """The caller does not have the token."""
+
+
+def _failed(call: int, code: grpc.StatusCode, details: str) -> pb.DataAnswer:
+    return pb.DataAnswer(call=call, code=code.value[0], details=details)

@@ -1,0 +1,169 @@
+"""The caller's side of the data plane."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from typing import Any
+
+import grpc
+import zmq
+
+from torch_edl.errors import UsageError
+from torch_edl.wire import data_plane_pb2 as pb
+from torch_edl.wire import pserver_pb2
+from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
+from torch_edl.wire.framed import Framed
+
+_FIELDS = {pserver_pb2.PullRequest: "pull", pserver_pb2.PushGradientsRequest: "push_gradients"}
+CALLS = tuple(_FIELDS)
+"""The types of requests that the data plane takes."""
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+# The connection is not there, or not any more.
+_LOST = (
+    zmq.Event.DISCONNECTED
+    | zmq.Event.CLOSED
+    | zmq.Event.CONNECT_RETRIED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+
+
+class DataCallError(grpc.RpcError):  # type: ignore[misc]
+    """A call that ended as one of gRPC can end."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        """As :meth:`grpc.Call.code`."""
+        return self._code
+
+    def details(self) -> str:
+        """As :meth:`grpc.Call.details`."""
+        return self._details
+
+
+class DataStub:
+    """Calls one server, one call after the other.
+
+    Args:
+        endpoint: of ZeroMQ, as the master names it.
+        token: of the job.
+    """
+
+    def __init__(self, endpoint: str, token: str) -> None:
+        self.address = endpoint
+        self._keys = Keys.of(token)
+        self._lock = threading.Lock()  # held during a call
+        self._made = 0
+        self._closed = False
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by close()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+
+    def call(self, request: Framed, *, timeout_s: float) -> Framed:
+        """Calls and waits for the answer, whose frames are views of what came.
+
+        Raises:
+            DataCallError: with ``code()`` and ``details()``.
+            UsageError: a tensor is too large.
+        """
+        with self._lock:
+            if any(len(frame) > MAX_FRAME_BYTES for frame in request.frames):
+                raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
+            try:
+                return self._call(request, time.monotonic() + timeout_s)
+            except DataCallError as error:
+                if error.code() in _NO_ANSWER:
+                    self._disconnect()  # an answer that comes late finds nobody
+                raise
+
+    def _call(self, request: Framed, deadline: float) -> Framed:
+        socket = self._connected()
+        self._made += 1
+        head = pb.DataRequest(key=self._keys.request, call=self._made)
+        getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
+        content: list[Any] = [head.SerializeToString(), *request.frames]
+        try:
+            socket.send_multipart(content, zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # the connection was refused since
+            text = f"no connection to {self.address}"
+            raise DataCallError(grpc.StatusCode.UNAVAILABLE, text) from None
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            ready = dict(self._poller.poll(math.ceil(1000 * left)))
+            if socket in ready:
+                head_frame, *frames = socket.recv_multipart(copy=False)
+                answer = pb.DataAnswer.FromString(head_frame.bytes)
+                if answer.call == self._made:
+                    return _answered(answer, [frame.buffer for frame in frames])
+                continue
+            if self._closed:
+                raise DataCallError(grpc.StatusCode.CANCELLED, "the connection was closed")
+            if ready:
+                text = f"no connection to {self.address}"
+                raise DataCallError(grpc.StatusCode.UNAVAILABLE, text)
+            if not left:
+                text = f"no answer from {self.address}"
+                raise DataCallError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        """The socket, connected anew if the connection was lost meanwhile."""
+        if self._closed:
+            raise DataCallError(grpc.StatusCode.CANCELLED, "the connection was closed")
+        if self._monitor is not None and self._monitor.poll(0):
+            self._disconnect()
+        if self._socket is None:
+            socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+            self._socket = socket
+            socket.linger = 0
+            socket.maxmsgsize = MAX_FRAME_BYTES
+            socket.ipv6 = "[" in self.address
+            socket.reconnect_ivl = -1  # a new connection is made here
+            self._keys.secure_client(socket, self.address)
+            self._monitor = socket.get_monitor_socket(_LOST)
+            for each in (socket, self._monitor, self._woken):
+                self._poller.register(each, zmq.POLLIN)
+            socket.connect(self.address)
+        return self._socket
+
+    def _disconnect(self) -> None:
+        self._poller = zmq.Poller()
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close()
+        self._socket = self._monitor = None
+
+    def close(self) -> None:
+        """Closes the connection; a call that waits ends with ``CANCELLED``."""
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._woken, 1)
+        with self._lock:
+            self._disconnect()
+            os.close(self._woken)
+
+
+_NO_ANSWER = (
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed:
+    if answer.code:
+        code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
+        raise DataCallError(code, answer.details)
+    which = answer.WhichOneof("answer")
+    if which is None:
+        raise DataCallError(grpc.StatusCode.INTERNAL, "an empty answer")
+    return Framed(getattr(answer, which), frames)
