@@ -11,8 +11,7 @@ place (:class:`TableParameter`).
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,8 @@ import torch
 from torch import nn
 
 from torch_edl.data.batch import Batch, Update
+from torch_edl.engine.servers.features import copied, tensors, version
+from torch_edl.engine.servers.plain_ids import PlainIds
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import bind_tables
@@ -67,6 +68,9 @@ class Plan:
     _blocks: list[tuple[TableIds, RowBlock]] = field(default_factory=list)
     """What was pulled: for ``tables``, and then for ids that only the real run asked for."""
     _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
+    not_run: dict[int, list[tuple[torch.Tensor, int]]] = field(default_factory=dict)
+    """Of minibatches whose lookups were found without the model: the features and their versions.
+    """
 
     def take(self, rows: Sequence[Floats]) -> None:
         """Takes what was pulled for ``tables``."""
@@ -152,6 +156,7 @@ class ServerRows:
         self._alters: bool | None = None if self.tables else False
         self._planning: list[_Call] | None = None
         self._noted: dict[_Place, Ids] = {}
+        self._plain = PlainIds()
         self._lookups = 0  # per forward pass; 0: not known yet
         self._plan: Plan | None = None
         self._batch = self._call = 0
@@ -166,7 +171,9 @@ class ServerRows:
 
     def plan(self, batches: Sequence[Batch]) -> Plan:
         """Finds which rows some minibatches need."""
-        plan = Plan([self._dry_run(b) for b in batches] if self.tables else [])
+        plan = Plan([])
+        if self.tables:
+            plan.calls = [self._calls(plan, number, b) for number, b in enumerate(batches)]
         by_table: dict[str, list[tuple[int, int, _Call]]] = {}
         for b, calls in enumerate(plan.calls):
             for c, call in enumerate(calls):
@@ -191,10 +198,12 @@ class ServerRows:
     def given(self, features: Any) -> Any:
         """What the model may be run on: a copy where it would change the features in place, which
         another run of it is to see as they were."""
-        return features if self._alters is False else _copied(features)
+        return features if self._alters is False else copied(features)
 
     def use(self, plan: Plan, batch: int) -> None:
         """The next forward pass is minibatch ``batch`` of ``plan``."""
+        if self._plan is not None and self._is_surprised(self._plan):
+            self._plain.give_up()
         self._plan, self._batch, self._call = plan, batch, 0
         self.gradients_taken = False
 
@@ -230,13 +239,35 @@ class ServerRows:
         if position < len(calls) and _same(calls[position], module, ids):
             block, inverse = self._plan.find(self._batch, position)
         else:
+            self._plain.give_up()
             block, inverse = self._unplanned(module, ids)
         return lookup(module, block, inverse, ids.shape)
 
+    def _is_surprised(self, plan: Plan) -> bool:
+        """Whether the last minibatch asked for less than was planned, or changed its features where
+        the model was not run to see that."""
+        given = plan.not_run.get(self._batch, ())
+        return 0 < self._call < len(plan.calls[self._batch]) or any(
+            version(tensor) != before for tensor, before in given
+        )
+
+    def _calls(self, plan: Plan, number: int, batch: Batch) -> list[_Call]:
+        """The lookups of a minibatch."""
+        given = list(tensors(batch.features))
+        # Where the model changes its features, what they hold at a lookup is known to it alone.
+        plain = self._alters is False and self._plain.find(given, self._model.training)
+        self._noted = {}
+        if not plain:
+            return self._dry_run(batch)
+        plan.not_run[number] = [(t, version(t)) for t in given]
+        return [self._call_of(*each) for each in plain]
+
     def _dry_run(self, batch: Batch) -> list[_Call]:
+        unchanged = self._alters is False
         features = self.given(batch.features)
-        versions = [_version(t) for t in _tensors(features)]
-        self._planning, self._noted = [], {}
+        given = list(tensors(features))
+        versions = [version(t) for t in given]
+        self._planning = []
         was_training = self._model.training
         if self._quiet:
             self._model.eval()
@@ -251,26 +282,31 @@ class ServerRows:
                 self._model.train(was_training)
         self._lookups = self._lookups or len(calls)
         if self._alters is not True:
-            altered = versions != [_version(t) for t in _tensors(features)]
+            altered = versions != [version(t) for t in given]
             if altered and self._alters is False:
                 raise UsageError(
                     "the model changes a minibatch in place, and did not change the first one: "
                     "its ids cannot be found ahead of time; clone() in forward what it changes"
                 )
             self._alters = altered
+        if unchanged:
+            self._plain.learn(given, was_training, [(c.module, c.ids) for c in calls])
         return calls
 
     def _note(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
         assert self._planning is not None
+        self._planning.append(self._call_of(module, ids))
+        if len(self._planning) == self._lookups:
+            raise _LastLookup
+        return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
+
+    def _call_of(self, module: Table, ids: torch.Tensor) -> _Call:
         _check_range(module, ids)
         place = _place(ids)
         values = self._noted.get(place)
         if values is None:
             values = self._noted[place] = _flat(ids).copy()
-        self._planning.append(_Call(module, ids, place, values))
-        if len(self._planning) == self._lookups:
-            raise _LastLookup
-        return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
+        return _Call(module, ids, place, values)
 
     def _unplanned(self, module: Table, ids: torch.Tensor) -> tuple[RowBlock, Ids]:
         assert self._plan is not None
@@ -322,39 +358,7 @@ def _same(call: _Call, module: Table, ids: torch.Tensor) -> bool:
 def _place(ids: torch.Tensor) -> _Place:
     """Where a tensor's values are, and how often they were changed there: two of one place have
     the same values, a view may not."""
-    return ids.data_ptr(), _version(ids), tuple(ids.shape), ids.stride(), ids.dtype
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often it was changed in place; tensors of inference mode are not counted."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _tensors(features: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a minibatch."""
-    if isinstance(features, torch.Tensor):
-        yield features
-    elif isinstance(features, Mapping):
-        for value in features.values():
-            yield from _tensors(value)
-    elif isinstance(features, tuple | list):
-        for value in features:
-            yield from _tensors(value)
-
-
-def _copied(features: Any) -> Any:
-    """The same minibatch with tensors of its own."""
-    if isinstance(features, torch.Tensor):
-        return features.clone()
-    if isinstance(features, MutableMapping):
-        own = copy.copy(features)
-        for key, value in features.items():
-            own[key] = _copied(value)
-        return own
-    if isinstance(features, tuple):
-        made = [_copied(value) for value in features]
-        return type(features)(*made) if hasattr(features, "_fields") else tuple(made)
-    return [_copied(value) for value in features] if isinstance(features, list) else features
+    return ids.data_ptr(), version(ids), tuple(ids.shape), ids.stride(), ids.dtype
 
 
 def _check_range(module: Table, ids: torch.Tensor) -> None:
