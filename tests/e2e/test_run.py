@@ -88,6 +88,7 @@ def test_evaluations_come_at_their_steps(trained: Any) -> None:
     assert steps[-1] == 240
 
 
+@pytest.mark.slow
 def test_layers_are_logged_to_the_terminal(trained: Any) -> None:
     assert re.search(
         r"worker-\d \| step 51 7 \(\d+, 10\): mean \S+ std \S+ min \S+ max \S+", trained[0]

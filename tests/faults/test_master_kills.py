@@ -78,6 +78,7 @@ def test_while_it_takes_checkpoints(start_job: Callable[..., Any], tmp_path: Pat
     job.check()
 
 
+@pytest.mark.slow
 def test_at_the_end(start_job: Callable[..., Any], tmp_path: Path) -> None:
     """The final evaluation, the last checkpoint and the output are under way."""
     data = ["--eval-data", str(tmp_path / "data-*.parquet"), "--checkpoint-dir", "DIR"]

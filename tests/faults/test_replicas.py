@@ -85,6 +85,7 @@ def test_both_servers_are_killed_at_once(start_job: Callable[..., ModelJob], sav
     assert rolled_back(job) == 1, job.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_servers_are_asked_to_leave_at_once(
     start_job: Callable[..., ModelJob], servers: int

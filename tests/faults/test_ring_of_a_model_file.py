@@ -60,6 +60,7 @@ def test_the_master_is_killed(ring: Job, tmp_path: Path) -> None:
     check(ring, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovering", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_member_is_asked_to_leave(ring: Job, tmp_path: Path, recovering: bool) -> None:
     """In a step, or while the others form the ring without a member that has died."""

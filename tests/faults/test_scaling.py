@@ -120,6 +120,7 @@ def test_many_moves_leave_nothing_on_the_disk(start_job: Callable[..., ModelJob]
     check(job)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_asked_to_leave_takes_nothing_along(
     start_job: Callable[..., ModelJob],
 ) -> None:

@@ -48,6 +48,7 @@ def address_of(job: ModelJob) -> tuple[str, str]:
     return noted["address"], noted["token"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kept",
     # The lock lives for 3 s in sqlite, and for 15 s in etcd.
