@@ -43,6 +43,7 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/deepfm.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/failures.py
+	$(BIN)/python benchmarks/replace.py
 	$(BIN)/python benchmarks/failover.py
 	$(BIN)/python benchmarks/master_restart.py
 	$(BIN)/python benchmarks/scale_ps.py
