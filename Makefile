@@ -41,6 +41,7 @@ storm: install  ## The long fault storms
 bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/ps_push_pull.py
 	$(BIN)/python benchmarks/deepfm.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/failures.py
 	$(BIN)/python benchmarks/replace.py
