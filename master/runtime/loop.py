@@ -63,13 +63,9 @@ def run(
 
 def _waits(action: Action) -> bool:
     """Whether a master that takes this one's place must know why it was done: it would start the
-    process again, count on the server, or restore the folder that is gone."""
-    match action:
-        case Start() | Remove():
-            return True
-        case Stop(role="ps"):
-            return True
-    return False
+    process again, count on the server, or restore the folder that is gone. And one that was paused
+    must know whether another has taken its place: the processes are then the other one's."""
+    return isinstance(action, Start | Stop | Remove)
 
 
 def _is_kept(service: Service) -> bool:
