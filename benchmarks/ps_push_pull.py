@@ -170,6 +170,9 @@ class Server:
         return self._stub.call(request, timeout_s=60)
 
     def _travel(self, plane: str, call: Framed) -> Framed:
+        if plane == "grpc" and isinstance(call.message, pb.PushGradientsRequest):
+            encoded = call.encoded()
+            return Framed(self._stub.call(call.message, timeout_s=60, encoded=encoded))
         if plane == "grpc":
             return Framed(self._call(call.whole()))
         return self._data.call(call, timeout_s=60)

@@ -76,6 +76,9 @@ class _Connection:
         """
         if not isinstance(request, Framed):
             return self._stub.call(request, timeout_s=timeout_s), ()
+        if self._data is None and isinstance(request.message, pb.PushGradientsRequest):
+            encoded = request.encoded()
+            return self._stub.call(request.message, timeout_s=timeout_s, encoded=encoded), ()
         if self._data is None:
             return self._stub.call(request.whole(), timeout_s=timeout_s), ()
         answer = self._data.call(request, timeout_s=timeout_s)

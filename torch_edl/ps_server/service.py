@@ -27,7 +27,7 @@ from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.data_server import WouldWaitError
-from torch_edl.wire.framed import Framed
+from torch_edl.wire.framed import Framed, length_delimited
 from torch_edl.wire.server import Handler, TakesBytes
 
 _log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class PserverService:
         if self._compactor:
             if not may_wait:
                 raise WouldWaitError  # for the sink
-            raw = given.whole().SerializeToString()  # it keeps all records in one encoding
+            raw = given.encoded()  # it keeps all records in one encoding
         return Framed(self._push_gradients(request, raw, given.frames, may_wait=may_wait))
 
     def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
@@ -305,18 +305,5 @@ def _head(field: int, *shape: int) -> bytes:
     for size in shape:
         proto.tensor_shape.dim.add(size=size)
     content = 4 * math.prod(shape)
-    inner = proto.SerializeToString() + _length_delimited(_CONTENT, content)
-    return _length_delimited(field, len(inner) + content) + inner
-
-
-def _length_delimited(field: int, length: int) -> bytes:
-    return _varint(field << 3 | 2) + _varint(length)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    inner = proto.SerializeToString() + length_delimited(_CONTENT, content)
+    return length_delimited(field, len(inner) + content) + inner

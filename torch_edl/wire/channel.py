@@ -115,19 +115,27 @@ class Stub:
                 response_deserializer=answer,
             )
 
-    def call(self, request: Message, *, timeout_s: float, wait: bool = False) -> Any:
+    def call(
+        self,
+        request: Message,
+        *,
+        timeout_s: float,
+        wait: bool = False,
+        encoded: bytes = b"",
+    ) -> Any:
         """Calls and waits for the answer.
 
         Args:
             timeout_s: deadline in seconds, retries included.
             wait: wait for the connection until the deadline rather than fail at once.
+            encoded: what is sent in place of the request, whose type names the method.
 
         Raises:
             grpc.RpcError: with ``code()`` and ``details()``.
             UsageError: the request is larger than the service takes.
         """
         # Here and not by grpc, so that it is encoded once: protobuf's ByteSize encodes it, too.
-        encoded = request.SerializeToString()
+        encoded = encoded or request.SerializeToString()
         if len(encoded) > self._limit:
             raise UsageError(
                 f"{method_of(request).name}: the request has {len(encoded)} bytes, at most "

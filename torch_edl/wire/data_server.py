@@ -29,6 +29,7 @@ _HANDSHAKE_MS = 5_000  # a connection that says nothing is closed then
 _IDLE_MS = 10_000  # after which a peer is asked whether it is there
 _GONE_MS = 30_000
 
+_IO_THREADS = 4  # at most: they copy, and encrypt what goes to other machines
 _LARGE = 1 << 20  # bytes of a call that is worth the way to another thread
 
 Answer = Callable[[Framed, bool], Framed]
@@ -61,7 +62,7 @@ class DataServer:
         self._answers = answers
         self._key = Keys.of(token)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="data")
-        self._context = zmq.Context()
+        self._context = zmq.Context(max(1, min(_IO_THREADS, (os.cpu_count() or 1) // 4)))
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.maxmsgsize = MAX_FRAME_BYTES
@@ -98,14 +99,17 @@ class DataServer:
         poller.register(self._woken, zmq.POLLIN)
         while not self._closing:
             ready = dict(poller.poll())
-            if self._woken in ready:
-                os.eventfd_read(self._woken)
-                while not self._done.empty():
-                    self._socket.send_multipart(self._done.get(), copy=False)
-            if self._socket in ready:
-                sender, *frames = self._socket.recv_multipart(copy=False)
-                if not self._answered_here(sender, frames):
-                    self._pool.submit(self._call, sender, frames)
+            try:
+                if self._woken in ready:
+                    os.eventfd_read(self._woken)
+                    while not self._done.empty():
+                        self._socket.send_multipart(self._done.get(), copy=False)
+                if self._socket in ready:
+                    sender, *frames = self._socket.recv_multipart(copy=False)
+                    if not self._answered_here(sender, frames):
+                        self._pool.submit(self._call, sender, frames)
+            except Exception:  # of one call: the others are to be answered
+                log.exception("data plane")
         self._context.destroy(0)
 
     def _answered_here(self, sender: Any, frames: list[Any]) -> bool:

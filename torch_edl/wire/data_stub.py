@@ -136,8 +136,9 @@ class DataStub:
 
     def _disconnect(self) -> None:
         self._poller = zmq.Poller()
-        if self._socket is not None:
+        if self._socket is not None and self._monitor is not None:
             self._socket.disable_monitor()
+            self._monitor.close(0)
             self._socket.close()
         self._socket = self._monitor = None
 

@@ -60,9 +60,69 @@ class Framed:
                 proto.frame = 0
         return message
 
+    def encoded(self) -> bytes:
+        """The bytes of :meth:`whole` of a push, made with one copy of the contents.
+
+        Raises:
+            UsageError: the message names a frame that there is not.
+        """
+        push: pb.PushGradientsRequest = self.message
+        rest = pb.PushGradientsRequest()
+        rest.CopyFrom(push)
+        rest.ClearField("dense")
+        rest.ClearField("tables")
+        parts: list[bytes | memoryview] = [rest.SerializeToString()]
+        if push.HasField("dense"):
+            parts += nested(_DENSE, self._tensor(push.dense))
+        for entry in push.tables:
+            head = pb.TableGradient(name=entry.name, same_ids_as=entry.same_ids_as, ids=entry.ids)
+            inner: list[bytes | memoryview] = [head.SerializeToString()]
+            if entry.ids_frame:
+                inner += nested(_IDS, [codec.frame(self.frames, entry.ids_frame)])
+            inner += nested(_VALUES, self._tensor(entry.values))
+            parts += nested(_TABLES, inner)
+        return b"".join(parts)
+
+    def _tensor(self, proto: tensor.TensorProto) -> list[bytes | memoryview]:
+        if not proto.frame:
+            return [proto.SerializeToString()]
+        head = tensor.TensorProto(dtype=proto.dtype, tensor_shape=proto.tensor_shape)
+        content = codec.frame(self.frames, proto.frame)
+        return [head.SerializeToString(), *nested(_CONTENT, [content])]
+
 
 def _view(array: codec.Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def nested(field: int, parts: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The parts of a field of a message that is a message or bytes, as they are encoded."""
+    return [length_delimited(field, sum(map(len, parts))), *parts]
+
+
+def length_delimited(field: int, length: int) -> bytes:
+    """What is before the content of such a field."""
+    return _varint(field << 3 | 2) + _varint(length)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(message: Any, field: str) -> int:
+    return int(message.DESCRIPTOR.fields_by_name[field].number)
+
+
+_DENSE = _number(pb.PushGradientsRequest, "dense")
+_TABLES = _number(pb.PushGradientsRequest, "tables")
+_IDS = _number(pb.TableGradient, "ids")
+_VALUES = _number(pb.TableGradient, "values")
+_CONTENT = _number(tensor.TensorProto, "tensor_content")
 
 
 def tensors(message: Any) -> Iterator[tensor.TensorProto]:
