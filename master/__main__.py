@@ -283,7 +283,7 @@ def _server_args(config: JobConfig, listen: str) -> list[str]:
     train = config.train
     args = ["--mode", train.mode, "--staleness", str(train.staleness)]
     args += ["--grads-to-wait", str(train.grads_to_wait)]
-    args += ["--data-plane", config.cluster.data_plane]
+    args += ["--transport", config.cluster.transport]
     host = listen.rpartition(":")[0]
     if config.kind == "script" and host:
         # Workers of other machines reach servers where they reach the master.

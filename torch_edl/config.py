@@ -20,7 +20,7 @@ from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declar
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
-DATA_PLANES = ("zeromq", "grpc")
+TRANSPORTS = ("zeromq", "grpc")
 NAN_POLICIES = ("stop", "skip")
 FORMATS = ("auto", "recordio", "tfrecord", "csv", "parquet")
 
@@ -99,12 +99,12 @@ class ClusterConfig(Checked):
         kinds=JOB_KINDS,
         minimum=1,
     )
-    data_plane: str = option(
+    transport: str = option(
         "zeromq",
-        "--data-plane zeromq|grpc",
+        "--transport zeromq|grpc",
         "how rows and gradients travel to servers and back",
         kinds=JOB_KINDS,
-        choices=DATA_PLANES,
+        choices=TRANSPORTS,
     )
     worker_threads: int = option(
         0, "--worker-threads N", "torch threads per worker (default: cores / workers)", minimum=0

@@ -87,6 +87,12 @@ def leave(job: ModelJob, worker: int) -> float:
     return time.monotonic() - began
 
 
+def at_work(job: ModelJob) -> list[int]:
+    """The pids of workers that have begun; one that starts knows no SIGTERM yet."""
+    workers = [p for p in job.status().processes if p.role == "worker" and p.state == "running"]
+    return [worker.pid for worker in workers]
+
+
 def exit_of(job: ModelJob, pid: int) -> str:
     """How the process of a worker ended, as the job tells."""
     job.wait_for(lambda: any(p.pid == pid and p.exit for p in job.status().processes))
@@ -116,8 +122,8 @@ def test_in_training(start: Callable[..., ModelJob]) -> None:
     job = start(delay_s=0.1)
     for _ in range(2):
         done = job.done()
-        job.wait_for(lambda n=done: job.done() > n and len(job.pids("worker")) == 2)
-        pid = job.pids("worker")[0]
+        job.wait_for(lambda n=done: job.done() > n and len(at_work(job)) == 2)
+        pid = at_work(job)[0]
         assert leave(job, pid) < GRACE_S + 1
         left(job, pid)
     finish(job)

@@ -57,6 +57,7 @@ def start(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ScriptJob
 KEEP = ("--checkpoint-dir", "DIR", "--checkpoint-every", "20")
 
 
+@pytest.mark.slow
 def test_a_worker_and_a_server_are_killed(start: Callable[..., ScriptJob]) -> None:
     """The tasks of the one go to others; all go back to the checkpoint with the other."""
     job = start("--ps", "2", "--workers", "2", *KEEP)

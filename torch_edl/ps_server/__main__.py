@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config import DATA_PLANES, SYNC_MODES, TrainConfig
+from torch_edl.config import SYNC_MODES, TRANSPORTS, TrainConfig
 from torch_edl.durability import FSYNC_MODES
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--incarnation", type=int, required=True, help="incarnation of the servers")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
-    parser.add_argument("--data-plane", choices=DATA_PLANES, default="zeromq")
+    parser.add_argument("--transport", choices=TRANSPORTS, default="zeromq")
     parser.add_argument("--mode", choices=SYNC_MODES, default="async")
     parser.add_argument("--grads-to-wait", type=int, default=1, help="sync: pushes per update")
     parser.add_argument(
@@ -166,7 +166,7 @@ def _serve(
     address = f"{args.host}:{port}"
     data: DataPlane | None = None
     try:
-        if args.data_plane == "zeromq":
+        if args.transport == "zeromq":
             name = f"{args.job}-shard-{args.shard}"
             data = DataPlane(
                 service.data_answers(), host=args.host, name=name, token=token, threads=_THREADS

@@ -6,6 +6,8 @@ import math
 import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -66,6 +68,7 @@ class DataStub:
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by close()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
         self._poller = zmq.Poller()
 
     def call(self, request: Framed, *, timeout_s: float) -> Framed:
@@ -131,15 +134,15 @@ class DataStub:
             self._monitor = socket.get_monitor_socket(_LOST)
             for each in (socket, self._monitor, self._woken):
                 self._poller.register(each, zmq.POLLIN)
+            # Also of a stub that is only dropped: the thread of ZeroMQ would wait for a monitor
+            # that nobody reads any more, and all connections of the process with it.
+            self._end = weakref.finalize(self, _end, socket, self._monitor)
             socket.connect(self.address)
         return self._socket
 
     def _disconnect(self) -> None:
         self._poller = zmq.Poller()
-        if self._socket is not None and self._monitor is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close()
+        self._end()
         self._socket = self._monitor = None
 
     def close(self) -> None:
@@ -151,6 +154,12 @@ class DataStub:
         with self._lock:
             self._disconnect()
             os.close(self._woken)
+
+
+def _end(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
 
 
 _NO_ANSWER = (

@@ -188,6 +188,7 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     assert "2 to 6 workers, 2 of them here, job many" in err
 
 
+@pytest.mark.slow
 def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> None:
     def start(name: str) -> RunningAgent:
         words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "full"]

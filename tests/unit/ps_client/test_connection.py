@@ -55,7 +55,7 @@ class Started:
     def __init__(self, incarnation: int, plane: str) -> None:
         words = [sys.executable, "-m", "torch_edl.ps_server", "--job=j", "--shard=0", "--shards=1"]
         self.process = subprocess.Popen(
-            [*words, f"--incarnation={incarnation}", f"--data-plane={plane}"],
+            [*words, f"--incarnation={incarnation}", f"--transport={plane}"],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "TORCH_EDL_TOKEN": TOKEN},

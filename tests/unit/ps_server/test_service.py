@@ -23,7 +23,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 @pytest.fixture(params=["zeromq", "grpc"])
 def start(start: Callable[..., Any], request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Servers with a data plane."""
-    return lambda shards, *args: start(shards, "--data-plane", request.param, *args)
+    return lambda shards, *args: start(shards, "--transport", request.param, *args)
 
 
 def ones(ids: np.ndarray, dim: int = 4) -> np.ndarray:

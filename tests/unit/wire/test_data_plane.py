@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
@@ -225,16 +226,33 @@ def test_a_late_answer_is_not_that_of_the_next_call(
 
 def test_calls_that_wait_keep_no_other_from_its_answer(where: str) -> None:
     echo = Echo(where, threads=8)
+    stubs = [DataStub(echo.endpoint, TOKEN) for _ in range(7)]
     with ThreadPoolExecutor(7) as callers:
-        waiting = [callers.submit(push, DataStub(echo.endpoint, TOKEN)) for _ in range(7)]
+        waiting = [callers.submit(push, stub) for stub in stubs]
         other = DataStub(echo.endpoint, TOKEN)
         for n in range(20):
             assert pull(other, np.arange(n))[0].tolist() == list(range(n))
         assert not any(call.done() for call in waiting)
         echo.gate.set()
         assert all(call.result(20) for call in waiting)
-    other.close()
+    for stub in [*stubs, other]:
+        stub.close()
     echo.server.close()
+
+
+def test_a_stub_that_is_dropped_keeps_no_other_from_its_answer(
+    echo: Echo, connect: Callable[..., DataStub], where: str
+) -> None:
+    """Its connection ends in the right order, also when the server goes first or later."""
+    other = Echo(where.replace("socket", "other"))
+    for _ in range(20):
+        dropped = DataStub(other.endpoint, TOKEN)
+        pull(dropped)
+    del dropped
+    gc.collect()
+    other.server.close()
+    for n in range(5):
+        assert pull(connect(echo.endpoint), np.arange(n))[0].tolist() == list(range(n))
 
 
 def raw(echo: Echo) -> zmq.Socket[bytes]:
