@@ -16,6 +16,7 @@ import zmq
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2
+from torch_edl.wire.channel import AWAY
 from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
 
@@ -84,7 +85,7 @@ class DataStub:
             try:
                 return self._call(request, time.monotonic() + timeout_s)
             except DataCallError as error:
-                if error.code() in _NO_ANSWER:
+                if error.code() in AWAY:
                     self._disconnect()  # an answer that comes late finds nobody
                 raise
 
@@ -97,8 +98,7 @@ class DataStub:
         try:
             socket.send_multipart(content, zmq.NOBLOCK, copy=False)
         except zmq.Again:  # the connection was refused since
-            text = f"no connection to {self.address}"
-            raise DataCallError(grpc.StatusCode.UNAVAILABLE, text) from None
+            raise self._unconnected() from None
         while True:
             left = max(0.0, deadline - time.monotonic())
             ready = dict(self._poller.poll(math.ceil(1000 * left)))
@@ -111,11 +111,13 @@ class DataStub:
             if self._closed:
                 raise DataCallError(grpc.StatusCode.CANCELLED, "the connection was closed")
             if ready:
-                text = f"no connection to {self.address}"
-                raise DataCallError(grpc.StatusCode.UNAVAILABLE, text)
+                raise self._unconnected()
             if not left:
                 text = f"no answer from {self.address}"
                 raise DataCallError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+
+    def _unconnected(self) -> DataCallError:
+        return DataCallError(grpc.StatusCode.UNAVAILABLE, f"no connection to {self.address}")
 
     def _connected(self) -> zmq.Socket[bytes]:
         """The socket, connected anew if the connection was lost meanwhile."""
@@ -160,13 +162,6 @@ def _end(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
     socket.disable_monitor()
     monitor.close(0)
     socket.close(0)
-
-
-_NO_ANSWER = (
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-)
 
 
 def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed:
