@@ -191,7 +191,7 @@ def _serve(
             replica.log.close()
         service.close()
         if data:
-            data.close()
+            data.close(_STOP_GRACE_S)
         server.stop(_STOP_GRACE_S).wait()
         if journal:
             journal.close()

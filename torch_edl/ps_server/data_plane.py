@@ -47,9 +47,9 @@ class DataPlane:
             port = self.endpoint.rpartition(":")[2]
             self.endpoint = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def close(self) -> None:
-        """Ends: calls that run are not answered."""
-        self._server.close()
+    def close(self, grace_s: float) -> None:
+        """Ends: calls that run are answered if they end within the grace."""
+        self._server.close(grace_s)
         if self._scratch is not None:
             self._scratch.close()
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,6 +29,7 @@ _HANDSHAKE_MS = 5_000  # a connection that says nothing is closed then
 _IDLE_MS = 10_000  # after which a peer is asked whether it is there
 _GONE_MS = 30_000
 
+_FLUSH_MS = 500  # at most, for the last answers to leave
 _IO_THREADS = 4  # at most: they copy, and encrypt what goes to other machines
 _LARGE = 1 << 20  # bytes of a call that is worth the way to another thread
 
@@ -77,18 +78,20 @@ class DataServer:
             self._context.destroy(0)
             raise UsageError(f"{endpoint}: cannot listen there: {error.strerror}") from error
         self.endpoint = str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        self._calls: set[Future[None]] = set()  # in the pool
         self._done: SimpleQueue[list[Any]] = SimpleQueue()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
+        self._grace_s = 0.0
         self._thread = threading.Thread(target=self._run, name="data-plane", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Ends: calls that run are not answered."""
+    def close(self, grace_s: float = 0) -> None:
+        """Ends: calls that run are answered if they end within the grace, others are not."""
+        self._grace_s = grace_s
         self._closing = True
         self._wake()
         self._thread.join()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _wake(self) -> None:
         os.eventfd_write(self._woken, 1)
@@ -102,15 +105,23 @@ class DataServer:
             try:
                 if self._woken in ready:
                     os.eventfd_read(self._woken)
-                    while not self._done.empty():
-                        self._socket.send_multipart(self._done.get(), copy=False)
+                    self._send_answers()
                 if self._socket in ready:
                     sender, *frames = self._socket.recv_multipart(copy=False)
                     if not self._answered_here(sender, frames):
-                        self._pool.submit(self._call, sender, frames)
+                        call = self._pool.submit(self._call, sender, frames)
+                        self._calls.add(call)
+                        call.add_done_callback(self._calls.discard)
             except Exception:  # of one call: the others are to be answered
                 log.exception("data plane")
-        self._context.destroy(0)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        wait(set(self._calls), self._grace_s)
+        self._send_answers()
+        self._context.destroy(_FLUSH_MS)
+
+    def _send_answers(self) -> None:
+        while not self._done.empty():
+            self._socket.send_multipart(self._done.get(), copy=False)
 
     def _answered_here(self, sender: Any, frames: list[Any]) -> bool:
         if sum(map(len, frames)) > _LARGE or self._has_more():

@@ -36,6 +36,9 @@ _LOST = (
 )
 
 
+_NEVER_MS = 1 << 30  # 12 days
+
+
 class DataCallError(grpc.RpcError):  # type: ignore[misc]
     """A call that ended as one of gRPC can end."""
 
@@ -102,7 +105,8 @@ class DataStub:
         while True:
             left = max(0.0, deadline - time.monotonic())
             ready = dict(self._poller.poll(math.ceil(1000 * left)))
-            if socket in ready:
+            # An answer may have come between the looks at the socket and at its monitor.
+            if socket in ready or (ready and socket.poll(0)):
                 head_frame, *frames = socket.recv_multipart(copy=False)
                 answer = pb.DataAnswer.FromString(head_frame.bytes)
                 if answer.call == self._made:
@@ -131,7 +135,8 @@ class DataStub:
             socket.linger = 0
             socket.maxmsgsize = MAX_FRAME_BYTES
             socket.ipv6 = "[" in self.address
-            socket.reconnect_ivl = -1  # a new connection is made here
+            # Connections are made here. With -1, ZeroMQ drops what came with the last bytes.
+            socket.reconnect_ivl = _NEVER_MS
             self._keys.secure_client(socket, self.address)
             self._monitor = socket.get_monitor_socket(_LOST)
             for each in (socket, self._monitor, self._woken):

@@ -213,6 +213,41 @@ def test_closing_ends_a_call(echo: Echo, connect: Callable[..., DataStub]) -> No
     assert refused(lambda: pull(stub))[0] is CODES.CANCELLED
 
 
+def test_a_server_that_ends_answers_the_calls_that_run(where: str) -> None:
+    echo = Echo(where)
+    stub = DataStub(echo.endpoint, TOKEN)
+    with ThreadPoolExecutor(2) as callers:
+        call = callers.submit(push, stub)
+        while not echo.pushes:
+            assert not call.done()
+        ended = callers.submit(echo.server.close, 20)
+        with pytest.raises(TimeoutError):
+            ended.result(0.2)
+        echo.gate.set()
+        assert call.result(20)
+        ended.result(20)
+    assert refused(lambda: pull(stub))[0] is CODES.UNAVAILABLE
+    stub.close()
+
+
+def test_the_answer_to_the_call_that_ends_a_server_arrives(where: str) -> None:
+    closed: list[threading.Thread] = []
+
+    def pull_last(given: Framed, _may_wait: bool) -> Framed:
+        closed.append(threading.Thread(target=server.close))
+        closed[0].start()
+        while not server._closing:  # it is closed while the call runs
+            time.sleep(0)
+        return Framed(ps.PullResponse(version=7))
+
+    server = DataServer({"pull": pull_last}, endpoint=where, token=TOKEN, threads=1)
+    stub = DataStub(server.endpoint, TOKEN)
+    answer = stub.call(Framed(ps.PullRequest()), timeout_s=20)
+    assert answer.message.version == 7
+    closed[0].join(20)
+    stub.close()
+
+
 def test_a_late_answer_is_not_that_of_the_next_call(
     echo: Echo, connect: Callable[..., DataStub]
 ) -> None:
