@@ -21,10 +21,9 @@ import grpc
 from torch_edl.errors import EdlError, ServersLostError, UsageError
 from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire.channel import FULL, FULL_RETRY_S, Stub
-from torch_edl.wire.data_plane import is_reachable
-from torch_edl.wire.data_stub import DataStub
+from torch_edl.wire.channel import FULL, FULL_RETRY_S
 from torch_edl.wire.framed import Framed
+from torch_edl.wire.pserver_stub import PserverStub
 
 log = logging.getLogger(__name__)
 
@@ -59,38 +58,6 @@ class Answer:
         return codec.from_proto(proto, self.frames)
 
 
-class _Connection:
-    """To one server: data over its data plane, if it has one in reach, and all else over gRPC."""
-
-    def __init__(self, server: cluster_pb2.Server, token: str) -> None:
-        # No retries of gRPC's own: they would slow every call.
-        self._stub = Stub(services.PSERVER, server.address, token, retries=False)
-        has_plane = server.data_plane and is_reachable(server.data_plane)
-        self._data = DataStub(server.data_plane, token) if has_plane else None
-
-    def call(self, request: Any, timeout_s: float) -> tuple[Any, codec.Frames]:
-        """The answer and its frames.
-
-        Args:
-            request: a message, or one with frames.
-        """
-        if not isinstance(request, Framed):
-            return self._stub.call(request, timeout_s=timeout_s), ()
-        if self._data is None and isinstance(request.message, pb.PushGradientsRequest):
-            encoded = request.encoded()
-            return self._stub.call(request.message, timeout_s=timeout_s, encoded=encoded), ()
-        if self._data is None:
-            return self._stub.call(request.whole(), timeout_s=timeout_s), ()
-        answer = self._data.call(request, timeout_s=timeout_s)
-        return answer.message, answer.frames
-
-    def close(self) -> None:
-        """Calls in flight end with ``CANCELLED``."""
-        self._stub.close()
-        if self._data is not None:
-            self._data.close()
-
-
 class ShardConnection:
     """Calls the server of one shard, one call after the other, in order.
 
@@ -113,7 +80,7 @@ class ShardConnection:
         self._resolve = resolve
         self._lock = threading.Lock()  # of the fields below
         self._server = server
-        self._connection = _Connection(server, token)
+        self._stub = PserverStub(services.PSERVER, server, token)
         self._closed = False
         # A thread of its own: grpc's futures start one for each call, which costs more than it.
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard}")
@@ -146,26 +113,27 @@ class ShardConnection:
             if server.incarnation <= self._server.incarnation:
                 return
             log.warning("shard %d: now on %s", self._shard, server.address)
-            self._connection.close()
-            self._server, self._connection = server, _Connection(server, self._token)
+            self._stub.close()
+            self._server = server
+            self._stub = PserverStub(services.PSERVER, server, self._token)
 
     def close(self) -> None:
         """Closes the connection; calls in flight, and those that wait, fail."""
         with self._lock:
             self._closed = True
-            self._connection.close()
+            self._stub.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, request: Any, timeout_s: float, known: int) -> Answer:
         give_up, told = 0.0, False
         while True:
             with self._lock:
-                server, connection = self._server, self._connection
+                server, stub = self._server, self._stub
             message = request.message if isinstance(request, Framed) else request
             _address(message, self._job, server.incarnation, known)
             try:
-                answer, frames = connection.call(request, timeout_s)
-                return Answer(answer, server.incarnation, frames)
+                answer = stub.call(request, timeout_s=timeout_s)
+                return Answer(answer.message, server.incarnation, answer.frames)
             except grpc.RpcError as error:
                 code, details = error.code(), error.details()
             except UsageError:

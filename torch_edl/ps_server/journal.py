@@ -196,7 +196,7 @@ class Journal:
         with self._write_lock:
             return self._append(self._last + 1, entry)
 
-    def append_record(self, record: Record) -> None:
+    def append_record(self, sequence: int, entry: Entry) -> None:
         """Appends a record of another journal, which must be the next one; a record that is there
         is left alone.
 
@@ -205,13 +205,13 @@ class Journal:
             OSError: see :meth:`append`.
         """
         with self._write_lock:
-            if record.sequence > self._last + 1:
+            if sequence > self._last + 1:
                 raise UsageError(
-                    f"record {record.sequence}: the journal ends with record {self._last}; send "
+                    f"record {sequence}: the journal ends with record {self._last}; send "
                     "the records in between first"
                 )
-            if record.sequence == self._last + 1:
-                self._append(record.sequence, Entry.of(record.kind, record.payload))
+            if sequence == self._last + 1:
+                self._append(sequence, entry)
 
     def _append(self, sequence: int, entry: Entry) -> int:
         assert self._read, "read the journal to its end first"

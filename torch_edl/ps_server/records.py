@@ -24,8 +24,11 @@ from torch_edl.errors import UsageError
 _FIELDS = struct.Struct("<QIB3xI")
 _CRC = struct.Struct("<I")
 HEAD_BYTES = _FIELDS.size + _CRC.size
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES, _BATCH_PIECES = 32 << 20, 1024
 LONGEST_PAYLOAD = (1 << 32) - 1
+
+
+Piece = bytes | memoryview
 
 
 class Kind(enum.IntEnum):
@@ -53,11 +56,11 @@ class Entry:
     """What is appended. The checksum is computed here, before any lock is taken."""
 
     kind: int
-    payload: bytes
+    payload: Piece
     crc: int
 
     @classmethod
-    def of(cls, kind: int, payload: bytes) -> Entry:
+    def of(cls, kind: int, payload: Piece) -> Entry:
         """The entry with the checksum of its payload."""
         return cls(kind, payload, zlib.crc32(payload))
 
@@ -94,46 +97,55 @@ class Sink(Protocol):
 
 def pack(record: Record) -> bytes:
     """A record as it stands in a segment."""
-    return pack_head(record.sequence, Entry.of(record.kind, record.payload)) + record.payload
+    entry = Entry.of(record.kind, record.payload)
+    return b"".join((pack_head(record.sequence, entry), entry.payload))
 
 
-def batch(kept: Iterable[tuple[int, Entry]], after: int, until: int) -> bytes:
-    """Records between two numbers as they stand in a segment: not all of them, if they are many.
+def batch(kept: Iterable[tuple[int, Entry]], after: int, until: int) -> list[memoryview]:
+    """Records between two numbers as they stand in a segment, each in two pieces: not all of them,
+    if they are many.
 
     Args:
         kept: numbers and entries, in order.
     """
-    pieces: list[bytes] = []
+    pieces: list[memoryview] = []
     size = 0
     for number, entry in kept:
         if number <= after:
             continue
-        if number > until or (size and size + len(entry.payload) > _BATCH_BYTES):
+        if number > until or len(pieces) >= _BATCH_PIECES:
             break
-        pieces += (pack_head(number, entry), entry.payload)
+        if size and size + len(entry.payload) > _BATCH_BYTES:
+            break
+        pieces += (memoryview(pack_head(number, entry)), memoryview(entry.payload))
         size += len(entry.payload)
-    return b"".join(pieces)
+    return pieces
 
 
-def unpack(content: bytes) -> Iterator[Record]:
-    """The records that a message brought, one after the other.
+def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, Entry]]:
+    """The records that came, and their numbers. Their payloads are views of the pieces.
+
+    Args:
+        pieces: each with whole records; the payload of the last one may be a piece of its own.
 
     Raises:
         UsageError: the bytes are not records.
     """
-    at = 0
-    while at < len(content):
-        head = (
-            unpack_head(content[at : at + HEAD_BYTES]) if len(content) - at >= HEAD_BYTES else None
-        )
-        if head is None:
-            raise UsageError(f"records: byte {at} of {len(content)} begins no record")
-        at += HEAD_BYTES
-        payload = content[at : at + head.length]
-        if len(payload) < head.length or zlib.crc32(payload) != head.crc:
-            raise UsageError(f"records: record {head.sequence} does not match its checksum")
-        at += head.length
-        yield Record(head.sequence, head.kind, payload)
+    rest = iter(pieces)
+    for content in rest:
+        piece, at = memoryview(content), 0
+        while at < len(piece):
+            head = unpack_head(piece[at : at + HEAD_BYTES])
+            if head is None:
+                raise UsageError(f"records: byte {at} of {len(piece)} begins no record")
+            at += HEAD_BYTES
+            if head.length and at == len(piece):
+                piece, at = memoryview(next(rest, b"")), 0
+            payload = piece[at : at + head.length]
+            if len(payload) < head.length or zlib.crc32(payload) != head.crc:
+                raise UsageError(f"records: record {head.sequence} does not match its checksum")
+            at += head.length
+            yield head.sequence, Entry(head.kind, payload, head.crc)
 
 
 def last(content: bytes) -> int:
@@ -168,8 +180,10 @@ def pack_head(sequence: int, entry: Entry) -> bytes:
     return fields + _CRC.pack(zlib.crc32(fields))
 
 
-def unpack_head(content: bytes) -> Head | None:
-    """The inverse of :func:`pack_head`; None if the checksum does not match."""
+def unpack_head(content: Piece) -> Head | None:
+    """The inverse of :func:`pack_head`; None if it is too short or does not match its checksum."""
+    if len(content) < HEAD_BYTES:
+        return None
     if zlib.crc32(content[: _FIELDS.size]) != _CRC.unpack_from(content, _FIELDS.size)[0]:
         return None
     sequence, length, kind, crc = _FIELDS.unpack_from(content)

@@ -20,6 +20,8 @@ from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.journal import Journal
 from torch_edl.ps_server.records import Record
 from torch_edl.wire import replica_pb2 as pb
+from torch_edl.wire.data_server import WouldWaitError
+from torch_edl.wire.framed import Framed
 
 
 class _Spilled(Journal):
@@ -54,23 +56,33 @@ class ReplicaKeeper:
     def answers(self) -> dict[str, Callable[[Any], Any]]:
         """Method name to answer."""
         return {
-            "Replicate": self.replicate,
+            "Replicate": lambda request: self.replicate(Framed(request)).message,
             "PutBase": self.put_base,
             "TakeReplica": self.take,
             "FetchReplica": self.fetch,
         }
 
-    def replicate(self, request: pb.ReplicateRequest) -> pb.ReplicateResponse:
-        """Appends records; without any, only says what is there."""
-        with self._lock:
+    def replicate(self, given: Framed, may_wait: bool = True) -> Framed:
+        """Appends the records of a ReplicateRequest; without any, only says what is there.
+
+        Raises:
+            WouldWaitError: another call is answered, and this one may not wait.
+        """
+        request: pb.ReplicateRequest = given.message
+        if not self._lock.acquire(blocking=may_wait):
+            raise WouldWaitError
+        try:
             self._admit(request.owner)
             if self._journal is None and request.begin:
                 self._journal = self._new(request.owner)
             if self._journal is None:
-                return pb.ReplicateResponse(complete=False)
-            for record in records.unpack(request.records):
-                self._journal.append_record(record)
-            return pb.ReplicateResponse(complete=self._is_complete(), last=self._journal.last)
+                return Framed(pb.ReplicateResponse(complete=False))
+            for sequence, entry in records.unpack(given.frames or [request.records]):
+                self._journal.append_record(sequence, entry)
+            last = self._journal.last
+            return Framed(pb.ReplicateResponse(complete=self._is_complete(), last=last))
+        finally:
+            self._lock.release()
 
     def put_base(self, request: pb.PutBaseRequest) -> pb.PutBaseResponse:
         """Takes a piece of a base; with the last one, the base is in force."""

@@ -33,7 +33,9 @@ from torch_edl.ps_server.replica_peer import PeerGoneError, ReplicaPeer
 from torch_edl.ps_server.unsent import Unsent
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.channel import MAX_MESSAGE_BYTES, Stub
+from torch_edl.wire.channel import MAX_MESSAGE_BYTES
+from torch_edl.wire.framed import Framed
+from torch_edl.wire.pserver_stub import PserverStub
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class ReplicaLog:
         self._last = 0
         self._durable = 0
         self._covered = 0  # of `bytes`, when the segment was ended
-        self._source: Stub | None = None  # the peer of the predecessor
+        self._source: PserverStub | None = None  # the peer of the predecessor
         self._commit_lock = threading.Lock()  # held by the thread that sends for all that wait
         self._introducer = threading.Thread(target=self._introduce, name="replica", daemon=True)
 
@@ -132,7 +134,7 @@ class ReplicaLog:
     def _is_alone(self) -> bool:
         return self._note.is_alone and not self._complete
 
-    def _away(self, stub: Stub, error: Exception) -> None:
+    def _away(self, stub: PserverStub, error: Exception) -> None:
         with self._condition:
             if self._peer.failed(stub, error):
                 self._incomplete()
@@ -142,7 +144,7 @@ class ReplicaLog:
             self._incomplete_since = time.monotonic()
         self._complete = self.needs_base = False
 
-    def _catch_up(self, stub: Stub, last: int) -> bool:
+    def _catch_up(self, stub: PserverStub, last: int) -> bool:
         """Sends the records after the last one that the peer has, and among them those that were
         acknowledged without it: only then is the copy complete. Returns whether it is."""
         with self._condition:
@@ -156,16 +158,16 @@ class ReplicaLog:
                 self._catches_up = False
                 self._condition.notify_all()
 
-    def _send_kept(self, stub: Stub, after: int, until: int) -> int:
+    def _send_kept(self, stub: PserverStub, after: int, until: int) -> int:
         """Sends what is kept between two records; returns the number of the peer's last one."""
         while True:
             with self._condition:
                 batch = self._unsent.batch(after, until)
-            after = self._peer.call(stub, pb.ReplicateRequest(records=batch)).last
+            after = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch)).last
             if after >= until:
                 return after
 
-    def _has(self, stub: Stub, last: int) -> bool:
+    def _has(self, stub: PserverStub, last: int) -> bool:
         """The peer has the whole state up to a record. Returns False if there is another peer by
         now, or the peer lacks what was acknowledged."""
         with self._condition:
@@ -329,7 +331,7 @@ class ReplicaLog:
             if not batch or stub is None or not self._complete:
                 return
         try:
-            answer = self._peer.call(stub, pb.ReplicateRequest(records=batch))
+            answer = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch))
         except (grpc.RpcError, PeerGoneError) as error:
             self._away(stub, error)
             return

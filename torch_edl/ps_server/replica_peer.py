@@ -12,7 +12,8 @@ from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.identity import Identity
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.framed import Framed
+from torch_edl.wire.pserver_stub import PserverStub
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class ReplicaPeer:
         self.condition = threading.Condition()
         """Notified of each change."""
         self.server: cluster_pb2.Server | None = None
-        self.stub: Stub | None = None
+        self.stub: PserverStub | None = None
         self.answers = 0
         """Of the master."""
         self.why = "no peer listens yet"
@@ -71,7 +72,7 @@ class ReplicaPeer:
         self.why = "no peer listens"
         if server is not None:
             self.why = f"the peer at {server.address} has no complete copy yet"
-            self.stub = Stub(services.REPLICAS, server.address, self._token, retries=False)
+            self.stub = PserverStub(services.REPLICAS, server, self._token)
         return True
 
     @property
@@ -83,7 +84,7 @@ class ReplicaPeer:
         """The peer is tried now."""
         self._tried = self.answers
 
-    def failed(self, stub: Stub, error: Exception) -> bool:
+    def failed(self, stub: PserverStub, error: Exception) -> bool:
         """The peer cannot be used now; it is tried again after the next answer of the master.
         Returns False if there is another one by now."""
         if stub is not self.stub:
@@ -96,8 +97,11 @@ class ReplicaPeer:
         self.condition.notify_all()
         return True
 
-    def call(self, stub: Stub, request: Any) -> Any:
+    def call(self, stub: PserverStub, request: Any) -> Any:
         """Calls the peer, unless there is another one; without ``condition``.
+
+        Args:
+            request: a message, or one with frames.
 
         Raises:
             grpc.RpcError: the call failed.
@@ -107,16 +111,17 @@ class ReplicaPeer:
             if self.server is None or stub is not self.stub:
                 raise PeerGoneError("there is another peer")
             incarnation = self.server.incarnation
-        request.fence.CopyFrom(pserver_pb2.Fence(job=self._job, incarnation=incarnation))
-        request.owner.CopyFrom(self._owner)
+        message = request.message if isinstance(request, Framed) else request
+        message.fence.CopyFrom(pserver_pb2.Fence(job=self._job, incarnation=incarnation))
+        message.owner.CopyFrom(self._owner)
         try:
-            return stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+            return stub.call(request, timeout_s=_CALL_TIMEOUT_S).message
         except ValueError as error:  # the channel was closed before the call began
             if isinstance(error, UsageError):
                 raise
             raise PeerGoneError("there is another peer") from None
 
-    def after(self, heard: int) -> tuple[Stub, int]:
+    def after(self, heard: int) -> tuple[PserverStub, int]:
         """The peer that the master names after that many of its answers, and their number now;
         without ``condition``.
 

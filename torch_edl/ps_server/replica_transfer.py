@@ -70,7 +70,8 @@ def records_after(call: Call, number: int) -> Iterator[Record]:
         following = ahead.submit(piece, number)
         while content := following.result():
             following = ahead.submit(piece, records.last(content))
-            yield from records.unpack(content)
+            for number, entry in records.unpack([content]):
+                yield Record(number, entry.kind, bytes(entry.payload))
 
 
 def _for_each_piece(

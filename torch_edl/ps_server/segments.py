@@ -24,7 +24,15 @@ import numpy as np
 
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.records import HEAD_BYTES, Entry, Head, Record, pack_head, unpack_head
+from torch_edl.ps_server.records import (
+    HEAD_BYTES,
+    Entry,
+    Head,
+    Piece,
+    Record,
+    pack_head,
+    unpack_head,
+)
 
 _MAGIC = b"EDLJRNL\n"
 _LENGTHS = struct.Struct("<II")  # bytes of the description, and its CRC-32
@@ -227,7 +235,7 @@ def _read_record(file: BinaryIO, size: int, segment: Segment, sequence: int) -> 
     """The record at this place; None where the file ends, or ends with a torn record."""
     begin = file.tell()
     content = file.read(HEAD_BYTES)
-    head = unpack_head(content) if len(content) == HEAD_BYTES else None
+    head = unpack_head(content)
     cut = len(content) < HEAD_BYTES
     if cut:
         why = "the file ends before it"
@@ -280,7 +288,7 @@ def _heads(file: BinaryIO, begin: int, size: int, above: int) -> Iterator[tuple[
         window = overlap + content
         for place in _likely(window, above, size):
             found = window[place : place + HEAD_BYTES]
-            head = unpack_head(found) if len(found) == HEAD_BYTES else None
+            head = unpack_head(found)
             if head is not None:
                 yield at - len(overlap) + place, head
         overlap = window[-HEAD_BYTES + 1 :]
@@ -336,7 +344,7 @@ class SegmentWriter:
         """
         self._write(pack_head(sequence, entry), entry.payload)
 
-    def _write(self, *buffers: bytes) -> None:
+    def _write(self, *buffers: Piece) -> None:
         if self._torn:
             self._cut()
         left = sum(map(len, buffers))

@@ -26,7 +26,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.data_server import WouldWaitError
+from torch_edl.wire.data_server import Answer, WouldWaitError
 from torch_edl.wire.framed import Framed, length_delimited
 from torch_edl.wire.server import Handler, TakesBytes
 
@@ -101,9 +101,15 @@ class PserverService:
             "Status": self._status,
         }
 
-    def data_answers(self) -> dict[str, Callable[[Framed, bool], Framed]]:
+    def data_answers(self) -> dict[str, Answer]:
         """The field of a DataRequest to its answer."""
-        return {"pull": self._pull_framed, "push_gradients": self._push_framed}
+        answers: dict[str, Answer] = {
+            "pull": self._pull_framed,
+            "push_gradients": self._push_framed,
+        }
+        if self._keeper:
+            answers["replicate"] = self._replicate_framed
+        return answers
 
     def close(self) -> None:
         """Rejects pushes that wait, and new ones."""
@@ -193,6 +199,11 @@ class PserverService:
                 raise WouldWaitError  # for the sink
             raw = given.encoded()  # it keeps all records in one encoding
         return Framed(self._push_gradients(request, raw, given.frames, may_wait=may_wait))
+
+    def _replicate_framed(self, given: Framed, may_wait: bool) -> Framed:
+        assert self._keeper is not None
+        self._require_fence(given.message.fence)
+        return self._keeper.replicate(given, may_wait)
 
     def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
         shard = self._shard

@@ -31,7 +31,7 @@ class Unsent:
         self._entries.append((number, entry))
         self._bytes += len(entry.payload)
 
-    def batch(self, after: int, until: int) -> bytes:
+    def batch(self, after: int, until: int) -> list[memoryview]:
         """Records between two numbers, see :func:`torch_edl.ps_server.records.batch`."""
         return records.batch(self._entries, after, until)
 

@@ -1,4 +1,5 @@
 from torch_edl.wire import pserver_pb2 as _pserver_pb2
+from torch_edl.wire import replica_pb2 as _replica_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
@@ -7,27 +8,31 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DataRequest(_message.Message):
-    __slots__ = ("key", "call", "pull", "push_gradients")
+    __slots__ = ("key", "call", "pull", "push_gradients", "replicate")
     KEY_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     call: int
     pull: _pserver_pb2.PullRequest
     push_gradients: _pserver_pb2.PushGradientsRequest
-    def __init__(self, key: _Optional[bytes] = ..., call: _Optional[int] = ..., pull: _Optional[_Union[_pserver_pb2.PullRequest, _Mapping]] = ..., push_gradients: _Optional[_Union[_pserver_pb2.PushGradientsRequest, _Mapping]] = ...) -> None: ...
+    replicate: _replica_pb2.ReplicateRequest
+    def __init__(self, key: _Optional[bytes] = ..., call: _Optional[int] = ..., pull: _Optional[_Union[_pserver_pb2.PullRequest, _Mapping]] = ..., push_gradients: _Optional[_Union[_pserver_pb2.PushGradientsRequest, _Mapping]] = ..., replicate: _Optional[_Union[_replica_pb2.ReplicateRequest, _Mapping]] = ...) -> None: ...
 
 class DataAnswer(_message.Message):
-    __slots__ = ("call", "code", "details", "pull", "push_gradients")
+    __slots__ = ("call", "code", "details", "pull", "push_gradients", "replicate")
     CALL_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    REPLICATE_FIELD_NUMBER: _ClassVar[int]
     call: int
     code: int
     details: str
     pull: _pserver_pb2.PullResponse
     push_gradients: _pserver_pb2.PushGradientsResponse
-    def __init__(self, call: _Optional[int] = ..., code: _Optional[int] = ..., details: _Optional[str] = ..., pull: _Optional[_Union[_pserver_pb2.PullResponse, _Mapping]] = ..., push_gradients: _Optional[_Union[_pserver_pb2.PushGradientsResponse, _Mapping]] = ...) -> None: ...
+    replicate: _replica_pb2.ReplicateResponse
+    def __init__(self, call: _Optional[int] = ..., code: _Optional[int] = ..., details: _Optional[str] = ..., pull: _Optional[_Union[_pserver_pb2.PullResponse, _Mapping]] = ..., push_gradients: _Optional[_Union[_pserver_pb2.PushGradientsResponse, _Mapping]] = ..., replicate: _Optional[_Union[_replica_pb2.ReplicateResponse, _Mapping]] = ...) -> None: ...

@@ -15,12 +15,16 @@ import zmq
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
-from torch_edl.wire import pserver_pb2
+from torch_edl.wire import pserver_pb2, replica_pb2
 from torch_edl.wire.channel import AWAY
 from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
 
-_FIELDS = {pserver_pb2.PullRequest: "pull", pserver_pb2.PushGradientsRequest: "push_gradients"}
+_FIELDS = {
+    pserver_pb2.PullRequest: "pull",
+    pserver_pb2.PushGradientsRequest: "push_gradients",
+    replica_pb2.ReplicateRequest: "replicate",
+}
 CALLS = tuple(_FIELDS)
 """The types of requests that the data plane takes."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_edl.wire import codec
+from torch_edl.wire import codec, replica_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 
@@ -50,6 +50,9 @@ class Framed:
             return self.message
         message = type(self.message)()
         message.CopyFrom(self.message)
+        if isinstance(message, replica_pb2.ReplicateRequest):
+            message.records = b"".join(self.frames)
+            return message
         for entry in getattr(message, "tables", ()):
             if entry.ids_frame:
                 entry.ids = bytes(codec.frame(self.frames, entry.ids_frame))

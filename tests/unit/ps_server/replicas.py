@@ -15,6 +15,8 @@ from torch_edl.ps_server.records import Entry, Kind
 from torch_edl.ps_server.replica_keeper import ReplicaKeeper
 from torch_edl.ps_server.replica_log import ReplicaLog
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
+from torch_edl.wire.data_server import DataServer, WouldWaitError
+from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import serve
 
 TOKEN = "t"
@@ -24,7 +26,7 @@ MINE = Identity(job="job", shard=0, shards=2, model=1)
 class Peer:
     """The keeper of shard 0, in a server of its own."""
 
-    def __init__(self, folder: Path, incarnation: int) -> None:
+    def __init__(self, folder: Path, incarnation: int, transport: str) -> None:
         folder.mkdir()
         self.keeper = ReplicaKeeper(folder, "job", 1, 2)
         self.calls: list[str] = []
@@ -42,29 +44,47 @@ class Peer:
 
             return handle
 
+        def replicate(given: Framed, may_wait: bool) -> Framed:
+            if given.message.fence != fence:
+                raise StaleIncarnationError("another peer")
+            if not may_wait and not self.gate.is_set():
+                raise WouldWaitError
+            assert self.gate.wait(20)
+            answer = self.keeper.replicate(given, may_wait)
+            self.calls.append("Replicate")
+            return answer
+
         handlers = {n: guarded(n, a) for n, a in self.keeper.answers().items()}
         self._server, port = serve(
             services.REPLICAS, handlers, address="127.0.0.1:0", token=TOKEN, threads=8
         )
         self.server = cluster_pb2.Server(address=f"127.0.0.1:{port}", incarnation=incarnation)
+        self._data: DataServer | None = None
+        if transport == "zeromq":
+            endpoint = f"ipc://{folder}.data"
+            answers = {"replicate": replicate}
+            self._data = DataServer(answers, endpoint=endpoint, token=TOKEN, threads=8)
+            self.server.data_plane = self._data.endpoint
 
     def die(self) -> None:
         self.gate.set()
+        if self._data is not None:
+            self._data.close()
         self._server.stop(None).wait()
 
 
 class Job:
     """Starts peers and owners, and plays the master."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, transport: str) -> None:
+        self._folder, self._transport = folder, transport
         self._made = 0
         self._logs: list[ReplicaLog] = []
         self._peers: list[Peer] = []
 
     def peer(self) -> Peer:
         self._made += 1
-        self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made))
+        self._peers.append(Peer(self._folder / f"peer-{self._made}", self._made, self._transport))
         return self._peers[-1]
 
     def owner(self, **more: Any) -> ReplicaLog:

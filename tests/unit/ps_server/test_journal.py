@@ -86,10 +86,10 @@ def test_records_of_another_journal_keep_their_numbers(server: Server, tmp_path:
     with source.reading() as (base, records):
         assert (base.sequence, base.path) == (0, None)
         for record in records:
-            peer.append_record(record)
-    peer.append_record(Record(2, Kind.GRADIENTS, b"again"))
+            peer.append_record(record.sequence, Entry.of(record.kind, record.payload))
+    peer.append_record(2, Entry.of(Kind.GRADIENTS, b"again"))
     with pytest.raises(UsageError, match="ends with record 5; send the records in between first"):
-        peer.append_record(Record(7, Kind.FLUSH, b""))
+        peer.append_record(7, Entry.of(Kind.FLUSH, b""))
     peer.close()
     copy = Server(tmp_path / "peer")
     assert copy.recovered() == PAYLOADS

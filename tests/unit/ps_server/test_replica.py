@@ -23,32 +23,38 @@ from tests.unit.ps_server.replicas import (
     until,
 )
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server.records import Entry, Kind, Record, pack, unpack
+from torch_edl.ps_server.records import Entry, Kind, Record, batch, pack, unpack
 from torch_edl.ps_server.replica_log import ReplicaLog
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.channel import Stub
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    made = Job(tmp_path)
+@pytest.fixture(params=["zeromq", "grpc"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path, request.param)
     yield made
     made.close()
 
 
 def test_records_travel_as_they_stand_in_a_segment() -> None:
     records = [Record(n, Kind.GRADIENTS, os.urandom(n * 7)) for n in range(1, 5)]
+    entries = [(r.sequence, Entry.of(r.kind, r.payload)) for r in records]
     content = b"".join(map(pack, records))
-    assert list(unpack(content)) == records
+    pieces = batch(entries, after=0, until=4)
+    assert b"".join(pieces) == content
+    for given in (pieces, [content], [pack(records[0]), *pieces[2:]]):
+        assert list(unpack(given)) == entries
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1
         with pytest.raises(UsageError, match="records:"):
-            list(unpack(bytes(damaged)))
+            list(unpack([bytes(damaged)]))
     for cut in (1, 27, len(content) - 1):
         with pytest.raises(UsageError, match="records:"):
-            list(unpack(content[:cut]))
+            list(unpack([content[:cut]]))
+    with pytest.raises(UsageError, match="record 4 does not match"):
+        list(unpack(pieces[:-1]))
 
 
 def test_a_successor_finds_what_was_acknowledged(job: Job) -> None:

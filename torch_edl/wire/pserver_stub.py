@@ -1,0 +1,57 @@
+"""Calls to one parameter server: over its data plane what has frames, and all else over gRPC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import Message
+
+from torch_edl.wire import cluster_pb2
+from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.data_plane import is_reachable
+from torch_edl.wire.data_stub import DataStub
+from torch_edl.wire.framed import Framed
+from torch_edl.wire.services import Services
+
+
+class PserverStub:
+    """All goes over gRPC if the server has no data plane in reach.
+
+    Args:
+        services: see :class:`~torch_edl.wire.channel.Stub`.
+        token: of the job.
+    """
+
+    def __init__(self, services: Services, server: cluster_pb2.Server, token: str) -> None:
+        self.address = server.address
+        # No retries of gRPC's own: they would slow every call.
+        self._stub = Stub(services, server.address, token, retries=False)
+        has_plane = server.data_plane and is_reachable(server.data_plane)
+        self._data = DataStub(server.data_plane, token) if has_plane else None
+
+    def call(self, request: Message | Framed, *, timeout_s: float) -> Framed:
+        """Calls and waits for the answer.
+
+        Raises:
+            grpc.RpcError: with ``code()`` and ``details()``.
+            UsageError: the request is larger than the server takes.
+            ValueError: it was closed before.
+        """
+        if isinstance(request, Framed) and self._data is not None:
+            return self._data.call(request, timeout_s=timeout_s)
+        return Framed(self._call(request, timeout_s))
+
+    def _call(self, request: Message | Framed, timeout_s: float) -> Any:
+        if not isinstance(request, Framed):
+            return self._stub.call(request, timeout_s=timeout_s)
+        if isinstance(request.message, pb.PushGradientsRequest):
+            encoded = request.encoded()
+            return self._stub.call(request.message, timeout_s=timeout_s, encoded=encoded)
+        return self._stub.call(request.whole(), timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Calls in flight end with ``CANCELLED``."""
+        self._stub.close()
+        if self._data is not None:
+            self._data.close()
