@@ -47,16 +47,7 @@ class Servers:
     def now(self) -> list[pb.Server]:
         """The servers in the order of shards; one that starts has no address."""
         servers = [self._by_shard.get(shard) for shard in range(self.shards)]
-        return [
-            pb.Server()
-            if server is None
-            else pb.Server(
-                address=server.address if server.state == RUNNING else "",
-                incarnation=server.incarnation,
-                data_plane=server.data_plane,
-            )
-            for server in servers
-        ]
+        return [pb.Server() if server is None else _known(server) for server in servers]
 
     def of(self, shard: int, incarnation: int) -> Process | None:
         """The process that has the shard, unless that is of another incarnation."""
@@ -70,7 +61,7 @@ class Servers:
         peer = self._by_shard.get((shard + 1) % self.shards)
         if self.shards == 1 or peer is None or peer.state != RUNNING:
             return None
-        return pb.Server(address=peer.address, incarnation=peer.incarnation)
+        return _known(peer)
 
     def is_superseded(self, shard: int, incarnation: int) -> bool:
         """Whether a caller that knows this server of a shard is to learn of others: a later one
@@ -235,3 +226,12 @@ class Servers:
         self._copies = dict(map(tuple, state["copies"]))
         self._notes = dict(map(tuple, state["notes"]))
         self._lost = dict(map(tuple, state["lost"]))
+
+
+def _known(server: Process) -> pb.Server:
+    """As others are told of it."""
+    return pb.Server(
+        address=server.address if server.state == RUNNING else "",
+        incarnation=server.incarnation,
+        data_plane=server.data_plane,
+    )
