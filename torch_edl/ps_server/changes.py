@@ -27,6 +27,11 @@ class Changes:
         """Whether the sink gets changes at present."""
         return self._sink is not None and not self.replaying
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether :meth:`wait_durable` waits for a disk or a peer."""
+        return self._sink is not None and self._sink.is_slow
+
     def entry(self, kind: Kind, request: bytes) -> Entry | None:
         """What :meth:`append` takes. The checksum costs time: better without the lock."""
         return Entry.of(kind, request) if self.appended else None

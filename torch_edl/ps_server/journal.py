@@ -249,6 +249,11 @@ class Journal:
 
     # ---- durability ----
 
+    @property
+    def is_slow(self) -> bool:
+        """See :attr:`torch_edl.ps_server.records.Sink.is_slow`."""
+        return self._fsync == "always"
+
     def wait_durable(self, sequence: int) -> None:
         """See :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
         while self._durable < sequence:

@@ -77,6 +77,10 @@ class Record:
 class Sink(Protocol):
     """Where a shard appends what changes it, before the change: a journal on a disk, or a peer."""
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether :meth:`wait_durable` waits for a disk or a peer."""
+
     def append(self, entry: Entry) -> int:
         """Appends, in the order of the calls; returns the sequence number of the record.
 

@@ -292,6 +292,9 @@ class ReplicaLog:
             self._condition.notify_all()
             return self._last
 
+    is_slow = True
+    """See :attr:`torch_edl.ps_server.records.Sink.is_slow`."""
+
     def wait_durable(self, sequence: int) -> None:
         """See :meth:`torch_edl.ps_server.records.Sink.wait_durable`."""
         while not self._may_acknowledge(sequence):

@@ -6,6 +6,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
-from torch_edl.wire.data_server import Answer, WouldWaitError
+from torch_edl.wire.data_server import Answer, Later
 from torch_edl.wire.framed import Framed, length_delimited
 from torch_edl.wire.server import Handler, TakesBytes
 
@@ -190,15 +192,23 @@ class PserverService:
             answer.put(answer.message.dense, values)
         return answer
 
-    def _push_framed(self, given: Framed, may_wait: bool) -> Framed:
+    def _push_framed(self, given: Framed, may_wait: bool) -> Framed | Later:
         request = given.message
         self._require_fence(request.fence)
         raw = b""
         if self._compactor:
-            if not may_wait:
-                raise WouldWaitError  # for the sink
-            raw = given.encoded()  # it keeps all records in one encoding
-        return Framed(self._push_gradients(request, raw, given.frames, may_wait=may_wait))
+            raw = given.encoded()  # the sink keeps all records in one encoding
+        with ExitStack() as inside:
+            inside.enter_context(self._passing(request, may_wait=may_wait))
+            answer = Framed(self._shard.push(request, raw, given.frames))
+            if self._shard.is_slow:
+                return Later(answer, partial(self._wait_durable, inside.pop_all()))
+            self._shard.wait_durable()
+        return answer
+
+    def _wait_durable(self, inside: ExitStack) -> None:
+        with inside:
+            self._shard.wait_durable()
 
     def _replicate_framed(self, given: Framed, may_wait: bool) -> Framed:
         assert self._keeper is not None
@@ -226,16 +236,17 @@ class PserverService:
             raise UsageError(str(error)) from None
 
     def _push_gradients(
-        self,
-        request: pb.PushGradientsRequest,
-        raw: bytes,
-        frames: codec.Frames = (),
-        *,
-        may_wait: bool = True,
+        self, request: pb.PushGradientsRequest, raw: bytes
     ) -> pb.PushGradientsResponse:
-        r = request.range
-        with self._barrier.passing(r.task_id, r.last, may_wait=may_wait):
-            return self._shard.push(request, raw, frames)
+        with self._passing(request):
+            answer = self._shard.push(request, raw)
+            self._shard.wait_durable()
+            return answer
+
+    def _passing(
+        self, request: pb.PushGradientsRequest, *, may_wait: bool = True
+    ) -> AbstractContextManager[None]:
+        return self._barrier.passing(request.range.task_id, request.range.last, may_wait=may_wait)
 
     def _read_rows(self, request: pb.ReadRowsRequest) -> pb.ReadRowsResponse:
         table = self._shard.table(request.name)

@@ -171,7 +171,8 @@ class Shard:
         self, request: pb.PushGradientsRequest, raw: bytes = b"", frames: codec.Frames = ()
     ) -> pb.PushGradientsResponse:
         """Applies a push unless it was applied before; in sync mode, keeps it for its quorum. The
-        sink gets ``raw``; ``frames`` are of the message.
+        sink gets ``raw``; ``frames`` are of the message. To be acknowledged after
+        :meth:`wait_durable`.
 
         Raises:
             UsageError, OSError: the content or the range is rejected, or the sink has no room;
@@ -197,9 +198,17 @@ class Shard:
                     self._take(push, request.retired_before)
                     self._tables_told = True  # no worker pushes before
                     answer = pb.PushGradientsResponse(accepted=True, version=self.version)
-        # Also for a duplicate, whose original may still be on its way.
-        self._changes.wait_durable()
         return answer
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether :meth:`wait_durable` waits for a disk or a peer."""
+        return self._changes.is_slow
+
+    def wait_durable(self) -> None:
+        """Returns when the pushes so far survive this process: also for a duplicate, whose original
+        may still be on its way. See :class:`~torch_edl.ps_server.records.Sink` for errors."""
+        self._changes.wait_durable()
 
     def _answer_without_change(
         self, request: pb.PushGradientsRequest

@@ -6,10 +6,12 @@ import hmac
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import zmq
@@ -33,7 +35,17 @@ _FLUSH_MS = 500  # at most, for the last answers to leave
 _IO_THREADS = 4  # at most: they copy, and encrypt what goes to other machines
 _LARGE = 1 << 20  # bytes of a call that is worth the way to another thread
 
-Answer = Callable[[Framed, bool], Framed]
+
+@dataclass(frozen=True)
+class Later:
+    """An answer that counts when ``wait`` has returned: what the call did is not safe before. Such
+    calls wait one after the other, in a thread of their own."""
+
+    answer: Framed
+    wait: Callable[[], None]
+
+
+Answer = Callable[[Framed, bool], Framed | Later]
 """Answers a call. Where the second argument is False it must not wait for other calls: it raises
 :class:`WouldWaitError` before it has changed anything, and is called again."""
 
@@ -78,7 +90,8 @@ class DataServer:
             self._context.destroy(0)
             raise UsageError(f"{endpoint}: cannot listen there: {error.strerror}") from error
         self.endpoint = str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
-        self._calls: set[Future[None]] = set()  # in the pool
+        self._later = ThreadPoolExecutor(1, thread_name_prefix="data-later")
+        self._calls: set[Future[None]] = set()  # in a thread of either
         self._done: SimpleQueue[list[Any]] = SimpleQueue()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
@@ -109,13 +122,14 @@ class DataServer:
                 if self._socket in ready:
                     sender, *frames = self._socket.recv_multipart(copy=False)
                     if not self._answered_here(sender, frames):
-                        call = self._pool.submit(self._call, sender, frames)
-                        self._calls.add(call)
-                        call.add_done_callback(self._calls.discard)
+                        self._start(self._pool, self._call, sender, frames)
             except Exception:  # of one call: the others are to be answered
                 log.exception("data plane")
         self._pool.shutdown(wait=False, cancel_futures=True)
-        wait(set(self._calls), self._grace_s)
+        deadline = time.monotonic() + self._grace_s
+        while (calls := set(self._calls)) and (left := deadline - time.monotonic()) > 0:
+            wait(calls, left)
+        self._later.shutdown(wait=False, cancel_futures=True)
         self._send_answers()
         self._context.destroy(_FLUSH_MS)
 
@@ -123,27 +137,48 @@ class DataServer:
         while not self._done.empty():
             self._socket.send_multipart(self._done.get(), copy=False)
 
+    def _start(self, threads: ThreadPoolExecutor, what: Callable[..., None], *args: Any) -> None:
+        call = threads.submit(what, *args)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
     def _answered_here(self, sender: Any, frames: list[Any]) -> bool:
         if sum(map(len, frames)) > _LARGE or self._has_more():
             return False
         try:
-            answer, contents = self._answer(frames, may_wait=False)
+            answered = self._answer(frames, may_wait=False)
         except WouldWaitError:
             return False
-        self._socket.send_multipart([sender, answer.SerializeToString(), *contents], copy=False)
+        if answered.wait is None:
+            self._socket.send_multipart([sender, *answered.content], copy=False)
+        else:
+            self._start(self._later, self._finish, sender, answered)
         return True
 
     def _has_more(self) -> bool:
         return bool(self._socket.poll(0))
 
     def _call(self, sender: Any, frames: list[Any]) -> None:
-        answer, contents = self._answer(frames, may_wait=True)
-        self._done.put([sender, answer.SerializeToString(), *contents])
+        answered = self._answer(frames, may_wait=True)
+        if answered.wait is None:
+            self._send(sender, answered.content)
+        else:
+            self._start(self._later, self._finish, sender, answered)
+
+    def _finish(self, sender: Any, answered: _Answered) -> None:
+        assert answered.wait is not None
+        content = answered.content
+        try:
+            answered.wait()
+        except Exception as error:
+            content = _failed(answered.call, *status_of(answered.name, error)).content
+        self._send(sender, content)
+
+    def _send(self, sender: Any, content: list[Any]) -> None:
+        self._done.put([sender, *content])
         self._wake()
 
-    def _answer(
-        self, frames: list[Any], *, may_wait: bool
-    ) -> tuple[pb.DataAnswer, list[memoryview]]:
+    def _answer(self, frames: list[Any], *, may_wait: bool) -> _Answered:
         call, name = 0, "a call"
         try:
             if not 1 <= len(frames) <= MOST_FRAMES:
@@ -163,17 +198,29 @@ class DataServer:
             raise
         except _Refused:
             code = grpc.StatusCode.UNAUTHENTICATED
-            return _failed(call, code, "wrong or missing key: not a process of this job"), []
+            return _failed(call, code, "wrong or missing key: not a process of this job")
         except Exception as error:
-            return _failed(call, *status_of(name, error)), []
+            return _failed(call, *status_of(name, error))
+        later = given.wait if isinstance(given, Later) else None
+        given = given.answer if isinstance(given, Later) else given
         answer = pb.DataAnswer(call=call)
         getattr(answer, name).CopyFrom(given.message)
-        return answer, given.frames
+        return _Answered(call, name, [answer.SerializeToString(), *given.frames], later)
 
 
 class _Refused(Exception):
     """The caller does not have the token."""
 
 
-def _failed(call: int, code: grpc.StatusCode, details: str) -> pb.DataAnswer:
-    return pb.DataAnswer(call=call, code=code.value[0], details=details)
+class _Answered(NamedTuple):
+    """An answer as it is sent."""
+
+    call: int
+    name: str
+    content: list[Any]
+    wait: Callable[[], None] | None
+
+
+def _failed(call: int, code: grpc.StatusCode, details: str) -> _Answered:
+    answer = pb.DataAnswer(call=call, code=code.value[0], details=details)
+    return _Answered(call, "", [answer.SerializeToString()], None)
