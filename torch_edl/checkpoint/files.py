@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 from safetensors import SafetensorError, safe_open
 
 from torch_edl import _core
@@ -126,7 +126,7 @@ def write(
 
     given = ((n, t if isinstance(t, Tensor) else Tensor.of(n, t)) for n, t in tensors.items())
     found = dict(sorted(given, key=item_size, reverse=True))  # stable
-    crcs = {name: zlib.crc32(tensor.content.data) for name, tensor in found.items()}
+    crcs = {name: crc32(tensor.content.data) for name, tensor in found.items()}
     layout = {n: (t.dtype, t.shape, t.content.size) for n, t in found.items()}
     with open(path, "wb") as file:
         file.write(header(layout, {**metadata, _CRC: json.dumps(crcs)}))
@@ -177,7 +177,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     for name, crc in crcs.items():
         if names is not None and name not in names:
             continue
-        if name not in tensors or zlib.crc32(tensors[name].content.data) != crc:
+        if name not in tensors or crc32(tensors[name].content.data) != crc:
             raise _damaged(path, name)
     return tensors
 
@@ -201,7 +201,7 @@ def read_rows(path: Path, name: str, rows: int) -> Iterator[npt.NDArray[np.float
             for start in range(0, count, rows):
                 size = min(rows, count - start)
                 piece = np.fromfile(file, np.float32, size * dim).reshape(size, dim)
-                crc = zlib.crc32(piece.data, crc)
+                crc = crc32(piece.data, crc)
                 yield piece
     except KeyError as error:
         raise CheckpointError(f"{path}: no tensor {error}; it is damaged") from None

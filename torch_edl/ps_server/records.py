@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import enum
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
+
+from isal.isal_zlib import crc32
 
 from torch_edl.errors import UsageError
 
@@ -62,7 +63,7 @@ class Entry:
     @classmethod
     def of(cls, kind: int, payload: Piece) -> Entry:
         """The entry with the checksum of its payload."""
-        return cls(kind, payload, zlib.crc32(payload))
+        return cls(kind, payload, crc32(payload))
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, Entry]]:
             if head.length and at == len(piece):
                 piece, at = memoryview(next(rest, b"")), 0
             payload = piece[at : at + head.length]
-            if len(payload) < head.length or zlib.crc32(payload) != head.crc:
+            if len(payload) < head.length or crc32(payload) != head.crc:
                 raise UsageError(f"records: record {head.sequence} does not match its checksum")
             at += head.length
             yield head.sequence, Entry(head.kind, payload, head.crc)
@@ -181,14 +182,14 @@ class Head:
 def pack_head(sequence: int, entry: Entry) -> bytes:
     """The head of the record with that number, HEAD_BYTES long."""
     fields = _FIELDS.pack(sequence, len(entry.payload), entry.kind, entry.crc)
-    return fields + _CRC.pack(zlib.crc32(fields))
+    return fields + _CRC.pack(crc32(fields))
 
 
 def unpack_head(content: Piece) -> Head | None:
     """The inverse of :func:`pack_head`; None if it is too short or does not match its checksum."""
     if len(content) < HEAD_BYTES:
         return None
-    if zlib.crc32(content[: _FIELDS.size]) != _CRC.unpack_from(content, _FIELDS.size)[0]:
+    if crc32(content[: _FIELDS.size]) != _CRC.unpack_from(content, _FIELDS.size)[0]:
         return None
     sequence, length, kind, crc = _FIELDS.unpack_from(content)
     return Head(sequence, length, kind, crc)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import re
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server.identity import Identity
@@ -84,7 +84,7 @@ def chain(folder: Path, after: int = 0) -> tuple[list[Segment], list[Segment]]:
 def header(identity: Identity) -> bytes:
     """The beginning of a segment."""
     text = identity.to_json().encode()
-    return _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text
+    return _MAGIC + _LENGTHS.pack(len(text), crc32(text)) + text
 
 
 @dataclass
@@ -196,7 +196,7 @@ def _find_intact(file: BinaryIO, begin: int, size: int, segment: Segment, least:
         if segment.end is None or head.sequence < segment.end:
             file.seek(at + HEAD_BYTES)
             payload = file.read(head.length)
-            if len(payload) == head.length and zlib.crc32(payload) == head.crc:
+            if len(payload) == head.length and crc32(payload) == head.crc:
                 file.seek(at)
                 return head.sequence
     return None
@@ -224,7 +224,7 @@ def _require_header(file: BinaryIO, segment: Segment, identity: Identity) -> Non
         return
     length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
     text = file.read(min(length, _LONGEST_DESCRIPTION))
-    if zlib.crc32(text) == crc:
+    if crc32(text) == crc:
         try:
             identity.require(text, segment.path)
         except (KeyError, TypeError) as error:
@@ -247,7 +247,7 @@ def _read_record(file: BinaryIO, size: int, segment: Segment, sequence: int) -> 
         cut, why = True, "the file ends before its end"
     else:
         payload = file.read(head.length)
-        if zlib.crc32(payload) == head.crc:
+        if crc32(payload) == head.crc:
             return Record(sequence, head.kind, payload)
         why = "its content does not match its checksum"
     if segment.end is None and (cut or _is_torn(file, begin, size, sequence)):
