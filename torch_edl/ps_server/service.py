@@ -271,7 +271,9 @@ class PserverService:
         if self._compactor:
             self._compactor.give_way(min(request.timeout_ms / 1000, _FIRST_SNAPSHOT_S))
         self._barrier.hold(request.timeout_ms / 1000, move=request.move)
-        return pb.HoldResponse(initialized=True, watermarks=self._shard.watermarks().to_proto())
+        # What was acknowledged does not go with these servers, and tasks continue behind it.
+        watermarks = self._shard.watermarks(received=request.move > 0)
+        return pb.HoldResponse(initialized=True, watermarks=watermarks.to_proto())
 
     def _snapshot(self, request: pb.SnapshotRequest, raw: bytes) -> pb.SnapshotResponse:
         targets = Watermarks.from_proto(request.targets)

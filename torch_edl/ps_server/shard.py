@@ -160,10 +160,10 @@ class Shard:
         with self._state:
             return self._received.offset(task_id)
 
-    def watermarks(self) -> Watermarks:
-        """A copy of the watermarks of what is applied."""
+    def watermarks(self, *, received: bool = False) -> Watermarks:
+        """A copy of the watermarks of what is applied; or, in sync mode, also of what waits."""
         with self._state:
-            return self._applied.copy()
+            return (self._received if received else self._applied).copy()
 
     # ---- changing ----
 

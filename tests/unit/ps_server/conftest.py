@@ -141,8 +141,8 @@ class Server:
         answer: pb.PushGradientsResponse = self.call(request)
         return answer
 
-    def hold(self, timeout_ms: int = 10_000) -> Watermarks:
-        request = pb.HoldRequest(fence=self.fence, timeout_ms=timeout_ms)
+    def hold(self, timeout_ms: int = 10_000, *, move: int = 0) -> Watermarks:
+        request = pb.HoldRequest(fence=self.fence, timeout_ms=timeout_ms, move=move)
         return Watermarks.from_proto(self.call(request).watermarks)
 
     def status(self) -> pb.PserverStatusResponse:

@@ -160,6 +160,28 @@ def test_a_server_that_was_replaced_does_not_acknowledge_and_ends(
         start(1, f"--journal={root}", "--incarnation=2")
 
 
+def test_a_move_takes_the_pushes_that_wait_for_their_quorum(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """They were acknowledged: the tasks of workers that left continue behind them."""
+    (server,) = start(1, *ARGUMENTS["sync"])
+    server.initialize(DENSE, {"t": 4}, **ADAM)
+    worker = Worker(server)
+    for _ in range(4):  # an update of three, and one that waits
+        worker.push()
+    assert server.hold() == Watermarks(0, {0: 8, 1: 8, 2: 8})
+    server.call(pb.ReleaseRequest(fence=server.fence))
+    targets = server.hold(move=1)
+    assert targets == Watermarks(0, {0: 8, 1: 8, 2: 8, 3: 8})
+    (tmp_path / "cut").mkdir()
+    answer = server.call(
+        pb.SnapshotRequest(
+            fence=server.fence, targets=targets.to_proto(), directory=str(tmp_path / "cut"), move=1
+        )
+    )
+    assert answer.snapshot.version == 2
+
+
 def test_sync_mode_recovers_the_cut_of_a_checkpoint_and_a_flush(
     start: Callable[..., Any], tmp_path: Path, save: Callable[..., Path]
 ) -> None:
