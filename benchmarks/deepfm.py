@@ -10,7 +10,6 @@ Prints one JSON line and appends it to benchmarks/results/deepfm.jsonl; README.m
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import resource
@@ -25,47 +24,20 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from deepfm_data import BATCH, DIM, EXAMPLE, HIDDEN, IDS, INIT_STD, ROOT, example, make_data, read
 from report import report
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from torch_edl.metrics import AUC
 
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLE = ROOT / "examples" / "deepfm"
-
-IDS, DIM, INIT_STD, BATCH = 1_000_000, 16, 0.01, 512
-HIDDEN = (400, 400)
 SERVERS, WORKERS = 2, 4
 WARM_UP = 20
-PARTS = ("plain", "bound", "ours-1", "ours-8")
-
-Batch = tuple[tuple[Tensor, Tensor], Tensor]
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"deepfm_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+PARTS = ("plain", "bound", "ours-1", "ours-8", "loop")
 
 
 # --- what runs in a process of its own -----------------------------------------------------------
-
-
-def _read(data: Path, split: str) -> Batch:
-    """All records of a split as tensors."""
-    files = sorted(data.glob(f"{split}-*.parquet"))
-    made: Batch = _module(EXAMPLE / "model.py").feed(
-        pa.concat_tables([pq.read_table(f) for f in files]), "training", {}
-    )
-    return made
 
 
 def _plain_model() -> Any:
@@ -76,7 +48,7 @@ def _plain_model() -> Any:
         nn.init.normal_(table.weight, 0, INIT_STD)
         return table
 
-    return _module(EXAMPLE / "model.py").DeepFM(embedding, DIM, HIDDEN)
+    return example.DeepFM(embedding, DIM, HIDDEN)
 
 
 def _timed(step: Callable[[int], None], steps: int) -> dict[str, float]:
@@ -95,7 +67,7 @@ def _timed(step: Callable[[int], None], steps: int) -> dict[str, float]:
 
 def _held_out(model: Any, data: Path) -> dict[str, float]:
     """Loss (nats) and AUC on the held-out part."""
-    (ids, dense), labels = _read(data, "eval")
+    (ids, dense), labels = read(data, "eval")
     auc, loss = AUC(), 0.0
     with torch.no_grad():
         for start in range(0, len(labels), 8192):
@@ -109,7 +81,7 @@ def _held_out(model: Any, data: Path) -> dict[str, float]:
 
 def part_plain(args: argparse.Namespace) -> dict[str, float]:
     """One process: its data decoded before the clock starts, torch's threads on all cores."""
-    (ids, dense), labels = _read(args.data, "train")
+    (ids, dense), labels = read(args.data, "train")
     torch.manual_seed(0)
     model = _plain_model()
     optimizer = torch.optim.Adagrad(model.parameters(), lr=args.lr)
@@ -131,7 +103,7 @@ def part_bound(args: argparse.Namespace) -> dict[str, float]:
     batch by heart has gradients so small that they are denormal, and slow.
     """
     torch.manual_seed(0)
-    model = _module(EXAMPLE / "model.py").DeepFM(lambda _: nn.Identity(), DIM, HIDDEN)
+    model = example.DeepFM(lambda _: nn.Identity(), DIM, HIDDEN)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=args.lr)
     loss = nn.BCEWithLogitsLoss()
     batches = [
@@ -221,36 +193,79 @@ def run_bound(args: argparse.Namespace) -> dict[str, Any]:
     return {**tried[how], "how": how}
 
 
-def run_ours(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
-    """``torch-edl run``: rate of the summary, from the first lease to the last record with no
-    warm-up left out; CPU of all its processes while it was under way."""
-    with tempfile.TemporaryDirectory() as folder:
-        output, summary = Path(folder) / "model", Path(folder) / "summary.json"
-        command = [sys.executable, "-m", "torch_edl.cli", "run", str(EXAMPLE / "model.py")]
-        command += ["--data", *map(str, sorted(args.data.glob("train-*.parquet")))]
-        command += ["--ps", str(SERVERS), "--workers", str(WORKERS), "--strategy", "ps"]
-        command += ["--batch-size", str(BATCH), "--local-steps", str(local_steps)]
+def run_file(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
+    """The example's model file: rate of the summary, from the first lease to the last record with
+    no warm-up left out."""
+
+    def command(folder: Path) -> tuple[list[str], list[str]]:
+        files = map(str, sorted(args.data.glob("train-*.parquet")))
+        flags = ["--strategy", "ps", "--local-steps", str(local_steps), "--batch-size", str(BATCH)]
+        flags += ["--data", *files, "--summary", str(folder / "summary.json")]
+        options = ["--", "--dim", str(DIM), "--hidden", *map(str, HIDDEN)]
+        options += ["--lr", str(args.lr), "--init-std", str(INIT_STD)]
+        return [str(EXAMPLE / "model.py"), *flags], options
+
+    def told(folder: Path) -> tuple[int, float, float | None]:
+        summary = json.loads((folder / "summary.json").read_text())
+        return summary["records"], summary["samples_per_s"], None
+
+    return run_ours(args, command, told)
+
+
+def run_loop(args: argparse.Namespace) -> dict[str, Any]:
+    """The same model in a training loop of the user's own: from the first minibatch of any worker
+    to the last one of all."""
+
+    def command(folder: Path) -> tuple[list[str], list[str]]:
+        script = Path(__file__).with_name("deepfm_loop.py")
+        return [], [str(script), str(args.data), str(args.lr), str(folder)]
+
+    def told(folder: Path) -> tuple[int, float, float | None]:
+        parts = [json.loads(part.read_text()) for part in folder.glob("loop-*.json")]
+        records = sum(part["records"] for part in parts)
+        begin, end = min(part["begin"] for part in parts), max(part["end"] for part in parts)
+        return records, records / (end - begin), end
+
+    return run_ours(args, command, told)
+
+
+def run_ours(
+    args: argparse.Namespace,
+    run: Callable[[Path], tuple[list[str], list[str]]],
+    told: Callable[[Path], tuple[int, float, float | None]],
+) -> dict[str, Any]:
+    """``torch-edl run``: its rate, and the CPU of all its processes while it was under way.
+
+    Args:
+        run: from a folder for figures to the first and last arguments.
+        told: from the folder to records, samples per second, and the end of training. None: a
+            little before the job ends.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        output, (what, last) = folder / "model", run(folder)
+        command = [sys.executable, "-m", "torch_edl.cli", "run", *what]
+        command += ["--ps", str(SERVERS), "--workers", str(WORKERS)]
         # With more workers than cores somebody always computes, so there is nothing to overlap.
         command += ["--staleness", "0"]
-        command += ["--output", str(output), "--summary", str(summary), *args.run_args.split()]
-        command += ["--", "--dim", str(DIM), "--hidden", *map(str, HIDDEN)]
-        command += ["--lr", str(args.lr), "--init-std", str(INIT_STD)]
+        command += ["--output", str(output), *args.run_args.split(), *last]
+        began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
         cpu = list(_watch(process))
         if process.returncode != 0:
             raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
-        told = json.loads(summary.read_text())
+        wall_s = time.perf_counter() - began
+        records, rate, ended = told(folder)
         figures = _result(_start("evaluate", args, os.cpu_count() or 1, "--output", str(output)))
-    rate = told["samples_per_s"]
-    # The steady part: the middle half of the training, which ends a little before the job does.
-    train_s = told["records"] / rate
-    begin, end = cpu[-1][0] - train_s * 0.85, cpu[-1][0] - train_s * 0.35
+    # The steady part: the middle half of the training.
+    ended, train_s = ended or cpu[-1][0], records / rate
+    begin, end = ended - train_s * 0.85, ended - train_s * 0.35
     inside = [c for c in cpu if begin <= c[0] <= end] or cpu
     cores_used = (inside[-1][1] - inside[0][1]) / max(inside[-1][0] - inside[0][0], 1e-9)
     return {
         "samples_per_s": rate,
         "cpu_us_per_sample": cores_used / rate * 1e6,
-        "wall_s": told["wall_s"],
+        "wall_s": wall_s,
         **figures,
     }
 
@@ -273,40 +288,34 @@ def _watch(process: subprocess.Popen[Any]) -> Iterator[tuple[float, float]]:
 def bytes_per_step(args: argparse.Namespace, local_steps: int) -> int:
     """What a worker sends and gets per minibatch, from the data: gradients and parameters of the
     net, ids and rows of each id of a window once; messages and their headers not counted."""
-    (ids, _), _ = _read(args.data, "eval")
+    (ids, _), _ = read(args.data, "eval")
     window = BATCH * local_steps
     unique = statistics.mean(
         len(np.unique(ids[start : start + window].numpy()))
         for start in range(0, len(ids) - window + 1, window)
     )
-    net = _module(EXAMPLE / "model.py").DeepFM(lambda _: nn.Identity(), DIM, HIDDEN)
+    net = example.DeepFM(lambda _: nn.Identity(), DIM, HIDDEN)
     dense = sum(p.numel() for p in net.parameters()) * 4
     return int(2 * (dense + unique * sum(8 + 4 * dim for dim in (DIM, 1))) / local_steps)
 
 
 def _ratios(rate: dict[str, float]) -> dict[str, float]:
-    pairs = [(ours, to) for ours in PARTS[2:] for to in PARTS[:2]]
+    pairs = [(ours, to) for ours in PARTS[2:] for to in PARTS[:2]] + [("loop", "ours-1")]
     return {f"{a} / {b}": round(rate[a] / rate[b], 3) for a, b in pairs if a in rate and b in rate}
-
-
-def make_data(args: argparse.Namespace) -> None:
-    """Writes the records where they are missing."""
-    if not (args.data / "metadata.json").exists():
-        generate = _module(EXAMPLE / "generate.py")
-        truth = generate.Truth(ids=IDS, zipf=1.2)
-        generate.generate(args.data, truth, args.records, max(args.records // 10, 51_200))
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """All wanted parts, interleaved, so that a slow minute of the machine hits each alike."""
-    make_data(args)
+    make_data(args.data, args.records)
     load_before = os.getloadavg()[0]
     runs: dict[str, list[dict[str, Any]]] = {}
     for _ in range(args.repeat):
         for part in args.only.split(","):
             kind, _, local_steps = part.partition("-")
             if kind == "ours":
-                made = run_ours(args, int(local_steps))
+                made = run_file(args, int(local_steps))
+            elif kind == "loop":
+                made = run_loop(args)
             elif kind == "bound":
                 made = run_bound(args)
             else:

@@ -13,6 +13,7 @@ import os
 import statistics
 
 import deepfm
+import deepfm_data
 from report import report
 
 _PARTS = {
@@ -32,14 +33,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(_PARTS), help=f"some of {','.join(_PARTS)}")
     args = parser.parse_args()
     args.lr, args.output = 0.02, None
-    args.data = deepfm.ROOT / "build" / "benchmarks" / f"deepfm-{args.records}"
-    deepfm.make_data(args)
+    args.data = deepfm_data.ROOT / "build" / "benchmarks" / f"deepfm-{args.records}"
+    deepfm_data.make_data(args.data, args.records)
     load_before = os.getloadavg()[0]
     rates: dict[str, list[float]] = {}
     for _ in range(args.repeat):
         for part in args.only.split(","):
             args.run_args = _PARTS[part]
-            made = deepfm.run_ours(args, args.local_steps)
+            made = deepfm.run_file(args, args.local_steps)
             rates.setdefault(part, []).append(made["samples_per_s"])
     medians = {part: statistics.median(found) for part, found in rates.items()}
     plain = medians.get("checkpoint")

@@ -189,7 +189,7 @@ class TrainConfig(Checked):
         "pushes averaged by --mode sync (default: MIN of --workers)",
         minimum=1,
     )
-    staleness: int = _train_option(
+    staleness: int = _training_option(
         1, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
     )
     """0 is strictly in order. With ``sync`` also the age in versions of the oldest gradient that is

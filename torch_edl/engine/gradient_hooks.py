@@ -27,6 +27,15 @@ def weak_hook(method: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
+def on_every_gradient(model: nn.Module, method: Callable[[], None]) -> None:
+    """Calls a method in each backward as soon as any parameter that is trained has its gradient,
+    and again for each other one."""
+    hook = weak_hook(method)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(lambda _: hook())  # type: ignore[no-untyped-call]
+
+
 class ManualAccumulation:
     """Raises in a backward that adds to gradients which no optimizer has taken.
 

@@ -310,10 +310,12 @@ class LeasedUpdates:
     # ---- leaving ----
 
     def leave(self) -> bool:
-        """The tasks that are in hand are given back; other workers may do them."""
+        """What was trained is counted. The tasks that are in hand are given back; other workers may
+        do the rest of them."""
         counted = self._engine.settle()
         # The job may be closed, and its master gone.
         with contextlib.suppress(MasterLostError, ValueError):
+            self._count_last()
             self._give_back(self._let_go())
             self._tasks.give_up()
         return counted
@@ -328,10 +330,7 @@ class LeasedUpdates:
     def _leave(self) -> NoReturn:
         """What is trained becomes part of the model, the rest is given back."""
         self._status.phase = "draining"
-        try:
-            self._count(self._engine.acknowledged(wait=True))
-        except EdlError as error:
-            log.warning("the last push is lost: %s", error)
+        self._count_last()
         held = self._forget()
         if not self._heartbeat.lost.is_set():
             # An absent master hears of the end of this process, or misses its heartbeats.
@@ -339,6 +338,13 @@ class LeasedUpdates:
                 self._give_back(held)
                 self._tasks.give_up()
         raise DismissedError("the job continues without this worker, or is over")
+
+    def _count_last(self) -> None:
+        """Waits for the push under way. If it is lost, its records are given back."""
+        try:
+            self._count(self._engine.acknowledged(wait=True))
+        except EdlError as error:
+            log.warning("the last push is lost: %s", error)
 
 
 def _is_training(item: Item) -> TypeGuard[RecordTask]:

@@ -71,6 +71,9 @@ class ScriptOnServers:
         self._rendezvous = rendezvous
         self._meter = meter
         self._ending = ending
+        # As for a model file: rows that decay towards zero become denormal numbers, which are many
+        # times slower, and which the servers do not keep either.
+        torch.set_flush_denormal(True)
         limit_rows(model, session.config.train.max_rows)
         swap_large(model, session.config.train.large_embedding, optimizer)
         self._engine = ServersEngine(
@@ -100,7 +103,7 @@ class ScriptOnServers:
     @property
     def step(self) -> int:
         """Batches of this process that are in the model, or about to be: it was stepped."""
-        return self._steps + self._engine.stepped
+        return self._steps + self._engine.steps_ahead
 
     @property
     def catching_up(self) -> bool:

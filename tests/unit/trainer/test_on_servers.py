@@ -14,12 +14,9 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import torch_edl
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.errors import UsageError
-from torch_edl.jobs import master_host
 from torch_edl.trainer import opening
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
 IDS, STEPS, BATCH = 30, 50, 15
@@ -56,43 +53,6 @@ def data() -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     ids = torch.cat([torch.randperm(IDS, generator=generator).view(-1, 2) for _ in range(STEPS)])
     return TensorDataset(ids, ids.float().mean(1, keepdim=True) / IDS)
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stub]]:
-    """``start(**train)``: a master for this process, which is a worker of it from then on."""
-    masters: list[master_host.JobMaster] = []
-    stubs: list[Stub] = []
-    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
-
-    def start_master(
-        *, strategy: str = "ps", servers: int = 2, checkpoint_dir: str = "", **train: Any
-    ) -> Stub:
-        config = JobConfig(
-            name=f"served-{len(masters)}",
-            kind="script",
-            model_file="script.py",
-            train=TrainConfig(strategy=strategy, **train),
-            cluster=ClusterConfig(max_workers=1, servers=servers),
-            checkpoint=CheckpointConfig(dir=checkpoint_dir),
-        )
-        master = master_host.start(config)
-        masters.append(master)
-        monkeypatch.setenv("TORCH_EDL_MASTER", master.address)
-        monkeypatch.setenv("TORCH_EDL_TOKEN", master.token)
-        stubs.append(Stub(services.MASTER, master.address, master.token))
-        return stubs[-1]
-
-    yield start_master
-    if opening._current is not None:
-        opening._current.close()
-    for stub in stubs:
-        stub.close()
-    for master in masters:
-        assert master.hosted is not None
-        master.hosted.close()  # its servers follow it
-    signal.signal(signal.SIGTERM, before)
 
 
 def loop(
@@ -137,7 +97,7 @@ FAST = {("sgd", "unbounded"), ("adam", "swapped")}
 def test_50_steps_equal_a_plain_loop(
     start: Callable[..., Stub], name: str, table: str, clip: bool
 ) -> None:
-    start(large_embedding=10)
+    start(large_embedding=10, staleness=0)
     records = data()
     theirs = Model(plain_embedding())
     optimizer = OPTIMIZERS[name](theirs.parameters())

@@ -1,10 +1,10 @@
 """Asynchronous or synchronous SGD on parameter servers.
 
-Each update is a pull, its minibatches, and a push. Where the rows of an update can be found ahead
-of time, and with ``staleness`` 1 or more, the pull of the next update and the push of the last
-travel while this one is computed; otherwise they strictly follow each other. One push at most is
-on its way, so a server gets them in order. Between the minibatches of an update the dense
-parameters continue as the user's optimizer moves them, here.
+Each update is a pull, its minibatches, and a push. With ``staleness`` 1 or more, the pull of the
+next update and the push of the last travel while this one is computed; otherwise they strictly
+follow each other. Rows that could not be found ahead of time are pulled when the model asks for
+them. One push at most is on its way, so a server gets them in order. Between the minibatches of an
+update the dense parameters continue as the user's optimizer moves them, here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from torch import nn
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
-from torch_edl.data.batch import Batch, Minibatch, Update
+from torch_edl.data.batch import Minibatch, Update
 from torch_edl.engine import state_dict
-from torch_edl.engine.gradient_hooks import ManualAccumulation
+from torch_edl.engine.gradient_hooks import ManualAccumulation, on_every_gradient
 from torch_edl.engine.servers import dense
-from torch_edl.engine.servers.rows import Plan, PlannedUpdate, ServerRows
+from torch_edl.engine.servers.plan import Plan, PlannedUpdate
+from torch_edl.engine.servers.rows import ServerRows
 from torch_edl.engine.servers.schedule import ServerSchedule
 from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
 from torch_edl.master_client.heartbeat import WorkerStatus
@@ -51,8 +52,8 @@ class ServersEngine:
             does nothing when the body calls it.
         resolve: says which server has a shard now; None: nobody does.
         forward: runs the model on the features of a minibatch, so that the rows of an update are
-            found and pulled ahead of time. None: the script calls its model by itself, rows are
-            pulled when the model asks for them, and each update is one minibatch.
+            found and pulled ahead of time. None: the script calls its model by itself, the rows
+            of a minibatch are guessed from those before it, and each update is one minibatch.
     """
 
     knows_marks = False
@@ -77,15 +78,15 @@ class ServersEngine:
         self._optimizer = optimizer
         self._schedule = ServerSchedule(optimizer, scheduler, config.train.local_steps)
         self._kernel = optimizer_config(optimizer)
-        self._plans_ahead = forward is not None
-        self._rows = ServerRows(model, forward or model)
-        if not self._plans_ahead:
+        self._is_script = forward is None
+        self._rows = ServerRows(model, forward)
+        if self._is_script:
             self._rows.show_gradients()
         self._dense = dense.dense_parameters(model, optimizer)
         self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         self._sync = config.train.mode == "sync"
-        self.depth = config.train.staleness if self._plans_ahead and not self._sync else 0
+        self.depth = 0 if self._sync else config.train.staleness
         self._ahead: deque[PlannedUpdate] = deque()
         self._open: PlannedUpdate | None = None
         self._pushed: tuple[Update, Pending[bool]] | None = None
@@ -99,10 +100,12 @@ class ServersEngine:
         self._lost: ServersLostError | None = None
         self._forgiving = False
         # A script may leave its step out, and must not add the next gradients to those of before.
-        self._accumulation = None if self._plans_ahead else ManualAccumulation(model)
+        self._accumulation = ManualAccumulation(model) if self._is_script else None
         self._keeps_gradients = False
         self._at_last = True
         optimizer.register_step_pre_hook(self._before_step)
+        if self._is_script and self.depth:  # nobody tells when its backward begins
+            on_every_gradient(model, self._pull_ahead)
 
     # ---- servers ----
 
@@ -138,6 +141,7 @@ class ServersEngine:
         if self._client is not None:
             self._client.close()
         self._client = self._open = self._pushed = self._known = None
+        self._rows.leave()
         self._incarnation = 0
         self._ahead.clear()
         self._done.clear()
@@ -165,7 +169,7 @@ class ServersEngine:
         planned = self._opened(update)
         self._rows.use(planned.plan, minibatch.number)
         self._at_last = minibatch.number + 1 == update.count
-        if not self._plans_ahead:
+        if self._is_script:
             return minibatch.batch
         return replace(minibatch.batch, features=self._rows.given(minibatch.batch.features))
 
@@ -177,14 +181,14 @@ class ServersEngine:
         return compute is not None
 
     def commit(self, update: Update) -> bool:
-        """Pushes what was collected. In sync mode, and where the script's own loop continues from
-        here, the push is acknowledged when this returns."""
+        """Pushes what was collected. In sync mode the push is acknowledged when this returns."""
         if self._incarnation != update.incarnation:
             known = f"of incarnation {update.incarnation}, the servers are at {self._incarnation}"
             raise ServersLostError(f"the lease is {known}")
         if self._open is None and update.count:
             raise ServersLostError("the connection was closed within an update")
         planned = self._opened(update)
+        self._rows.leave()
         self._forgiving = False
         if self._lost is not None:
             raise self._lost
@@ -207,8 +211,6 @@ class ServersEngine:
         self._settle_push()
         self._pushed, self._open = (update, self._push(planned)), None
         self._trained += 1
-        if not self._plans_ahead:
-            self._settle_push()
         return True
 
     def acknowledged(self, *, wait: bool = False) -> list[Update]:
@@ -218,8 +220,10 @@ class ServersEngine:
         return done
 
     def settle(self) -> bool:
-        """An update that the script left is not pushed."""
+        """An update that the script left is not pushed, nor are those after it begun."""
         self._open = None
+        self._ahead.clear()
+        self._rows.leave()
         self._forgiving = False
         return False
 
@@ -229,9 +233,10 @@ class ServersEngine:
         return self._lost is not None
 
     @property
-    def stepped(self) -> bool:
-        """Whether the body stepped its optimizer in the update that is open."""
-        return self._open is not None and self._open.steps > 0
+    def steps_ahead(self) -> int:
+        """Updates that :meth:`acknowledged` did not report yet, the open one once it is stepped."""
+        is_stepped = self._open is not None and self._open.steps > 0
+        return is_stepped + (self._pushed is not None) + len(self._done)
 
     @property
     def in_update(self) -> bool:
@@ -256,7 +261,7 @@ class ServersEngine:
         planned.versions = result.versions
         for flat in self._flat:
             flat.forget(gradients=not self._keeps_gradients)
-        self._lost, self._forgiving = None, not self._plans_ahead
+        self._lost, self._forgiving = None, self._is_script
         self._open = planned
         return planned
 
@@ -294,7 +299,8 @@ class ServersEngine:
                 planned.pull = self._pull(planned.plan)
 
     def _pull(self, plan: Plan) -> Pending[PullResult]:
-        return self._servers.pull(plan.tables, known=self._known)
+        # A guess must not make rows of ids that nobody looks up; the push makes those that lack.
+        return self._servers.pull(plan.tables, known=self._known, read_only=self._is_script)
 
     def _pull_rows(self, tables: Sequence[TableIds]) -> Sequence[Floats]:
         """Rows that no plan had.
@@ -314,13 +320,12 @@ class ServersEngine:
         return [np.zeros((len(t.ids.unique), t.dim), np.float32) for t in tables]
 
     def _plan(self, update: Update) -> Plan:
-        if not self._plans_ahead:
-            return Plan([[] for _ in range(update.count)])
-        return self._planned_rows([minibatch.batch for minibatch in update.minibatches])
+        batches = [minibatch.batch for minibatch in update.minibatches]
+        return self._planned_rows(batches if self._is_script else [b.features for b in batches])
 
-    def _planned_rows(self, batches: Sequence[Batch]) -> Plan:
+    def _planned_rows(self, features: Sequence[Any]) -> Plan:
         try:
-            return self._rows.plan(batches)
+            return self._rows.plan(features)
         except EdlError:
             raise
         except Exception as error:
@@ -369,7 +374,7 @@ class ServersEngine:
         for flat in self._flat:
             flat.forget()
         self._rows.use(Plan([[]]), 0)
-        self._lost, self._forgiving = None, not self._plans_ahead
+        self._lost, self._forgiving = None, self._is_script
         try:
             yield self._prepared
         finally:
@@ -379,7 +384,7 @@ class ServersEngine:
 
     def _prepared(self, features: Any) -> Any:
         """Pulls the rows of all tables at once."""
-        plan = self._planned_rows([Batch(features, None, 0)])
+        plan = self._planned_rows([features])
         if plan.tables:
             plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
         self._rows.use(plan, 0)
@@ -387,6 +392,7 @@ class ServersEngine:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model as it is on the servers now; this process's copy stays as it is."""
+        self._settle_push()
         return dense.gathered(self._servers, self._dense, self._rows.tables)
 
     def snapshot(self) -> Callable[[Path], Snapshot]:

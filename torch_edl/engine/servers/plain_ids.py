@@ -1,11 +1,11 @@
 """Which ids a model looks up, without running it: where they are plainly parts of its features.
 
-A model is run up to its last embedding to find the ids of a minibatch. Where there are dense layers
-before that (the bottom layers of DLRM), it costs as much as their forward. But most models look up
-tensors of their features, or columns of them. :class:`PlainIds` learns in the first minibatches
-which, and takes them from the next ones of the same layout. The model's real run says whether they
-were the right ones: of those that were not, rows are pulled then, and nothing is taken for granted
-any more.
+The model of a model file is run up to its last embedding to find the ids of a minibatch. Where
+there are dense layers before that (the bottom layers of DLRM), it costs as much as their forward;
+and the model of a script is not ours to run. But most models look up tensors of their features, or
+columns of them. :class:`PlainIds` learns in the first minibatches which, and takes them from the
+next ones of the same layout. The model's real run says whether they were the right ones: of those
+that were not, rows are pulled then, and nothing is taken for granted any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class PlainIds:
 
     def __init__(self) -> None:
         self._known: dict[_Layout, tuple[list[_View], int]] = {}
-        self._is_over = False
+        self.is_over = False
+        """It was given up."""
 
     def learn(self, tensors: Sequence[torch.Tensor], training: bool, found: list[Lookup]) -> None:
         """Takes what a run of the model looked up; none of ``tensors`` was changed by it.
@@ -51,7 +52,7 @@ class PlainIds:
             tensors: those of the features, in their order.
             training: whether the model was in training mode.
         """
-        layout = None if self._is_over else _layout(tensors, training)
+        layout = None if self.is_over else _layout(tensors, training)
         if layout is None or (layout not in self._known and len(self._known) == _MOST):
             return
         views = [view for lookup in found if (view := _view(tensors, lookup)) is not None]
@@ -63,7 +64,7 @@ class PlainIds:
 
     def find(self, tensors: Sequence[torch.Tensor], training: bool) -> list[Lookup] | None:
         """What the model is going to look up; None: only a run of it can say that."""
-        layout = None if self._is_over or not self._known else _layout(tensors, training)
+        layout = None if self.is_over or not self._known else _layout(tensors, training)
         views, agreed = self._known.get(layout, ([], 0)) if layout is not None else ([], 0)
         if agreed < _AGREE:
             return None
@@ -76,7 +77,7 @@ class PlainIds:
 
     def give_up(self) -> None:
         """The model looked up something else than what was found."""
-        self._is_over = True
+        self.is_over = True
         self._known.clear()
 
 
@@ -90,7 +91,7 @@ def _view(tensors: Sequence[torch.Tensor], lookup: Lookup) -> _View | None:
     """Where the ids lie in the features; None: they were computed."""
     module, ids = lookup
     for number, tensor in enumerate(tensors):
-        if ids.dtype != tensor.dtype or not _share(ids, tensor):
+        if ids.dtype != tensor.dtype or not shares_memory(ids, tensor):
             continue
         offset = int(ids.storage_offset() - tensor.storage_offset())
         if offset >= 0 and offset + _extent(ids) <= _extent(tensor):
@@ -98,7 +99,8 @@ def _view(tensors: Sequence[torch.Tensor], lookup: Lookup) -> _View | None:
     return None
 
 
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are views of one storage, of whichever parts."""
     begin = one.untyped_storage().data_ptr()
     return begin != 0 and begin == other.untyped_storage().data_ptr()
 

@@ -4,6 +4,10 @@ The ids of an update are found before the update is trained: the model runs on i
 its last embedding, with nothing looked up (:meth:`ServerRows.plan`). So all rows of all tables are
 pulled in one call, ahead of time. An id that only the real run asks for is pulled then.
 
+The model of a script is the script's to run. There the first minibatches show what is looked up
+(:class:`PlainIds`), and the rows of later ones are pulled on that guess, which nothing relies on:
+at each lookup the ids are compared with the guess, and others are pulled then.
+
 What clips gradients or scales them goes through ``parameter.grad``. The parameter of a table is
 empty; in a script its gradient is that of the rows in use, summed by id, and may be changed in
 place (:class:`TableParameter`).
@@ -12,28 +16,22 @@ place (:class:`TableParameter`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from torch_edl.data.batch import Batch, Update
 from torch_edl.engine.servers.features import copied, tensors, version
-from torch_edl.engine.servers.plain_ids import PlainIds
+from torch_edl.engine.servers.plain_ids import Lookup, PlainIds, shares_memory
+from torch_edl.engine.servers.plan import Call, Floats, Ids, Place, Plan
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import bind_tables
 from torch_edl.nn.rows import RowBlock, lookup
-from torch_edl.ps_client.client import Pending, PullResult
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
 
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 _grad: Any = torch.Tensor.grad
-_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 Pull = Callable[[Sequence[TableIds]], Sequence[Floats]]
 
 
@@ -44,99 +42,15 @@ class _LastLookup(BaseException):
     """
 
 
-@dataclass
-class _Call:
-    """One lookup of a minibatch."""
-
-    module: Table
-    ids: torch.Tensor
-    """Kept so that no other tensor takes its place in memory."""
-    place: _Place
-    """At the lookup; the model may change its ids afterwards."""
-    values: Ids
-    """(n,) a copy"""
-
-
-@dataclass
-class Plan:
-    """The rows that an update needs, and those that it has."""
-
-    calls: list[list[_Call]]
-    """Lookups of each minibatch, in the order of the model."""
-    tables: list[TableIds] = field(default_factory=list)
-    """What is to be pulled ahead of time."""
-    _blocks: list[tuple[TableIds, RowBlock]] = field(default_factory=list)
-    """What was pulled: for ``tables``, and then for ids that only the real run asked for."""
-    _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
-    not_run: dict[int, list[tuple[torch.Tensor, int]]] = field(default_factory=dict)
-    """Of minibatches whose lookups were found without the model: the features and their versions.
-    """
-
-    def take(self, rows: Sequence[Floats]) -> None:
-        """Takes what was pulled for ``tables``."""
-        self._blocks = [(t, RowBlock(v)) for t, v in zip(self.tables, rows, strict=True)]
-
-    def find(self, batch: int, call: int) -> tuple[RowBlock, Ids]:
-        """Rows and the positions in them for one lookup."""
-        number, span = self._where[batch, call]
-        table, block = self._blocks[number]
-        return block, table.ids.inverse[span]
-
-    def add(self, table: TableIds, values: Floats) -> RowBlock:
-        """Rows (u, dim) that the planning run did not see."""
-        block = RowBlock(values)
-        self._blocks.append((table, block))
-        return block
-
-    def gradient(self, name: str, servers: int) -> tuple[TableIds, Floats] | None:
-        """The ids of one table and their summed gradient (u, dim) so far, each id once; it may be
-        changed in place. None: there is none."""
-        used = [(t, b) for t, b in self._blocks if t.name == name and b.grads is not None]
-        if len(used) > 1:
-            ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in used]), servers)
-            parts = [b.grads for _, b in used if b.grads is not None]
-            table = TableIds(name, used[0][0].dim, ids)
-            whole = self.add(table, np.empty((len(ids.unique), table.dim), np.float32))
-            whole.add(ids.inverse, np.concatenate(parts))
-            for _, block in used:
-                block.grads = None
-            used = [(table, whole)]
-        return next(((t, b.grads) for t, b in used if b.grads is not None), None)
-
-    def drop_gradient(self, name: str) -> None:
-        """Forgets the gradient of one table."""
-        for table, block in self._blocks:
-            if table.name == name:
-                block.grads = None
-
-    def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
-        """:meth:`gradient` of each table that has one."""
-        names = dict.fromkeys(table.name for table, _ in self._blocks)
-        found = [self.gradient(name, servers) for name in names]
-        return [each for each in found if each is not None]
-
-
-@dataclass
-class PlannedUpdate:
-    """An update, the rows that its minibatches need, and the pull that is on its way."""
-
-    update: Update
-    plan: Plan
-    pull: Pending[PullResult] | None = None
-    versions: list[int] | None = None
-    """Of the servers, as they were pulled; None: not yet."""
-    steps: int = 0
-    """Minibatches whose gradients were collected."""
-
-
 class ServerRows:
     """The :class:`~torch_edl.nn.rows.RowStore` of all tables of a model.
 
     Args:
-        forward: runs the model on the features of a minibatch.
+        forward: runs the model on the features of a minibatch; None: only the script does, and the
+            features are all of its minibatch.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[[Any], Any]) -> None:
+    def __init__(self, model: nn.Module, forward: Callable[[Any], Any] | None) -> None:
         self._model = model
         self._forward = forward
         self.tables = bind_tables(model)
@@ -154,12 +68,15 @@ class ServerRows:
         )
         # Whether the model changes what it is given in place; None: not known yet.
         self._alters: bool | None = None if self.tables else False
-        self._planning: list[_Call] | None = None
-        self._noted: dict[_Place, Ids] = {}
+        self._planning: list[Call] | None = None
+        self._noted: dict[Place, Ids] = {}
         self._plain = PlainIds()
         self._lookups = 0  # per forward pass; 0: not known yet
         self._plan: Plan | None = None
         self._batch = self._call = 0
+        # What a script looked up in its minibatch, where nothing was guessed.
+        self._seen: list[Lookup] = []
+        self._seen_in_training = True
         self._pull: Pull | None = None
         self._servers = 1
         self.gradients_taken = False
@@ -169,12 +86,12 @@ class ServerRows:
         """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
         self._servers, self._pull = servers, pull
 
-    def plan(self, batches: Sequence[Batch]) -> Plan:
+    def plan(self, features: Sequence[Any]) -> Plan:
         """Finds which rows some minibatches need."""
-        plan = Plan([])
+        plan = Plan([[] for _ in features])
         if self.tables:
-            plan.calls = [self._calls(plan, number, b) for number, b in enumerate(batches)]
-        by_table: dict[str, list[tuple[int, int, _Call]]] = {}
+            plan.calls = [self._calls(plan, number, f) for number, f in enumerate(features)]
+        by_table: dict[str, list[tuple[int, int, Call]]] = {}
         for b, calls in enumerate(plan.calls):
             for c, call in enumerate(calls):
                 by_table.setdefault(call.module.table, []).append((b, c, call))
@@ -202,10 +119,15 @@ class ServerRows:
 
     def use(self, plan: Plan, batch: int) -> None:
         """The next forward pass is minibatch ``batch`` of ``plan``."""
-        if self._plan is not None and self._is_surprised(self._plan):
-            self._plain.give_up()
+        if self._plan is not None:
+            self._look_back(self._plan)
         self._plan, self._batch, self._call = plan, batch, 0
+        self._seen = []
         self.gradients_taken = False
+
+    def leave(self) -> None:
+        """The minibatch in use is over. What is looked up from now on is pulled then."""
+        self.use(Plan([[]]), 0)
 
     def show_gradients(self) -> None:
         """Lets the parameters of all tables show the gradients of their rows.
@@ -234,37 +156,74 @@ class ServerRows:
         if self._planning is not None:
             return self._note(module, ids)
         assert self._plan is not None, "a forward pass without a plan"
+        if self._forward is None and not torch.is_grad_enabled():
+            # An evaluation by the way: it wants the rows of now, and says nothing of later batches.
+            return lookup(module, *self._unplanned(module, ids), ids.shape)
         calls, position = self._plan.calls[self._batch], self._call
         self._call += 1
         if position < len(calls) and _same(calls[position], module, ids):
             block, inverse = self._plan.find(self._batch, position)
         else:
-            self._plain.give_up()
+            if calls:
+                self._plain.give_up()
+            elif self._batch in self._plan.given and not self._plain.is_over:
+                self._note_seen(self._plan.given[self._batch], module, ids)
             block, inverse = self._unplanned(module, ids)
         return lookup(module, block, inverse, ids.shape)
 
-    def _is_surprised(self, plan: Plan) -> bool:
-        """Whether the last minibatch asked for less than was planned, or changed its features where
-        the model was not run to see that."""
-        given = plan.not_run.get(self._batch, ())
-        return 0 < self._call < len(plan.calls[self._batch]) or any(
-            version(tensor) != before for tensor, before in given
-        )
+    def _look_back(self, plan: Plan) -> None:
+        """Judges the guess by what the minibatch did that is over, or learns from it."""
+        given, planned = plan.given.get(self._batch, ()), len(plan.calls[self._batch])
+        if 0 < self._call < planned:
+            self._plain.give_up()
+        elif self._forward is None:
+            if self._seen:
+                unchanged = [tensor for tensor, _ in given]
+                self._plain.learn(unchanged, self._seen_in_training, self._seen)
+        elif any(version(tensor) != before for tensor, before in given):
+            # The model was not run to see that it changes its features.
+            self._plain.give_up()
 
-    def _calls(self, plan: Plan, number: int, batch: Batch) -> list[_Call]:
+    def _note_seen(
+        self, given: Sequence[tuple[torch.Tensor, int]], module: Table, ids: torch.Tensor
+    ) -> None:
+        if not self._seen:
+            self._seen_in_training = self._model.training
+        self._seen.append((module, ids))
+        changed = [tensor for tensor, before in given if version(tensor) != before]
+        if any(shares_memory(ids, tensor) for tensor in changed):
+            self._plain.give_up()  # when the loader gave them, they were others
+
+    def _guessed(self, given: Sequence[torch.Tensor]) -> list[Call]:
+        """The lookups of a minibatch of a script, if it does what those before it did."""
+        found = self._plain.find(given, self._model.training) or []
+        values: dict[Place, Ids] = {}
+        for module, ids in found:
+            try:
+                _check_range(module, ids)
+            except UsageError:  # if it looks these up, it hears of them then
+                self._plain.give_up()
+                return []
+            values.setdefault(_place(ids), _flat(ids).copy())
+        return [Call(module, ids, None, values[_place(ids)]) for module, ids in found]
+
+    def _calls(self, plan: Plan, number: int, features: Any) -> list[Call]:
         """The lookups of a minibatch."""
-        given = list(tensors(batch.features))
+        given = list(tensors(features))
+        if self._forward is None:
+            plan.given[number] = [(t, version(t)) for t in given]
+            return self._guessed(given)
         # Where the model changes its features, what they hold at a lookup is known to it alone.
         plain = self._alters is False and self._plain.find(given, self._model.training)
         self._noted = {}
         if not plain:
-            return self._dry_run(batch)
-        plan.not_run[number] = [(t, version(t)) for t in given]
+            return self._dry_run(self._forward, features)
+        plan.given[number] = [(t, version(t)) for t in given]
         return [self._call_of(*each) for each in plain]
 
-    def _dry_run(self, batch: Batch) -> list[_Call]:
+    def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[Call]:
         unchanged = self._alters is False
-        features = self.given(batch.features)
+        features = self.given(features)
         given = list(tensors(features))
         versions = [version(t) for t in given]
         self._planning = []
@@ -273,7 +232,7 @@ class ServerRows:
             self._model.eval()
         try:
             with torch.no_grad():
-                self._forward(features)
+                forward(features)
         except _LastLookup:
             pass
         finally:
@@ -300,13 +259,13 @@ class ServerRows:
             raise _LastLookup
         return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
 
-    def _call_of(self, module: Table, ids: torch.Tensor) -> _Call:
+    def _call_of(self, module: Table, ids: torch.Tensor) -> Call:
         _check_range(module, ids)
         place = _place(ids)
         values = self._noted.get(place)
         if values is None:
             values = self._noted[place] = _flat(ids).copy()
-        return _Call(module, ids, place, values)
+        return Call(module, ids, place, values)
 
     def _unplanned(self, module: Table, ids: torch.Tensor) -> tuple[RowBlock, Ids]:
         assert self._plan is not None
@@ -349,13 +308,13 @@ def _flat(ids: torch.Tensor) -> Ids:
     return np.ascontiguousarray(ids.reshape(-1).cpu().numpy())
 
 
-def _same(call: _Call, module: Table, ids: torch.Tensor) -> bool:
+def _same(call: Call, module: Table, ids: torch.Tensor) -> bool:
     if call.module is not module or call.ids.shape != ids.shape:
         return False
     return call.place == _place(ids) or np.array_equal(call.values, _flat(ids))
 
 
-def _place(ids: torch.Tensor) -> _Place:
+def _place(ids: torch.Tensor) -> Place:
     """Where a tensor's values are, and how often they were changed there: two of one place have
     the same values, a view may not."""
     return ids.data_ptr(), version(ids), tuple(ids.shape), ids.stride(), ids.dtype

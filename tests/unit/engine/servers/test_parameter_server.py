@@ -271,10 +271,10 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[pb.Server
 
     model.kind = 0
     made = Trained(model, sgd, start_servers(1), staleness=0)
-    made.engine._planned_rows([Batch(torch.arange(2), None, 2)])
+    made.engine._planned_rows([torch.arange(2)])
     model.kind = 1
     with pytest.raises(UsageError, match=r"did not change the first one.*clone\(\)"):
-        made.engine._planned_rows([Batch(torch.arange(2), None, 2)])
+        made.engine._planned_rows([torch.arange(2)])
 
 
 def test_each_worker_may_draw_the_weights_that_are_swapped(

@@ -1,0 +1,124 @@
+"""The rows of the next batch are pulled while a script computes, and the script leaves its loop, or
+a server dies. Each record counts once: its row is the number of steps that it was in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import torch_edl
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+
+RECORDS, BATCH = 512, 8
+
+
+class Count(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch_edl.nn.Embedding(None, 1, initializer="zeros")
+        self.total = nn.Parameter(torch.zeros(1))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Minus the records: the gradient of SGD counts them."""
+        return -self.rows(numbers).sum() - len(numbers) * self.total.sum()
+
+
+def prepared() -> tuple[Any, Any, Any, Any]:
+    model = Count()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    job = torch_edl.init()
+    job.prepare(model, optimizer)
+    numbers = TensorDataset(torch.arange(RECORDS))
+    return job, model, optimizer, job.loader(numbers, batch_size=BATCH)
+
+
+def step(model: Any, optimizer: Any, numbers: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(numbers).backward()
+    optimizer.step()
+
+
+def counted(model: Any) -> list[float]:
+    with torch.no_grad():
+        found: list[float] = model.eval().rows(torch.arange(RECORDS)).flatten().tolist()
+    model.train()
+    return found
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_script_may_leave_its_loop_and_come_back(
+    start: Callable[..., Stub], staleness: int
+) -> None:
+    start(staleness=staleness)
+    job, model, optimizer, loader = prepared()
+    assert torch.tensor(1e-30).mul(1e-15).item() == 0  # a denormal number
+    done: list[int] = []
+    for (numbers,) in loader:
+        step(model, optimizer, numbers)
+        assert job.step == len(done) // BATCH + 1
+        done += numbers.tolist()
+        if len(done) == 20 * BATCH:
+            state = job.state_dict()  # of the servers: they lack the batch in hand
+            assert len(state["rows.ids"]) == state["total"].item() == len(done) - BATCH
+        if len(done) == 30 * BATCH:
+            break
+    # The batch in hand was not committed; those before it are in the model.
+    del done[-BATCH:]
+    assert job.step == 29
+    job.collect(lambda rank, world: b"", lambda parts: None)
+    assert model.total.item() == len(done)
+    assert [n for n, count in enumerate(counted(model)) if count] == sorted(done)
+    # With a gradient too: the rows of now, whatever was pulled ahead.
+    assert model.rows(torch.tensor(done[-BATCH:])).tolist() == [[1.0]] * BATCH
+
+    for (numbers,) in loader:
+        step(model, optimizer, numbers)
+    assert counted(model) == [1.0] * RECORDS
+    assert model.total.item() == RECORDS
+
+
+@pytest.mark.parametrize("every", [0, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_server_dies_with_a_pull_ahead(
+    start: Callable[..., Stub], tmp_path: Path, every: int
+) -> None:
+    """Without checkpoints everything begins again; else the model is that of the checkpoint. What
+    was pulled from the servers before is of another incarnation, and is not used."""
+    kept = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every": every} if every else {}
+    master = start(**kept)
+    job, model, optimizer, loader = prepared()
+    steps, is_killed = 0, False
+
+    def status() -> Any:
+        return master.call(pb.GetStatusRequest(), timeout_s=5)
+
+    for (numbers,) in loader:
+        optimizer.zero_grad()
+        loss = model(numbers)
+        if not is_killed and steps > 20 and (not every or status().checkpoint):
+            server = next(p for p in status().processes if p.role == "ps")
+            engine = job._part._engine
+            engine._pushed[1].wait()
+            os.kill(server.pid, signal.SIGSTOP)
+            loss.backward()
+            assert engine._ahead[0].pull is not None
+            assert not engine._ahead[0].pull.done()
+            os.kill(server.pid, signal.SIGKILL)
+            is_killed = True
+        else:
+            loss.backward()
+        optimizer.step()
+        steps += 1
+    assert is_killed
+    assert steps > RECORDS // BATCH
+    assert counted(model) == [1.0] * RECORDS
+    assert model.total.item() == RECORDS

@@ -1,0 +1,106 @@
+"""What an update looks up: the rows that are pulled for it, and the gradients that they get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_edl.data.batch import Update
+from torch_edl.nn.embedding import Table
+from torch_edl.nn.rows import RowBlock
+from torch_edl.ps_client.client import Pending, PullResult
+from torch_edl.ps_client.partition import PartitionedIds, TableIds
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+@dataclass
+class Call:
+    """One lookup of a minibatch."""
+
+    module: Table
+    ids: torch.Tensor
+    """Kept so that no other tensor takes its place in memory."""
+    place: Place | None
+    """At the lookup; the model may change its ids afterwards. None: whoever runs the model may
+    change them unseen, so that the values alone tell."""
+    values: Ids
+    """(n,) a copy"""
+
+
+@dataclass
+class Plan:
+    """The rows that an update needs, and those that it has."""
+
+    calls: list[list[Call]]
+    """Lookups of each minibatch, in the order of the model."""
+    tables: list[TableIds] = field(default_factory=list)
+    """What is to be pulled ahead of time."""
+    _blocks: list[tuple[TableIds, RowBlock]] = field(default_factory=list)
+    """What was pulled: for ``tables``, and then for ids that only the real run asked for."""
+    _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
+    given: dict[int, list[tuple[torch.Tensor, int]]] = field(default_factory=dict)
+    """Of minibatches whose lookups were found without the model: the features and their versions.
+    """
+
+    def take(self, rows: Sequence[Floats]) -> None:
+        """Takes what was pulled for ``tables``."""
+        self._blocks = [(t, RowBlock(v)) for t, v in zip(self.tables, rows, strict=True)]
+
+    def find(self, batch: int, call: int) -> tuple[RowBlock, Ids]:
+        """Rows and the positions in them for one lookup."""
+        number, span = self._where[batch, call]
+        table, block = self._blocks[number]
+        return block, table.ids.inverse[span]
+
+    def add(self, table: TableIds, values: Floats) -> RowBlock:
+        """Rows (u, dim) that the planning run did not see."""
+        block = RowBlock(values)
+        self._blocks.append((table, block))
+        return block
+
+    def gradient(self, name: str, servers: int) -> tuple[TableIds, Floats] | None:
+        """The ids of one table and their summed gradient (u, dim) so far, each id once; it may be
+        changed in place. None: there is none."""
+        used = [(t, b) for t, b in self._blocks if t.name == name and b.grads is not None]
+        if len(used) > 1:
+            ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in used]), servers)
+            parts = [b.grads for _, b in used if b.grads is not None]
+            table = TableIds(name, used[0][0].dim, ids)
+            whole = self.add(table, np.empty((len(ids.unique), table.dim), np.float32))
+            whole.add(ids.inverse, np.concatenate(parts))
+            for _, block in used:
+                block.grads = None
+            used = [(table, whole)]
+        return next(((t, b.grads) for t, b in used if b.grads is not None), None)
+
+    def drop_gradient(self, name: str) -> None:
+        """Forgets the gradient of one table."""
+        for table, block in self._blocks:
+            if table.name == name:
+                block.grads = None
+
+    def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
+        """:meth:`gradient` of each table that has one."""
+        names = dict.fromkeys(table.name for table, _ in self._blocks)
+        found = [self.gradient(name, servers) for name in names]
+        return [each for each in found if each is not None]
+
+
+@dataclass
+class PlannedUpdate:
+    """An update, the rows that its minibatches need, and the pull that is on its way."""
+
+    update: Update
+    plan: Plan
+    pull: Pending[PullResult] | None = None
+    versions: list[int] | None = None
+    """Of the servers, as they were pulled; None: not yet."""
+    steps: int = 0
+    """Minibatches whose gradients were collected."""
