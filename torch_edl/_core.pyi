@@ -204,6 +204,12 @@ def dense_apply(
 def first_nonfinite(values: _Floats) -> int:
     """Index of the first NaN or infinity in ``values`` (n,); -1 if there is none."""
 
+def to_bfloat16(values: _Floats) -> npt.NDArray[np.uint16]:
+    """The bits of each value (n,) as bfloat16: the nearest, ties to even. NaN stays NaN."""
+
+def from_bfloat16(values: npt.NDArray[np.uint16]) -> _Floats:
+    """The inverse, exact."""
+
 def write_back(fd: int, start: int, size: int) -> None:
     """Returns when the bytes ``[start, start + size)`` of a file have been written to the disk. The
     file system commits nothing, so a crash of the machine may lose them: ``fsync`` at the end.

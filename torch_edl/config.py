@@ -21,6 +21,7 @@ from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declar
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 TRANSPORTS = ("zeromq", "grpc")
+WIRE_DTYPES = ("fp32", "bf16", "fp16")
 NAN_POLICIES = ("stop", "skip")
 FORMATS = ("auto", "recordio", "tfrecord", "csv", "parquet")
 
@@ -105,6 +106,13 @@ class ClusterConfig(Checked):
         "how rows and gradients travel to servers and back",
         kinds=JOB_KINDS,
         choices=TRANSPORTS,
+    )
+    wire_dtype: str = option(
+        "fp32",
+        "--wire-dtype fp32|bf16|fp16",
+        "type of rows and gradients on the way to servers and back",
+        kinds=JOB_KINDS,
+        choices=WIRE_DTYPES,
     )
     worker_threads: int = option(
         0, "--worker-threads N", "torch threads per worker (default: cores / workers)", minimum=0

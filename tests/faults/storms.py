@@ -44,6 +44,7 @@ def storm(seed: int, kind: str, durability: str, for_s: float) -> Storm:
     servers, workers = chance.randint(least, 5), 3
     flags = ["--workers", str(workers), "--ps", str(servers), "--seed", str(seed)]
     flags += ["--batch-size", "8", "--records-per-task", "64", "--spares", str(seed % 3)]
+    flags += ["--wire-dtype", ("fp32", "bf16", "fp16")[seed // 3 % 3]]
     if durability != "checkpoint":
         flags += ["--durability", durability]
     quorum = 1

@@ -296,6 +296,26 @@ int64_t first_nonfinite(const Array& values) {
   return edl::first_nonfinite(from, n);
 }
 
+py::array_t<uint16_t> to_bfloat16(const Array& values) {
+  const auto* from = checked<float>(values, "values", {-1});
+  const size_t n = length(values);
+  py::array_t<uint16_t> out(ssize(n));
+  auto* to = out.mutable_data();
+  py::gil_scoped_release release;
+  edl::to_bfloat16(from, to, n);
+  return out;
+}
+
+py::array_t<float> from_bfloat16(const Array& values) {
+  const auto* from = checked<uint16_t>(values, "values", {-1});
+  const size_t n = length(values);
+  py::array_t<float> out(ssize(n));
+  auto* to = out.mutable_data();
+  py::gil_scoped_release release;
+  edl::from_bfloat16(from, to, n);
+  return out;
+}
+
 void write_back(int fd, int64_t start, int64_t size) {
   py::gil_scoped_release release;
   const int error = edl::write_back(fd, start, size);
@@ -361,6 +381,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));
   m.def("first_nonfinite", &first_nonfinite, py::arg("values"));
+  m.def("to_bfloat16", &to_bfloat16, py::arg("values"));
+  m.def("from_bfloat16", &from_bfloat16, py::arg("values"));
   m.def("write_back", &write_back, py::arg("fd"), py::arg("start"), py::arg("size"));
   m.def("tune_malloc", &tune_malloc);
 }

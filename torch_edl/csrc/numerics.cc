@@ -24,7 +24,28 @@ EDL_CLONES uint32_t any_nonfinite(const float* values, size_t n) {
   return found;
 }
 
+EDL_CLONES void round_all(const float* from, uint16_t* to, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t nan = (bits >> 16) | 0x40u;  // a carry would make it infinite, or zero
+    to[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  }
+}
+
+EDL_CLONES void widen_all(const uint16_t* from, float* to, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
+
 }  // namespace
+
+void to_bfloat16(const float* from, uint16_t* to, size_t n) { round_all(from, to, n); }
+
+void from_bfloat16(const uint16_t* from, float* to, size_t n) { widen_all(from, to, n); }
 
 int64_t first_nonfinite(const float* values, size_t n) {
   constexpr size_t kBlock = 4096;

@@ -22,4 +22,10 @@ class FlushDenormals {
 // Index of the first NaN or infinity; -1 if all are finite.
 int64_t first_nonfinite(const float* values, size_t n);
 
+// Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
+void to_bfloat16(const float* from, uint16_t* to, size_t n);
+
+// Exact.
+void from_bfloat16(const uint16_t* from, float* to, size_t n);
+
 }  // namespace edl

@@ -27,7 +27,7 @@ from torch_edl.ps_client.partition import (
     gathered_rows,
     segments,
 )
-from torch_edl.wire import cluster_pb2, codec
+from torch_edl.wire import cluster_pb2, codec, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.framed import Framed
 
@@ -98,13 +98,23 @@ class PsClient:
     Args:
         resolve: says which server has a shard now; None: nobody does, and a call that fails is not
             repeated.
+        wire_dtype: a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`: what rows to train with
+            and gradients travel as. Dense parameters are pulled in float32; their gradients are in
+            float32, too, from servers that hold buffers, whose values travel among them.
     """
 
     def __init__(
-        self, cluster: cluster_pb2.Cluster, *, job: str, token: str, resolve: Resolve | None = None
+        self,
+        cluster: cluster_pb2.Cluster,
+        *,
+        job: str,
+        token: str,
+        resolve: Resolve | None = None,
+        wire_dtype: str = "fp32",
     ) -> None:
         servers = cluster.servers
         self._model, self._resolve = cluster.incarnation, resolve
+        self._dtype = codec.FLOAT_DTYPES[wire_dtype]
         self._connections = [
             ShardConnection(
                 shard, server, job=job, token=token, model=cluster.incarnation, resolve=resolve
@@ -114,6 +124,7 @@ class PsClient:
         self.layout: list[list[Segment]] = [[] for _ in servers]
         self.exact: dict[str, Array] = {}
         """Values that are not float32 by name, as the servers had them at :meth:`initialize`."""
+        self._has_buffers = [False for _ in servers]
         self._owners: dict[str, int] = {}
 
     @property
@@ -143,6 +154,7 @@ class PsClient:
         self._owners = dense_owners({each.name: elements(each) for each in dense}, self.servers)
         parts = [[p for p in dense if self._owners[p.name] == s] for s in range(self.servers)]
         self.layout = [segments(mine) for mine in parts]
+        self._has_buffers = [any(p.group == BUFFER_GROUP for p in mine) for mine in parts]
         table_calls = [pb.PushEmbeddingTableInfosRequest(infos=tables) for _ in parts]
         dense_calls = [
             pb.PushDenseParametersRequest(optimizer=optimizer, seed=seed, parameters=mine)
@@ -165,7 +177,7 @@ class PsClient:
 
         Args:
             known: what the caller has the dense parameters from.
-            read_only: create no rows for unseen ids.
+            read_only: create no rows for unseen ids; rows come in float32.
         """
         calls = []
         for server in range(self.servers):
@@ -173,6 +185,7 @@ class PsClient:
                 dense=dense,
                 dense_version=known.versions[server] if known else -1,
                 read_only=read_only,
+                row_dtype=tensor_pb2.DT_FLOAT if read_only else self._dtype,
             )
             call = Framed(request)
             add_tables(call, tables, server)
@@ -226,15 +239,18 @@ class PsClient:
             )
             call = Framed(request)
             if self.layout[server] and dense is not None:
-                # A copy: the worker collects the next gradient in the same place.
-                call.put(request.dense, dense[server].flat.copy())
+                dtype = tensor_pb2.DT_FLOAT if self._has_buffers[server] else self._dtype
+                flat = dense[server].flat
+                if dtype == tensor_pb2.DT_FLOAT:
+                    flat = flat.copy()  # the worker collects the next gradient in the same place
+                call.put_floats(request.dense, flat, dtype)
                 request.without_gradient.extend(dense[server].untouched)
             for name, value in (exact or {}).items():
                 if self._owners[name] == server:
                     request.exact.add(name=name, value=codec.to_proto(value))
             add_tables(call, [table for table, _ in tables], server)
             for entry, (table, gradients) in zip(request.tables, tables, strict=True):
-                call.put(entry.values, gradients[table.ids.part(server)])
+                call.put_floats(entry.values, gradients[table.ids.part(server)], self._dtype)
             calls.append(call)
         futures = self._start(calls)
         return Pending(futures, lambda answers: all(a.message.accepted for a in answers))

@@ -15,7 +15,6 @@ from torch_edl.tables.dense import DenseShard
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
-from torch_edl.wire import tensor_pb2 as tensor
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -70,9 +69,10 @@ def decode(
     flat: Floats | None = None
     untouched = frozenset(request.without_gradient)
     if request.HasField("dense"):
-        if request.dense.dtype != tensor.DT_FLOAT:
-            raise UsageError(f"dense gradient: dtype {request.dense.dtype}; expected float32")
-        flat = codec.from_proto(request.dense, frames)
+        try:
+            flat = codec.floats(request.dense, frames)
+        except UsageError as error:
+            raise UsageError(f"dense gradient: {error}") from None
         dense.check(flat, untouched)
         if untouched and for_mean:
             flat = flat.copy()

@@ -178,12 +178,13 @@ class PserverService:
         if shard.dense is None:
             return Framed(pb.PullResponse(initialized=False))
         version = shard.version  # before the parameters, as below
+        dtype = request.row_dtype or tensor.DT_FLOAT
         answer = Framed(pb.PullResponse(initialized=True, version=version))
         try:
             for table, ids in self._looked_up(request, given.frames):
                 rows = np.empty((len(ids), table.dim), np.float32)
                 table.core.pull_into(ids, rows, request.read_only)
-                answer.put(answer.message.vectors.add(), rows)
+                answer.put_floats(answer.message.vectors.add(), rows, dtype)
         except ValueError as error:
             raise UsageError(str(error)) from None
         if request.dense and request.dense_version != version:
@@ -217,6 +218,9 @@ class PserverService:
 
     def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
         shard = self._shard
+        if request.row_dtype not in (tensor.DT_INVALID, tensor.DT_FLOAT):
+            answer: pb.PullResponse = self._pull_framed(Framed(request), True).whole()
+            return answer
         if shard.dense is None:
             return pb.PullResponse(initialized=False)
         # Read before the parameters: a caller may have newer parameters than the version says,

@@ -112,17 +112,21 @@ class EmbeddingTable:
         return self._step
 
     def gradient(self, ids: Ids, values: tensor.TensorProto, frames: codec.Frames = ()) -> Floats:
-        """The gradient (n, dim) of ``ids`` (n,) as a view of the message, or of its frames.
+        """The gradient (n, dim) of ``ids`` (n,); in float32, as a view of the message, or of its
+        frames.
 
         Raises:
             UsageError: wrong dtype, shape or size, an id out of range, NaN or infinity, or the
                 table is frozen.
         """
-        gradient = codec.from_proto(values, frames)
-        if gradient.dtype != np.float32 or gradient.shape != (len(ids), self.dim):
+        try:
+            gradient = codec.floats(values, frames)
+        except UsageError as error:
+            raise UsageError(f"table {self.name}: gradient of {error}") from None
+        if gradient.shape != (len(ids), self.dim):
             raise UsageError(
-                f"table {self.name}: gradient of {gradient.dtype} and shape {gradient.shape}; "
-                f"expected float32 of shape {(len(ids), self.dim)}"
+                f"table {self.name}: gradient of shape {gradient.shape}; expected "
+                f"{(len(ids), self.dim)}"
             )
         if self._frozen:
             raise UsageError(f"table {self.name}: frozen, it takes no gradient")

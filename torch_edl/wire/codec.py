@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_edl import _core
 from torch_edl.errors import UsageError
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire import tensor_pb2 as pb
@@ -30,6 +31,10 @@ _TO_NUMPY: dict[int, np.dtype[Any]] = {
     pb.DT_BOOL: np.dtype("?"),
 }
 _FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
+
+FLOAT_DTYPES = {"fp32": pb.DT_FLOAT, "bf16": pb.DT_BFLOAT16, "fp16": pb.DT_HALF}
+"""What float32 values can travel as."""
+_LARGEST_HALF = 65504.0
 
 
 def to_proto(array: Array) -> pb.TensorProto:
@@ -59,6 +64,38 @@ def describe(proto: pb.TensorProto, array: Array) -> Array:
     return array.astype(little, copy=False)
 
 
+def describe_floats(proto: pb.TensorProto, array: Array, dtype: int) -> Array:
+    """As :func:`describe` for float32 values that travel as one of :data:`FLOAT_DTYPES`, each as
+    the nearest number; with fp16, finite ones beyond its range as the largest.
+
+    Raises:
+        UsageError: the dtype is none of these.
+    """
+    if dtype == pb.DT_FLOAT:
+        return describe(proto, array)
+    if dtype == pb.DT_HALF:
+        content = _halved(array)
+    elif dtype == pb.DT_BFLOAT16:
+        content = _core.to_bfloat16(np.ascontiguousarray(array, np.float32).reshape(-1))
+    else:
+        known = ", ".join(f"{number} ({name})" for name, number in FLOAT_DTYPES.items())
+        raise UsageError(f"rows of dtype number {dtype}: expected one of {known}")
+    proto.dtype = dtype  # type: ignore[assignment]
+    for size in array.shape:
+        proto.tensor_shape.dim.add(size=size)
+    return content
+
+
+def _halved(array: Array) -> Array:
+    with np.errstate(over="ignore"):
+        half = array.astype("<f2")
+    infinite = np.isinf(half)
+    if infinite.any():
+        beyond = infinite & np.isfinite(array)
+        half[beyond] = np.copysign(np.float16(_LARGEST_HALF), half[beyond])
+    return half
+
+
 def frame(frames: Frames, place: int) -> memoryview:
     """The frame at a place, from 1.
 
@@ -83,13 +120,24 @@ def from_proto(proto: pb.TensorProto, frames: Frames = ()) -> Array:
     content = frame(frames, proto.frame) if proto.frame else proto.tensor_content
     if proto.dtype == pb.DT_BFLOAT16:
         _check_size(shape, 2, len(content))
-        wide = np.frombuffer(content, "<u2").astype("<u4") << 16
-        return wide.view("<f4").reshape(shape)
+        return _core.from_bfloat16(_aligned(np.frombuffer(content, "<u2"))).reshape(shape)
     dtype = _TO_NUMPY.get(proto.dtype)
     if dtype is None:
         raise UsageError(f"tensor of dtype number {proto.dtype}: not one that is supported here")
     _check_size(shape, dtype.itemsize, len(content))
     return _aligned(np.frombuffer(content, dtype)).reshape(shape)
+
+
+def floats(proto: pb.TensorProto, frames: Frames = ()) -> npt.NDArray[np.float32]:
+    """As :func:`from_proto`, in float32.
+
+    Raises:
+        UsageError: also where the dtype is none of :data:`FLOAT_DTYPES`.
+    """
+    array = from_proto(proto, frames)
+    if proto.dtype not in FLOAT_DTYPES.values():
+        raise UsageError(f"{array.dtype} of shape {array.shape}; expected float32")
+    return array.astype(np.float32, copy=False)
 
 
 def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:

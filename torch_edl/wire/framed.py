@@ -35,6 +35,16 @@ class Framed:
         self.frames.append(_view(codec.describe(proto, array)))
         proto.frame = len(self.frames)
 
+    def put_floats(self, proto: tensor.TensorProto, array: codec.Array, dtype: int) -> None:
+        """As :meth:`put` for float32 values that travel as one of
+        :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
+
+        Raises:
+            UsageError: the dtype is none of these.
+        """
+        self.frames.append(_view(codec.describe_floats(proto, array, dtype)))
+        proto.frame = len(self.frames)
+
     def put_ids(self, entry: pb.TableIds | pb.TableGradient, ids: codec.Ids) -> None:
         """Lets an entry of the message have ids (n,)."""
         self.frames.append(_view(ids.astype("<i8", copy=False)))

@@ -146,18 +146,20 @@ class TableIds(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ids: _Optional[bytes] = ..., same_ids_as: _Optional[int] = ..., ids_frame: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("fence", "dense", "dense_version", "tables", "read_only")
+    __slots__ = ("fence", "dense", "dense_version", "tables", "read_only", "row_dtype")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     DENSE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ROW_DTYPE_FIELD_NUMBER: _ClassVar[int]
     fence: Fence
     dense: bool
     dense_version: int
     tables: _containers.RepeatedCompositeFieldContainer[TableIds]
     read_only: bool
-    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., dense: _Optional[bool] = ..., dense_version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableIds, _Mapping]]] = ..., read_only: _Optional[bool] = ...) -> None: ...
+    row_dtype: _tensor_pb2.DataType
+    def __init__(self, fence: _Optional[_Union[Fence, _Mapping]] = ..., dense: _Optional[bool] = ..., dense_version: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableIds, _Mapping]]] = ..., read_only: _Optional[bool] = ..., row_dtype: _Optional[_Union[_tensor_pb2.DataType, str]] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("initialized", "version", "dense", "vectors")

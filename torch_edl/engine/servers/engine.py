@@ -112,7 +112,13 @@ class ServersEngine:
     def connect(self, cluster: master_pb2.Cluster) -> None:
         """Meets the servers of a cluster and tells them what to hold."""
         self.close()
-        client = PsClient(cluster, job=self._config.name, token=self._token, resolve=self._resolve)
+        client = PsClient(
+            cluster,
+            job=self._config.name,
+            token=self._token,
+            resolve=self._resolve,
+            wire_dtype=self._config.cluster.wire_dtype,
+        )
         group = group_of(self._optimizer)
         tables = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
         try:
