@@ -109,6 +109,7 @@ class Process:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        self.pid = self._process.pid
         assert self._process.stdout is not None
         *_, self.endpoint, self.address = self._process.stdout.readline().split()
 
@@ -140,11 +141,16 @@ class Server:
     (A worker's client starts such a call to each server at once and computes meanwhile.)
     """
 
-    def __init__(self, server: Process, dim: int) -> None:
+    def __init__(self, server: Process, dim: int, *, task: int = 0) -> None:
         self.dim = dim
+        self._task = task  # whose records the pushes are of
         self._fence = pb.Fence(job="bench", incarnation=1)
         self._stub = Stub(services.PSERVER, server.address, TOKEN, retries=False)
         self._data = DataStub(server.endpoint, TOKEN)
+        self._pushes = 0
+
+    def fill(self) -> None:
+        """Makes the table, with all its rows."""
         self._call(
             pb.PushDenseParametersRequest(
                 fence=self._fence,
@@ -155,7 +161,7 @@ class Server:
         )
         info = pb.EmbeddingTableInfo(
             name="table",
-            dim=dim,
+            dim=self.dim,
             initializer=pb.Initializer(kind="normal", args={"std": 0.01}),
             num_embeddings=ROWS,
         )
@@ -164,7 +170,6 @@ class Server:
         )
         for start in range(0, ROWS, 100_000):
             self.pull("zeromq", np.arange(start, min(ROWS, start + 100_000), dtype=np.int64))
-        self._pushes = 0
 
     def _call(self, request: Any) -> Any:
         return self._stub.call(request, timeout_s=60)
@@ -189,7 +194,7 @@ class Server:
         self._pushes += 1
         request = pb.PushGradientsRequest(
             fence=self._fence,
-            range=pb.RecordRange(task_id=0, first=self._pushes - 1, last=self._pushes),
+            range=pb.RecordRange(task_id=self._task, first=self._pushes - 1, last=self._pushes),
         )
         call = Framed(request)
         entry = request.tables.add(name="table")
@@ -311,6 +316,7 @@ def main() -> None:
             Process(__file__, "--echo-server", "zeromq") as zeromq_echo,
         ):
             server = Server(ps, dim)
+            server.fill()
             options = [*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
             channel = grpc.insecure_channel(grpc_echo.address, options=options)
             dealer = zmq.Context.instance().socket(zmq.DEALER)
