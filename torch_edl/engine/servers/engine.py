@@ -91,17 +91,15 @@ class ServersEngine:
         self._open: PlannedUpdate | None = None
         self._pushed: tuple[Update, Pending[bool]] | None = None
         self._done: list[Update] = []
-        self._trained = self._acked = 0
         self._client: PsClient | None = None
-        self._incarnation = 0
+        self._incarnation = self._trained = self._acked = 0
         self._flat: list[dense.FlatVector]
         self._exact: dense.ExactBuffers
         self._known: PullResult | None = None
         self._lost: ServersLostError | None = None
-        self._forgiving = False
+        self._forgiving = self._keeps_gradients = False
         # A script may leave its step out, and must not add the next gradients to those of before.
         self._accumulation = ManualAccumulation(model) if self._is_script else None
-        self._keeps_gradients = False
         self._at_last = True
         optimizer.register_step_pre_hook(self._before_step)
         if self._is_script and self.depth:  # nobody tells when its backward begins
@@ -113,12 +111,9 @@ class ServersEngine:
         """Meets the servers of a cluster and tells them what to hold."""
         self.close()
         client = PsClient(
-            cluster,
-            job=self._config.name,
-            token=self._token,
-            resolve=self._resolve,
+            cluster, job=self._config.name, token=self._token, resolve=self._resolve,
             wire_dtype=self._config.cluster.wire_dtype,
-        )
+        )  # fmt: skip
         group = group_of(self._optimizer)
         tables = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
         try:
@@ -148,10 +143,9 @@ class ServersEngine:
             self._client.close()
         self._client = self._open = self._pushed = self._known = None
         self._rows.leave()
-        self._incarnation = 0
         self._ahead.clear()
         self._done.clear()
-        self._trained = self._acked = 0
+        self._incarnation = self._trained = self._acked = 0
 
     def committed(self, lease: Lease) -> int:
         """The lowest mark of all servers."""
