@@ -248,6 +248,8 @@ def run_ours(
         command += ["--ps", str(SERVERS), "--workers", str(WORKERS)]
         # With more workers than cores somebody always computes, so there is nothing to overlap.
         command += ["--staleness", "0"]
+        # A spare imports torch while others train, which is a part of such a short training only.
+        command += ["--spares", "0"]
         command += ["--output", str(output), *args.run_args.split(), *last]
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
