@@ -14,10 +14,10 @@ from torch_edl.ps_server.snapshots import Log
 
 _log = logging.getLogger(__name__)
 
-LOG_BYTES = 256 << 20
+LOG_BYTES = 512 << 20
 """A log is not worth a snapshot below this, nor below half the size of the last snapshot: a replay
 takes as long per byte as reading a snapshot, which writes the whole shard, and to a peer even sends
-it. At 20 MB of pushes per second, a shard of 60 MB is written every 13 s."""
+it. At 20 MB of pushes per second, a shard is written every 26 s."""
 _LOOK_S = 0.2
 _RETRY_S = 10.0  # after a disk or a peer refused
 _PATIENCE = 3  # snapshots in a row that are given up for checkpoints

@@ -153,7 +153,7 @@ def unpack(pieces: Iterable[Piece]) -> Iterator[tuple[int, Entry]]:
             yield head.sequence, Entry(head.kind, payload, head.crc)
 
 
-def last(content: bytes) -> int:
+def last(content: Piece) -> int:
     """The number of the last of the records that a message brought.
 
     Raises:

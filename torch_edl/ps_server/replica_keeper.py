@@ -53,13 +53,21 @@ class ReplicaKeeper:
         self._made = 0
         self._reader: tuple[int, Iterator[Record]] = (-1, iter(()))
 
+    def data_answers(self) -> dict[str, Callable[[Framed, bool], Framed]]:
+        """The field of a DataRequest to its answer."""
+        return {
+            "replicate": self.replicate,
+            "put_base": _reading_files(lambda given: Framed(self.put_base(given))),
+            "fetch_replica": _reading_files(lambda given: self.fetch(given.message)),
+        }
+
     def answers(self) -> dict[str, Callable[[Any], Any]]:
         """Method name to answer."""
         return {
             "Replicate": lambda request: self.replicate(Framed(request)).message,
-            "PutBase": self.put_base,
+            "PutBase": lambda request: self.put_base(Framed(request)),
             "TakeReplica": self.take,
-            "FetchReplica": self.fetch,
+            "FetchReplica": lambda request: self.fetch(request).whole(),
         }
 
     def replicate(self, given: Framed, may_wait: bool = True) -> Framed:
@@ -84,8 +92,9 @@ class ReplicaKeeper:
         finally:
             self._lock.release()
 
-    def put_base(self, request: pb.PutBaseRequest) -> pb.PutBaseResponse:
+    def put_base(self, given: Framed) -> pb.PutBaseResponse:
         """Takes a piece of a base; with the last one, the base is in force."""
+        request: pb.PutBaseRequest = given.message
         with self._lock:
             self._admit(request.owner)
             folder = self._folder / f"base-{request.owner.incarnation}-{request.sequence}"
@@ -99,7 +108,8 @@ class ReplicaKeeper:
         if request.file:
             if "/" in request.file or request.file.startswith(".") or request.offset < 0:
                 raise UsageError(f"file {request.file!r}, offset {request.offset}: not of a base")
-            replica_transfer.write(folder / request.file, request.content, request.offset)
+            content = given.frames[0] if given.frames else request.content
+            replica_transfer.write(folder / request.file, content, request.offset)
         if not request.files:
             return pb.PutBaseResponse()
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -134,7 +144,7 @@ class ReplicaKeeper:
                 last=self._journal.last,
             )
 
-    def fetch(self, request: pb.FetchReplicaRequest) -> pb.FetchReplicaResponse:
+    def fetch(self, request: pb.FetchReplicaRequest) -> Framed:
         """A piece of the replica for the server that took it."""
         with self._lock:
             self._require_shard(request.owner)
@@ -142,14 +152,14 @@ class ReplicaKeeper:
             if request.owner.incarnation != self._writer or journal is None:
                 raise StaleIncarnationError("the replica was not taken over by this server")
             if not request.file:
-                return pb.FetchReplicaResponse(content=self._log(journal, request.after))
+                return Framed(pb.FetchReplicaResponse(), self._log(journal, request.after))
             base = journal.base.path
         if base is None or request.file not in os.listdir(base) or request.offset < 0:
             raise UsageError(f"file {request.file!r}, offset {request.offset}: not of the base")
         content = replica_transfer.read(base / request.file, request.offset)
-        return pb.FetchReplicaResponse(content=content)
+        return Framed(pb.FetchReplicaResponse(), [memoryview(content)])
 
-    def _log(self, journal: Journal, after: int) -> bytes:
+    def _log(self, journal: Journal, after: int) -> list[memoryview]:
         at, reader = self._reader
         if at != after:
             reader = journal.records(after)
@@ -161,7 +171,7 @@ class ReplicaKeeper:
             if size >= replica_transfer.PIECE_BYTES:
                 break
         self._reader = (after, reader)
-        return b"".join(pieces)
+        return [memoryview(b"".join(pieces))]
 
     def _is_complete(self) -> bool:
         return self._journal is not None and self._journal.last >= self._newest
@@ -206,3 +216,14 @@ class ReplicaKeeper:
         for path in self._folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
+
+
+def _reading_files(answer: Callable[[Framed], Framed]) -> Callable[[Framed, bool], Framed]:
+    """An answer for which no other call may wait."""
+
+    def handle(given: Framed, may_wait: bool) -> Framed:
+        if not may_wait:
+            raise WouldWaitError
+        return answer(given)
+
+    return handle

@@ -163,7 +163,7 @@ class ReplicaLog:
         while True:
             with self._condition:
                 batch = self._unsent.batch(after, until)
-            after = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch)).last
+            after = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch)).message.last
             if after >= until:
                 return after
 
@@ -197,7 +197,7 @@ class ReplicaLog:
                 assert stub is not None
                 self._peer.tried()
             try:
-                answer = self._peer.call(stub, pb.ReplicateRequest())
+                answer = self._peer.call(stub, pb.ReplicateRequest()).message
                 with self._condition:
                     follows = self._unsent.forgotten <= answer.last <= self._last
                     whole = self._unsent.forgotten == 0
@@ -206,7 +206,7 @@ class ReplicaLog:
                         with self._condition:
                             self.needs_base = stub is self._peer.stub
                         continue
-                    answer = self._peer.call(stub, pb.ReplicateRequest(begin=True))
+                    answer = self._peer.call(stub, pb.ReplicateRequest(begin=True)).message
                 self._catch_up(stub, answer.last)
             except (grpc.RpcError, PeerGoneError) as error:
                 self._away(stub, error)
@@ -227,7 +227,7 @@ class ReplicaLog:
         while True:
             stub, heard = self._peer.after(heard)
             try:
-                taken = self._peer.call(stub, pb.TakeReplicaRequest())
+                taken = self._peer.call(stub, pb.TakeReplicaRequest()).message
                 if not taken.complete:
                     raise StateLostError(
                         f"{self._name}: its peer at {stub.address} has no complete copy"
@@ -334,7 +334,7 @@ class ReplicaLog:
             if not batch or stub is None or not self._complete:
                 return
         try:
-            answer = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch))
+            answer = self._peer.call(stub, Framed(pb.ReplicateRequest(), batch)).message
         except (grpc.RpcError, PeerGoneError) as error:
             self._away(stub, error)
             return

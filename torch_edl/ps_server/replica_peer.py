@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.identity import Identity
@@ -97,7 +98,7 @@ class ReplicaPeer:
         self.condition.notify_all()
         return True
 
-    def call(self, stub: PserverStub, request: Any) -> Any:
+    def call(self, stub: PserverStub, request: Message | Framed) -> Framed:
         """Calls the peer, unless there is another one; without ``condition``.
 
         Args:
@@ -111,11 +112,11 @@ class ReplicaPeer:
             if self.server is None or stub is not self.stub:
                 raise PeerGoneError("there is another peer")
             incarnation = self.server.incarnation
-        message = request.message if isinstance(request, Framed) else request
+        message: Any = request.message if isinstance(request, Framed) else request
         message.fence.CopyFrom(pserver_pb2.Fence(job=self._job, incarnation=incarnation))
         message.owner.CopyFrom(self._owner)
         try:
-            return stub.call(request, timeout_s=_CALL_TIMEOUT_S).message
+            return stub.call(request, timeout_s=_CALL_TIMEOUT_S)
         except ValueError as error:  # the channel was closed before the call began
             if isinstance(error, UsageError):
                 raise

@@ -7,19 +7,19 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from torch_edl.errors import StateLostError
 from torch_edl.ps_server import records
-from torch_edl.ps_server.records import Record
+from torch_edl.ps_server.records import Piece, Record
 from torch_edl.wire import replica_pb2 as pb
+from torch_edl.wire.framed import Framed
 
 PIECE_BYTES = 4 << 20
 """Of a file in one message."""
 _AT_ONCE = 4
 """Pieces on their way: while one travels, others are read and written."""
 
-Call = Callable[[Any], Any]
+Call = Callable[[Framed], Framed]
 """Calls the peer, in any thread; fills in fence and owner. What it raises ends the transfer."""
 
 
@@ -29,11 +29,12 @@ def send(call: Call, folder: Path, sequence: int, newest: int) -> None:
 
     def piece(path: Path, at: int) -> None:
         content = read(path, at)
-        call(pb.PutBaseRequest(sequence=sequence, file=path.name, offset=at, content=content))
+        request = pb.PutBaseRequest(sequence=sequence, file=path.name, offset=at)
+        call(Framed(request, [memoryview(content)]))
 
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     _for_each_piece(piece, folder, sizes)
-    call(pb.PutBaseRequest(sequence=sequence, files=sizes, newest=newest))
+    call(Framed(pb.PutBaseRequest(sequence=sequence, files=sizes, newest=newest)))
 
 
 def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
@@ -48,7 +49,9 @@ def fetch(call: Call, folder: Path, files: Mapping[str, int]) -> None:
 
     def piece(path: Path, at: int) -> None:
         wanted = min(PIECE_BYTES, files[path.name] - at)
-        content = call(pb.FetchReplicaRequest(file=path.name, offset=at)).content if wanted else b""
+        content = memoryview(b"")
+        if wanted:
+            content = _content(call(Framed(pb.FetchReplicaRequest(file=path.name, offset=at))))
         if len(content) < wanted:
             raise StateLostError(f"{path.name}: {len(content)} of {wanted} bytes at byte {at}")
         write(path, content, at)
@@ -62,9 +65,8 @@ def records_after(call: Call, number: int) -> Iterator[Record]:
     """The records that the peer has after the one of a number. The next ones are on their way while
     some are used."""
 
-    def piece(after: int) -> bytes:
-        content: bytes = call(pb.FetchReplicaRequest(after=after)).content
-        return content
+    def piece(after: int) -> memoryview:
+        return _content(call(Framed(pb.FetchReplicaRequest(after=after))))
 
     with ThreadPoolExecutor(1, thread_name_prefix="records") as ahead:
         following = ahead.submit(piece, number)
@@ -72,6 +74,10 @@ def records_after(call: Call, number: int) -> Iterator[Record]:
             following = ahead.submit(piece, records.last(content))
             for number, entry in records.unpack([content]):
                 yield Record(number, entry.kind, bytes(entry.payload))
+
+
+def _content(answer: Framed) -> memoryview:
+    return answer.frames[0] if answer.frames else memoryview(answer.message.content)
 
 
 def _for_each_piece(
@@ -90,7 +96,7 @@ def _for_each_piece(
         pool.shutdown(cancel_futures=True)
 
 
-def write(path: Path, content: bytes, at: int) -> None:
+def write(path: Path, content: Piece, at: int) -> None:
     """Writes a piece at its place in a file, which is made if there is none."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:

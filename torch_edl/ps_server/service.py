@@ -109,8 +109,8 @@ class PserverService:
             "pull": self._pull_framed,
             "push_gradients": self._push_framed,
         }
-        if self._keeper:
-            answers["replicate"] = self._replicate_framed
+        for name, answer in self._keeper.data_answers().items() if self._keeper else ():
+            answers[name] = self._fenced_framed(answer)
         return answers
 
     def close(self) -> None:
@@ -125,6 +125,13 @@ class PserverService:
         def handle(request: Any, _: grpc.ServicerContext) -> Any:
             self._require_fence(request.fence)
             return answer(request)
+
+        return handle
+
+    def _fenced_framed(self, answer: Answer) -> Answer:
+        def handle(given: Framed, may_wait: bool) -> Framed | Later:
+            self._require_fence(given.message.fence)
+            return answer(given, may_wait)
 
         return handle
 
@@ -210,11 +217,6 @@ class PserverService:
     def _wait_durable(self, inside: ExitStack) -> None:
         with inside:
             self._shard.wait_durable()
-
-    def _replicate_framed(self, given: Framed, may_wait: bool) -> Framed:
-        assert self._keeper is not None
-        self._require_fence(given.message.fence)
-        return self._keeper.replicate(given, may_wait)
 
     def _pull(self, request: pb.PullRequest) -> pb.PullResponse | Encoded:
         shard = self._shard

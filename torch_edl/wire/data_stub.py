@@ -24,6 +24,8 @@ _FIELDS = {
     pserver_pb2.PullRequest: "pull",
     pserver_pb2.PushGradientsRequest: "push_gradients",
     replica_pb2.ReplicateRequest: "replicate",
+    replica_pb2.PutBaseRequest: "put_base",
+    replica_pb2.FetchReplicaRequest: "fetch_replica",
 }
 CALLS = tuple(_FIELDS)
 """The types of requests that the data plane takes."""

@@ -60,8 +60,8 @@ class Framed:
             return self.message
         message = type(self.message)()
         message.CopyFrom(self.message)
-        if isinstance(message, replica_pb2.ReplicateRequest):
-            message.records = b"".join(self.frames)
+        if type(message) in _WHOLE:
+            setattr(message, _WHOLE[type(message)], b"".join(self.frames))
             return message
         for entry in getattr(message, "tables", ()):
             if entry.ids_frame:
@@ -102,6 +102,14 @@ class Framed:
         head = tensor.TensorProto(dtype=proto.dtype, tensor_shape=proto.tensor_shape)
         content = codec.frame(self.frames, proto.frame)
         return [head.SerializeToString(), *nested(_CONTENT, [content])]
+
+
+_WHOLE: dict[type[Any], str] = {
+    replica_pb2.ReplicateRequest: "records",
+    replica_pb2.PutBaseRequest: "content",
+    replica_pb2.FetchReplicaResponse: "content",
+}
+"""Messages whose frames are one field."""
 
 
 def _view(array: codec.Array) -> memoryview:

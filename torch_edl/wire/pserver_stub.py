@@ -6,13 +6,15 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from torch_edl.wire import cluster_pb2
+from torch_edl.wire import cluster_pb2, replica_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.data_plane import is_reachable
 from torch_edl.wire.data_stub import DataStub
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.services import Services
+
+_BULK = (replica_pb2.PutBaseRequest, replica_pb2.FetchReplicaRequest)
 
 
 class PserverStub:
@@ -29,6 +31,8 @@ class PserverStub:
         self._stub = Stub(services, server.address, token, retries=False)
         has_plane = server.data_plane and is_reachable(server.data_plane)
         self._data = DataStub(server.data_plane, token) if has_plane else None
+        # A connection of their own: nothing else waits behind them.
+        self._bulk = DataStub(server.data_plane, token) if has_plane else None
 
     def call(self, request: Message | Framed, *, timeout_s: float) -> Framed:
         """Calls and waits for the answer.
@@ -38,8 +42,11 @@ class PserverStub:
             UsageError: the request is larger than the server takes.
             ValueError: it was closed before.
         """
-        if isinstance(request, Framed) and self._data is not None:
-            return self._data.call(request, timeout_s=timeout_s)
+        data = self._data
+        if isinstance(request, Framed) and type(request.message) in _BULK:
+            data = self._bulk
+        if isinstance(request, Framed) and data is not None:
+            return data.call(request, timeout_s=timeout_s)
         return Framed(self._call(request, timeout_s))
 
     def _call(self, request: Message | Framed, timeout_s: float) -> Any:
@@ -53,5 +60,6 @@ class PserverStub:
     def close(self) -> None:
         """Calls in flight end with ``CANCELLED``."""
         self._stub.close()
-        if self._data is not None:
-            self._data.close()
+        for data in (self._data, self._bulk):
+            if data is not None:
+                data.close()

@@ -15,7 +15,7 @@ from torch_edl.ps_server.records import Entry, Kind
 from torch_edl.ps_server.replica_keeper import ReplicaKeeper
 from torch_edl.ps_server.replica_log import ReplicaLog
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
-from torch_edl.wire.data_server import DataServer, WouldWaitError
+from torch_edl.wire.data_server import Answer, DataServer, Later, WouldWaitError
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import serve
 
@@ -44,15 +44,18 @@ class Peer:
 
             return handle
 
-        def replicate(given: Framed, may_wait: bool) -> Framed:
-            if given.message.fence != fence:
-                raise StaleIncarnationError("another peer")
-            if not may_wait and not self.gate.is_set():
-                raise WouldWaitError
-            assert self.gate.wait(20)
-            answer = self.keeper.replicate(given, may_wait)
-            self.calls.append("Replicate")
-            return answer
+        def framed(name: str, answer: Answer) -> Answer:
+            def handle(given: Framed, may_wait: bool) -> Framed | Later:
+                if given.message.fence != fence:
+                    raise StaleIncarnationError("another peer")
+                if not may_wait and not self.gate.is_set():
+                    raise WouldWaitError
+                assert self.gate.wait(20)
+                made = answer(given, may_wait)
+                self.calls.append(name)
+                return made
+
+            return handle
 
         handlers = {n: guarded(n, a) for n, a in self.keeper.answers().items()}
         self._server, port = serve(
@@ -62,7 +65,7 @@ class Peer:
         self._data: DataServer | None = None
         if transport == "zeromq":
             endpoint = f"ipc://{folder}.data"
-            answers = {"replicate": replicate}
+            answers = {n: framed(n, a) for n, a in self.keeper.data_answers().items()}
             self._data = DataServer(answers, endpoint=endpoint, token=TOKEN, threads=8)
             self.server.data_plane = self._data.endpoint
 
