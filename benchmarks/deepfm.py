@@ -201,6 +201,8 @@ def run_file(args: argparse.Namespace, local_steps: int) -> dict[str, Any]:
         files = map(str, sorted(args.data.glob("train-*.parquet")))
         flags = ["--strategy", "ps", "--local-steps", str(local_steps), "--batch-size", str(BATCH)]
         flags += ["--data", *files, "--summary", str(folder / "summary.json")]
+        # A spare imports torch while others train, which is a part of such a short training only.
+        flags += ["--spares", "0"]
         options = ["--", "--dim", str(DIM), "--hidden", *map(str, HIDDEN)]
         options += ["--lr", str(args.lr), "--init-std", str(INIT_STD)]
         return [str(EXAMPLE / "model.py"), *flags], options
@@ -248,8 +250,6 @@ def run_ours(
         command += ["--ps", str(SERVERS), "--workers", str(WORKERS)]
         # With more workers than cores somebody always computes, so there is nothing to overlap.
         command += ["--staleness", "0"]
-        # A spare imports torch while others train, which is a part of such a short training only.
-        command += ["--spares", "0"]
         command += ["--output", str(output), *args.run_args.split(), *last]
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
