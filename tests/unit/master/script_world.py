@@ -13,7 +13,8 @@ from master.state.job import Job
 from master.state.restart import from_state, to_state
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
+from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
 from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 

@@ -14,7 +14,8 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.state.fleet import Fleet
 from master.state.job import Job
-from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import ClusterConfig, JobConfig
 
 
 class Renewals(Lock):

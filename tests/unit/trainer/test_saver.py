@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint import layout
-from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
@@ -97,7 +98,8 @@ import os, signal, sys
 import torch
 from torch import nn
 from torch_edl.checkpoint import layout
-from torch_edl.config import CheckpointConfig, JobConfig
+from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.trainer.job import Job
