@@ -18,6 +18,7 @@ from torch_edl.durability import DurabilityConfig
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declare, option
+from torch_edl.placement import KINDS, PLATFORMS, KubernetesConfig
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
@@ -273,6 +274,17 @@ class JobConfig(Checked):
     durability: DurabilityConfig = field(
         default_factory=DurabilityConfig, metadata={"section": "durability"}
     )
+    platform: str = option(
+        "local",
+        "--platform local|kubernetes",
+        "where the processes run",
+        kinds=KINDS,
+        group="kubernetes",
+        choices=PLATFORMS,
+    )
+    kubernetes: KubernetesConfig = field(
+        default_factory=KubernetesConfig, metadata={"section": "kubernetes"}
+    )
     tensorboard: str = _training_option(
         "", "--tensorboard DIR", "write TensorBoard scalars to DIR", group="monitoring"
     )
@@ -291,6 +303,16 @@ class JobConfig(Checked):
             self.kind != "script" or self.train.strategy != "local",
             "--strategy local: it is for model files; a script of one worker runs without "
             "torch-edl too, or with --strategy allreduce",
+        )
+        _require(
+            self.platform == "kubernetes" or self.kubernetes == KubernetesConfig(),
+            "--platform local: an option for Kubernetes is given, too; add --platform kubernetes, "
+            "or leave the option out",
+        )
+        _require(
+            self.platform == "local" or bool(self.kubernetes.image),
+            "--platform kubernetes: the image of the pods is missing; add --image IMAGE "
+            "(torch-edl image writes a Dockerfile for one)",
         )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(

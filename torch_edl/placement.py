@@ -1,0 +1,150 @@
+"""Where the processes of a job run, and with what: the part of the configuration for Kubernetes.
+
+The fields are texts as the user writes them; the properties are the parts of manifests that they
+stand for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch_edl import pod_settings
+from torch_edl.errors import UsageError
+from torch_edl.option import Checked, declare, option
+
+PLATFORMS = ("local", "kubernetes")
+KINDS: tuple[str, ...] = ()
+"""The kinds of jobs that can run on Kubernetes."""
+
+_option = functools.partial(option, kinds=KINDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesConfig(Checked):
+    """The pods of a job, and the cluster that they run on."""
+
+    image: str = _option("", "--image IMAGE", "image of all pods; torch-edl image makes one")
+    namespace: str = _option(
+        "", "--namespace NAME", "namespace of the job (default: that of the context)"
+    )
+    context: str = _option(
+        "", "--context NAME", "context of the kubeconfig (default: the current one)"
+    )
+    worker_resources: str = _option(
+        "", "--worker-resources LIST", "of a worker pod: cpu=4,memory=8Gi,nvidia.com/gpu=1"
+    )
+    ps_resources: str = _option("", "--ps-resources LIST", "of the pod of a parameter server")
+    master_resources: str = _option("", "--master-resources LIST", "of the pod of the master")
+    volume: tuple[str, ...] = _option(
+        (), "--volume SPEC", "claim=NAME,path=/data[,sub-path=DIR][,read-only]; repeatable"
+    )
+    """``host=``, ``config-map=`` and ``secret=`` may stand for ``claim=``."""
+    env: tuple[str, ...] = _option((), "--env NAME=VALUE", "a variable of all pods; repeatable")
+    env_from: tuple[str, ...] = _option(
+        (), "--env-from SOURCE", "variables from secret=NAME or config-map=NAME; repeatable"
+    )
+    node_selector: tuple[str, ...] = _option(
+        (), "--node-selector LABEL=VALUE", "a label that nodes must have; repeatable"
+    )
+    toleration: tuple[str, ...] = _option(
+        (), "--toleration TAINT", "a taint that nodes may have: KEY[=VALUE][:EFFECT]"
+    )
+    priority_class: str = _option("", "--priority-class NAME", "priority class of the pods")
+    worker_priority: str = _option(
+        "", "--worker-priority CLASS=SHARE", "of a part of the workers: high=0.5"
+    )
+    """The rest of the workers has :attr:`priority_class`."""
+    image_pull_secret: tuple[str, ...] = _option(
+        (), "--image-pull-secret NAME", "secret for the registry of the image; repeatable"
+    )
+    scheduler_name: str = _option("", "--scheduler-name NAME", "scheduler of the pods")
+    service_account: str = _option(
+        "", "--service-account NAME", "account of the master (default: one is made)"
+    )
+    pod_template: str = _option(
+        "", "--pod-template FILE", "YAML of a pod that is merged into every pod"
+    )
+    template: Mapping[str, Any] = declare(set_by="--pod-template", default_factory=dict)
+    """The content of that file, for the master."""
+    processes_per_pod: int = _option(
+        1, "--processes-per-pod N", "workers in a pod, which share its GPU", minimum=1
+    )
+    network_policy: bool = _option(
+        True, "--no-network-policy", "admit other pods to the pods of the job (default: refused)"
+    )
+    code_in_image: str = _option(
+        "", "--code-in-image DIR", "the image has the model file in DIR; none is sent"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Each of these checks its texts.
+        for role in ("worker", "ps", "master"):
+            self.resources(role)
+        _ = (self.volumes, self.variables, self.variable_sources)
+        _ = (self.node_labels, self.tolerations, self._worker_shares)
+        pod_settings.namespace("--namespace", self.namespace)
+        for name, value in (
+            ("--priority-class", self.priority_class),
+            ("--service-account", self.service_account),
+            ("--scheduler-name", self.scheduler_name),
+            *(("--image-pull-secret", each) for each in self.image_pull_secret),
+        ):
+            pod_settings.object_name(name, value)
+        if any(c.isspace() or not c.isprintable() for c in self.image):
+            raise UsageError(
+                f"--image {self.image!r}: has a blank; write REGISTRY/NAME:TAG or NAME@DIGEST"
+            )
+
+    def resources(self, role: str) -> dict[str, str]:
+        """Quantities by resource, of a pod of that role: ``worker``, ``ps`` or ``master``. A
+        quantity is both what is asked for and the limit, but for ``cpu``, which has no limit."""
+        texts = {
+            "worker": self.worker_resources,
+            "ps": self.ps_resources,
+            "master": self.master_resources,
+        }
+        return pod_settings.resources(f"--{role}-resources", texts[role])
+
+    @property
+    def volumes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """``volumes`` of a pod, and ``volumeMounts`` of its container."""
+        return pod_settings.volumes("--volume", self.volume)
+
+    @property
+    def variables(self) -> list[dict[str, Any]]:
+        """``env`` of a container, without what the job itself adds."""
+        return pod_settings.env("--env", self.env)
+
+    @property
+    def variable_sources(self) -> list[dict[str, Any]]:
+        """``envFrom`` of a container."""
+        return pod_settings.env_from("--env-from", self.env_from)
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """``nodeSelector`` of a pod."""
+        return pod_settings.node_selector("--node-selector", self.node_selector)
+
+    @property
+    def tolerations(self) -> list[dict[str, Any]]:
+        """``tolerations`` of a pod."""
+        return pod_settings.tolerations("--toleration", self.toleration)
+
+    def worker_priority_class(self, place: int, of: int) -> str:
+        """The priority class of one of ``of`` worker pods, by its place from 0; empty: the default
+        of the cluster. The first places have the classes of ``--worker-priority``."""
+        begin = 0.0
+        for name, share in self._worker_shares:
+            begin += share * of
+            if place < math.floor(begin + 0.5):
+                return name
+        return self.priority_class
+
+    @property
+    def _worker_shares(self) -> list[tuple[str, float]]:
+        return pod_settings.shares("--worker-priority", self.worker_priority)

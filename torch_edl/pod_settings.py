@@ -1,0 +1,225 @@
+"""What the options of pods mean: each text of the command line as the part of a manifest that it
+stands for.
+
+Manifests are plain data, as YAML has them.
+
+Raises:
+    UsageError: of every function here; it names the option, the value and what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch_edl.errors import UsageError
+
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+_SOURCES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "claim": lambda name: {"persistentVolumeClaim": {"claimName": name}},
+    "host": lambda path: {"hostPath": {"path": path}},
+    "config-map": lambda name: {"configMap": {"name": name}},
+    "secret": lambda name: {"secret": {"secretName": name}},
+}
+_VOLUME = (
+    "write claim=NAME,path=/data[,sub-path=DIR][,read-only]; host=, config-map= or secret= may "
+    "stand for claim="
+)
+# The grammar of a quantity; the API server alone knows which resources a node has.
+_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[EPTGMK]i|[numkMGTPE])?")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DNS_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+)
+# Variables by which the processes of a job find each other.
+_OURS = ("TORCH_EDL_", "EDL_")
+
+
+def resources(option: str, text: str) -> dict[str, str]:
+    """``cpu=4,memory=8Gi,nvidia.com/gpu=1``: quantities by name."""
+    found: dict[str, str] = {}
+    for name, value in _pairs(option, text, "write NAME=QUANTITY, such as cpu=4,memory=8Gi"):
+        expected = f"{option} {name}={value}:"
+        if not is_qualified(name):
+            raise UsageError(f"{expected} {name} is no resource; write cpu, memory or a name "
+                             "such as nvidia.com/gpu")  # fmt: skip
+        if not _QUANTITY.fullmatch(value):
+            raise UsageError(f"{expected} {value!r} is no quantity; write a number, perhaps with "
+                             "m, k, M, G, Ki, Mi or Gi: cpu=500m, memory=8Gi")  # fmt: skip
+        if not float(re.match(r"[\d.]+", value)[0]):  # type: ignore[index]
+            raise UsageError(f"{expected} must be above 0; leave {name} out to ask for none")
+        if "/" in name and not value.isdecimal():
+            raise UsageError(f"{expected} {name} is given whole; write {name}=1, and "
+                             "--processes-per-pod for processes that share one")  # fmt: skip
+        if name in found:
+            raise UsageError(f"{option} {text}: {name} is there twice; write it once")
+        found[name] = value
+    return found
+
+
+def volumes(option: str, texts: Iterable[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The volumes of a pod and the mounts of its container; a volume that is mounted twice is one
+    volume."""
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+    mounts: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        words = dict(_words(option, text))
+        kinds = [kind for kind in _SOURCES if kind in words]
+        unknown = [w for w in words if w not in (*_SOURCES, "path", "sub-path", "read-only")]
+        if unknown:
+            raise UsageError(f"{option} {text}: {unknown[0]} is unknown; {_VOLUME}")
+        if len(kinds) != 1 or "path" not in words:
+            raise UsageError(f"{option} {text}: {_VOLUME}")
+        kind, path, sub_path = kinds[0], words["path"], words.get("sub-path", "")
+        source = words[kind]
+        if words.get("read-only", "") not in ("", "true"):
+            raise UsageError(f"{option} {text}: read-only takes no value; leave it out to write")
+        _check_mount(option, text, path, sub_path)
+        if kind == "host" and not source.startswith("/"):
+            raise UsageError(f"{option} {text}: host={source} is no absolute path of a node")
+        if kind != "host" and not _DNS_NAME.fullmatch(source):
+            raise UsageError(f"{option} {text}: {source!r} is no name of an object; use small "
+                             "letters, digits, '-' and '.'")  # fmt: skip
+        if path in mounts:
+            raise UsageError(f"{option} {text}: another volume is mounted at {path} already")
+        volume = made.setdefault(
+            (kind, source), {"name": f"volume-{len(made)}", **_SOURCES[kind](source)}
+        )
+        mount: dict[str, Any] = {"name": volume["name"], "mountPath": path}
+        if sub_path:
+            mount["subPath"] = sub_path
+        if "read-only" in words:
+            mount["readOnly"] = True
+        mounts[path] = mount
+    return list(made.values()), list(mounts.values())
+
+
+def env(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
+    """``NAME=VALUE`` each; the last one of a name counts."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"{option} {text}: write NAME=VALUE; for a secret, --env-from")
+        if not _ENV_NAME.fullmatch(name):
+            raise UsageError(f"{option} {text}: {name!r} is no name of a variable; use letters, "
+                             "digits and '_'")  # fmt: skip
+        if name.startswith(_OURS):
+            raise UsageError(f"{option} {text}: torch-edl sets {name} itself; leave it out")
+        found[name] = value
+    return [{"name": name, "value": value} for name, value in found.items()]
+
+
+def env_from(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
+    """``secret=NAME`` or ``config-map=NAME`` each: all their keys are variables."""
+    refs = {"secret": "secretRef", "config-map": "configMapRef"}
+    found = []
+    for text in texts:
+        kind, _, name = text.partition("=")
+        if kind not in refs or not _DNS_NAME.fullmatch(name):
+            raise UsageError(f"{option} {text}: write secret=NAME or config-map=NAME")
+        found.append({refs[kind]: {"name": name}})
+    return found
+
+
+def node_selector(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """``KEY=VALUE`` each, or several separated by commas: labels that a node must have."""
+    found: dict[str, str] = {}
+    for text in texts:
+        for name, value in _pairs(option, text, "write LABEL=VALUE, such as disk=ssd"):
+            if not is_qualified(name) or not (not value or _LABEL_NAME.fullmatch(value)):
+                raise UsageError(f"{option} {text}: {name}={value} is no label of a node; write "
+                                 "LABEL=VALUE, such as disk=ssd")  # fmt: skip
+            found[name] = value
+    return found
+
+
+def tolerations(option: str, texts: Iterable[str]) -> list[dict[str, Any]]:
+    """``KEY[=VALUE][:EFFECT]`` each, as ``kubectl taint`` writes them."""
+    found: list[dict[str, Any]] = []
+    for text in texts:
+        rest, colon, effect = text.partition(":")
+        key, equals, value = rest.partition("=")
+        if (colon and effect not in EFFECTS) or not is_qualified(key):
+            raise UsageError(f"{option} {text}: write KEY[=VALUE][:EFFECT], as kubectl taint does; "
+                             f"the effect is one of {', '.join(EFFECTS)}")  # fmt: skip
+        made: dict[str, Any] = {"key": key, "operator": "Equal" if equals else "Exists"}
+        if equals:
+            made["value"] = value
+        if effect:
+            made["effect"] = effect
+        if made not in found:
+            found.append(made)
+    return found
+
+
+def shares(option: str, text: str) -> list[tuple[str, float]]:
+    """``high=0.5``: classes of priority, and which part of the workers has each."""
+    found: list[tuple[str, float]] = []
+    for name, value in _pairs(option, text, "write CLASS=SHARE, such as high=0.5"):
+        object_name(option, name)
+        try:
+            share = float(value)
+        except ValueError:
+            share = -1.0
+        if not 0 < share <= 1:
+            raise UsageError(f"{option} {name}={value}: the share of the workers is above 0 and "
+                             "at most 1; write 0.5 for half of them")  # fmt: skip
+        found.append((name, share))
+    if sum(share for _, share in found) > 1 + 1e-9:
+        raise UsageError(f"{option} {text}: the shares are more than all workers; lower them to a "
+                         "sum of at most 1")  # fmt: skip
+    return found
+
+
+def object_name(option: str, text: str) -> str:
+    """The name of an object of Kubernetes; empty is allowed."""
+    if text and not _DNS_NAME.fullmatch(text):
+        raise UsageError(f"{option} {text}: no name of an object of Kubernetes; use small letters, "
+                         "digits, '-' and '.'")  # fmt: skip
+    return text
+
+
+def namespace(option: str, text: str) -> str:
+    """The name of a namespace; empty is allowed."""
+    if text and not _DNS_LABEL.fullmatch(text):
+        raise UsageError(f"{option} {text}: no name of a namespace; use at most 63 small letters, "
+                         "digits and '-'")  # fmt: skip
+    return text
+
+
+def is_qualified(name: str) -> bool:
+    """Whether it is the name of a label, taint or resource: ``disk`` or ``nvidia.com/gpu``."""
+    prefix, slash, last = name.rpartition("/")
+    return bool(_LABEL_NAME.fullmatch(last)) and (not slash or bool(_DNS_NAME.fullmatch(prefix)))
+
+
+def _check_mount(option: str, text: str, path: str, sub_path: str) -> None:
+    if not path.startswith("/") or path.rstrip("/") == "" or ":" in path or ".." in path.split("/"):
+        raise UsageError(f"{option} {text}: path={path} is no absolute path of a folder; write "
+                         "such as path=/data")  # fmt: skip
+    if sub_path.startswith("/") or ".." in sub_path.split("/"):
+        raise UsageError(f"{option} {text}: sub-path={sub_path} is no folder of the volume; write "
+                         "a relative path without '..'")  # fmt: skip
+
+
+def _words(option: str, text: str) -> Iterable[tuple[str, str]]:
+    seen: set[str] = set()
+    for word in text.split(","):
+        name, _, value = word.strip().partition("=")
+        if name in seen:
+            raise UsageError(f"{option} {text}: {name} is there twice; write it once")
+        seen.add(name)
+        yield name, value
+
+
+def _pairs(option: str, text: str, expected: str) -> Iterable[tuple[str, str]]:
+    for word in filter(None, text.split(",")):
+        name, equals, value = word.strip().partition("=")
+        if not equals or not name:
+            raise UsageError(f"{option} {text}: {word!r} has no value; {expected}")
+        yield name, value
