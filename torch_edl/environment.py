@@ -12,6 +12,8 @@ from torch_edl.experiment import Experiment
 
 ENV_HOME = "TORCH_EDL_HOME"
 ENV_TOKEN = "TORCH_EDL_TOKEN"
+ENV_TLS = "TORCH_EDL_TLS"
+"""Folder of the certificates for connections off loopback; unset: the token makes them."""
 ENV_MASTER = "TORCH_EDL_MASTER"
 ENV_NODE = "TORCH_EDL_NODE"
 """Name of the agent that started a worker of a script."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-_HEAVY = {"numpy", "pandas", "pyarrow", "rich", "sympy", "torch"}
+_HEAVY = {"cryptography", "numpy", "pandas", "pyarrow", "rich", "sympy", "torch"}
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,7 @@ def _find(endpoint: str, names: Sequence[str]) -> JobMaster | JobFolder | None:
         if status is not None and master is not None and status.state not in _OVER:
             if job.name in names:
                 token = os.environ.get(ENV_TOKEN) or master.token
-                where = master.address if endpoint == ANY_PORT else endpoint
-                return JobMaster(address=where, token=token, job=job.name)
+                return JobMaster(address=master.address, token=token, job=job.name)
             raise _not_ours(endpoint, f"job {job.name} listens there", names)
         if not job.has_master() and job.last_status().get("state") not in _OVER:
             if job.name in names:

@@ -167,11 +167,12 @@ class MasterRendezvousHandler(RendezvousHandler):
                 endpoint=self._endpoint,
                 follows=False,
             )
+            stub = Stub(services.ROUNDS, master.address, master.token)
         except (EdlError, OSError) as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint {self._endpoint}: {error}") from error
         # torch's agent hands its environment on to its workers.
         os.environ.update(master.environment(self._node))
-        return master, Stub(services.ROUNDS, master.address, master.token)
+        return master, stub
 
     def _reconnect(self) -> None:
         """The job that this agent came to ended before it took part: there may be another."""

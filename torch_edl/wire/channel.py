@@ -1,4 +1,5 @@
-"""The caller's side of a service: a channel with a deadline and a token on every call.
+"""The caller's side of a service: a channel with a deadline and a token on every call, encrypted
+off loopback (:mod:`torch_edl.wire.credentials`).
 
 Retries are gRPC's own (a service config), and only of ``UNAVAILABLE``: the call did not run, or
 its answer was lost. Every RPC of the project may be repeated; see docs/protocol.md.
@@ -18,6 +19,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
+from torch_edl.wire import credentials
+from torch_edl.wire.endpoint import bare, is_secure
 from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,22 @@ def request_limit(services: Services) -> tuple[int, str]:
     return _TO_SERVER if set(services) & set(PSERVER + REPLICAS) else _TO_MASTER
 
 
+class CallError(grpc.RpcError):  # type: ignore[misc]
+    """A call that ended as one of gRPC can end."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        """As :meth:`grpc.Call.code`."""
+        return self._code
+
+    def details(self) -> str:
+        """As :meth:`grpc.Call.details`."""
+        return self._details
+
+
 class Stub:
     """Calls the methods of some services at one address. The type of a request names the method.
 
@@ -82,6 +101,10 @@ class Stub:
         services: one or more, see :mod:`torch_edl.wire.services`.
         retries: try calls again that were ``UNAVAILABLE``. Each call pays for the chance, and
             messages above 256 KB do not have it.
+
+    Raises:
+        UsageError: the token is too weak for an address off loopback, or the folder of certificates
+            cannot be used.
 
     Example:
         >>> master = Stub(services.CONTROL, "127.0.0.1:4000", "token")
@@ -91,12 +114,14 @@ class Stub:
     def __init__(
         self, services: Services, address: str, token: str, *, retries: bool = True
     ) -> None:
-        self.address = address
+        self.address = bare(address)
+        self._secure = is_secure(address)
         self._limit, self._cause = request_limit(services)
         self._metadata = (("authorization", f"Bearer {token}"),)
-        self._channel = grpc.insecure_channel(
+        self._channel = credentials.channel(
             address,
-            options=[
+            token,
+            [
                 *COMMON_OPTIONS,
                 ("grpc.enable_retries", int(retries)),
                 ("grpc.service_config", json.dumps(_RETRY)),
@@ -141,9 +166,35 @@ class Stub:
                 f"{method_of(request).name}: the request has {len(encoded)} bytes, at most "
                 f"{self._limit} are taken; it may be {self._cause}"
             )
-        return self._methods[method_of(request).name](
-            encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait
-        )
+        send = self._methods[method_of(request).name]
+        if self._secure:
+            return self._call_secure(send, encoded, timeout_s, wait=wait)
+        return send(encoded, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait)
+
+    def _call_secure(
+        self,
+        send: grpc.UnaryUnaryMultiCallable[Any, Any],
+        encoded: bytes,
+        timeout_s: float,
+        *,
+        wait: bool,
+    ) -> Any:
+        """A peer that is not of the job ends the call with ``UNAUTHENTICATED``. The call waits for
+        a connection only when the first attempt has shown that there is no such peer: of a call
+        that waits, gRPC says nothing but that its time is over."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            return send(encoded, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            refusal = credentials.refusal(self.address, error.details() or "")
+            if refusal:
+                raise CallError(grpc.StatusCode.UNAUTHENTICATED, refusal) from None
+            if not wait:
+                raise
+        left_s = max(0.0, deadline - time.monotonic())
+        return send(encoded, timeout=left_s, metadata=self._metadata, wait_for_ready=True)
 
     def insist(
         self,

@@ -7,12 +7,13 @@ job: without the token nobody can begin a connection. Each request has a key fro
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
+
+from torch_edl.wire.keys import derived
 
 LOCAL = "ipc://"
 MAX_FRAME_BYTES = 1 << 30
@@ -39,14 +40,10 @@ class Keys:
     @classmethod
     def of(cls, token: str) -> Keys:
         """The keys of the job of that token."""
-
-        def derived(purpose: bytes) -> bytes:
-            return hashlib.blake2b(token.encode(), digest_size=32, person=purpose).digest()
-
         return cls(
-            derived(b"edl-request"),
-            z85.encode(derived(b"edl-server")),
-            z85.encode(derived(b"edl-client")),
+            derived(token, b"edl-request"),
+            z85.encode(derived(token, b"edl-server")),
+            z85.encode(derived(token, b"edl-client")),
         )
 
     def secure_server(self, socket: zmq.Socket[bytes], endpoint: str) -> None:

@@ -16,7 +16,7 @@ import zmq
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2, replica_pb2
-from torch_edl.wire.channel import AWAY
+from torch_edl.wire.channel import AWAY, CallError
 from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
 
@@ -45,22 +45,6 @@ _LOST = (
 _NEVER_MS = 1 << 30  # 12 days
 
 
-class DataCallError(grpc.RpcError):  # type: ignore[misc]
-    """A call that ended as one of gRPC can end."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"{code.name}: {details}")
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        """As :meth:`grpc.Call.code`."""
-        return self._code
-
-    def details(self) -> str:
-        """As :meth:`grpc.Call.details`."""
-        return self._details
-
-
 class DataStub:
     """Calls one server, one call after the other.
 
@@ -85,7 +69,7 @@ class DataStub:
         """Calls and waits for the answer, whose frames are views of what came.
 
         Raises:
-            DataCallError: with ``code()`` and ``details()``.
+            CallError: with ``code()`` and ``details()``.
             UsageError: a tensor is too large.
         """
         with self._lock:
@@ -93,7 +77,7 @@ class DataStub:
                 raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
             try:
                 return self._call(request, time.monotonic() + timeout_s)
-            except DataCallError as error:
+            except CallError as error:
                 if error.code() in AWAY:
                     self._disconnect()  # an answer that comes late finds nobody
                 raise
@@ -119,20 +103,20 @@ class DataStub:
                     return _answered(answer, [frame.buffer for frame in frames])
                 continue
             if self._closed:
-                raise DataCallError(grpc.StatusCode.CANCELLED, "the connection was closed")
+                raise CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
             if ready:
                 raise self._unconnected()
             if not left:
                 text = f"no answer from {self.address}"
-                raise DataCallError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+                raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
 
-    def _unconnected(self) -> DataCallError:
-        return DataCallError(grpc.StatusCode.UNAVAILABLE, f"no connection to {self.address}")
+    def _unconnected(self) -> CallError:
+        return CallError(grpc.StatusCode.UNAVAILABLE, f"no connection to {self.address}")
 
     def _connected(self) -> zmq.Socket[bytes]:
         """The socket, connected anew if the connection was lost meanwhile."""
         if self._closed:
-            raise DataCallError(grpc.StatusCode.CANCELLED, "the connection was closed")
+            raise CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
         if self._monitor is not None and self._monitor.poll(0):
             self._disconnect()
         if self._socket is None:
@@ -178,8 +162,8 @@ def _end(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed:
     if answer.code:
         code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
-        raise DataCallError(code, answer.details)
+        raise CallError(code, answer.details)
     which = answer.WhichOneof("answer")
     if which is None:
-        raise DataCallError(grpc.StatusCode.INTERNAL, "an empty answer")
+        raise CallError(grpc.StatusCode.INTERNAL, "an empty answer")
     return Framed(getattr(answer, which), frames)

@@ -1,14 +1,18 @@
-"""Endpoints, ``host:port``: taken apart, and whether they are this machine's. Sends nothing but
-the connection that shows whether a process listens."""
+"""Endpoints, ``host:port``: taken apart, whether they are this machine's, and whether they are
+encrypted. Sends nothing but the connection that shows whether a process listens."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 
 from torch_edl.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+TLS = "tls://"
+"""Before an endpoint of the loopback address that is encrypted: the process there listens on all
+interfaces, or on another machine, behind a tunnel."""
 _CONNECT_TIMEOUT_S = 1.0
 
 
@@ -18,10 +22,27 @@ def split(endpoint: str) -> tuple[str, int]:
     Raises:
         UsageError: it is not of that form.
     """
-    name, colon, port = endpoint.rpartition(":")
+    name, colon, port = bare(endpoint).rpartition(":")
     if not (colon and name and port.isdecimal()):
         raise UsageError(f"{endpoint}: not an endpoint; write HOST:PORT, such as node0:29400")
     return name.strip("[]"), int(port)
+
+
+def bare(endpoint: str) -> str:
+    """``host:port``, without the mark of encryption."""
+    return endpoint.removeprefix(TLS)
+
+
+def is_secure(endpoint: str) -> bool:
+    """Whether what is sent there is encrypted: all but to a literal loopback address, and to
+    ``localhost``. Other names may mean another address to others."""
+    if endpoint.startswith(TLS):
+        return True
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
 
 
 def is_local(endpoint: str) -> bool:

@@ -14,6 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import StaleIncarnationError, UsageError
+from torch_edl.wire import credentials
 from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
 from torch_edl.wire.services import Services, methods
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 # that waits costs little: its message is read when a thread takes it.
 MAX_WAITING_CALLS = 1024
 MAX_CALLS_OF_CONNECTION = 64
+_HANDSHAKE_MS = 10_000  # a connection that does not say in time what it is is closed
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -47,11 +49,12 @@ def serve(
     Args:
         handlers: method name to ``handler(request, context) -> response``, or to one that
             :class:`TakesBytes`; all methods of all services are needed.
-        address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise.
+        address: ``host:port``; port 0 takes a free one. Loopback unless the user said otherwise;
+            others are encrypted (:mod:`torch_edl.wire.credentials`).
         token: callers that do not send it get ``UNAUTHENTICATED``.
 
     Raises:
-        UsageError: the address cannot be bound.
+        UsageError: the address cannot be bound, or the token is too weak for it.
     """
     missing = methods(services).keys() - handlers.keys()
     assert not missing, f"no handler for {missing}"
@@ -66,6 +69,7 @@ def serve(
             ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
             # Two servers on one port would share its connections: refuse the second.
             ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
             *COMMON_OPTIONS,
         ],
         maximum_concurrent_rpcs=threads + MAX_WAITING_CALLS,
@@ -75,7 +79,7 @@ def serve(
         generic = grpc.method_handlers_generic_handler(service.full_name, answering)
         server.add_generic_rpc_handlers((generic,))
     try:
-        port = server.add_insecure_port(address)
+        port = credentials.listen(server, address, token)
     except RuntimeError as error:
         raise UsageError(
             f"{address}: cannot listen there, the port is in use or the host is not mine; "

@@ -73,7 +73,7 @@ class RingJob:
         self._env = {
             **os.environ,
             "TORCH_EDL_HOME": str(folder / "home"),
-            "TORCH_EDL_TOKEN": "a token of this test",
+            "TORCH_EDL_TOKEN": "the token of this test, shared by both machines",
             "OMP_NUM_THREADS": "1",
         }
         deaths = [

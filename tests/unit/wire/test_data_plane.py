@@ -25,9 +25,10 @@ from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.wire import codec
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
+from torch_edl.wire.channel import CallError
 from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
 from torch_edl.wire.data_server import MOST_FRAMES, DataServer, WouldWaitError
-from torch_edl.wire.data_stub import DataCallError, DataStub
+from torch_edl.wire.data_stub import DataStub
 from torch_edl.wire.framed import Framed
 
 TOKEN = "secret"
@@ -102,7 +103,7 @@ def push(stub: DataStub, timeout_s: float = 20) -> bool:
 
 
 def refused(call: Callable[[], object]) -> tuple[CODES, str]:
-    with pytest.raises(DataCallError) as caught:
+    with pytest.raises(CallError) as caught:
         call()
     return caught.value.code(), caught.value.details()
 

@@ -1,0 +1,119 @@
+"""Whether and how a connection of gRPC is encrypted: mutual TLS, but on loopback.
+
+The decision is one of the text of an address, which both sides know. A name is never looked up for
+it: whoever can forge the answer of a name server must not be able to turn encryption off.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import grpc
+
+from torch_edl.environment import ENV_TLS, ENV_TOKEN
+from torch_edl.errors import UsageError
+from torch_edl.wire.endpoint import bare, is_secure
+from torch_edl.wire.keys import require_strong
+
+if TYPE_CHECKING:
+    from torch_edl.wire.certificates import Identity
+
+log = logging.getLogger(__name__)
+
+# What BoringSSL and gRPC say of a peer that is there, and is not ours.
+_PLAIN_PEER = "WRONG_VERSION_NUMBER"
+_OTHER_PEER = ("SSL_ERROR_SSL", "Hostname Verification Check failed")
+
+
+def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc.Channel:
+    """A channel to an address.
+
+    Raises:
+        UsageError: the token is too weak for it, or the folder of certificates cannot be used.
+    """
+    if not is_secure(address):
+        return grpc.insecure_channel(address, options=options)
+    require_strong(token, address)
+    identity = _identity(token)
+    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
+    name = ("grpc.ssl_target_name_override", identity.host)
+    return grpc.secure_channel(bare(address), credentials, options=[*options, name])
+
+
+def listen(server: grpc.Server, address: str, token: str) -> int:
+    """Binds a port of a server, and returns it.
+
+    Raises:
+        UsageError: as of :func:`channel`.
+        RuntimeError: the port cannot be bound.
+    """
+    if not is_secure(address):
+        return int(server.add_insecure_port(address))
+    require_strong(token, address)
+    credentials = _Certificates(token).credentials()
+    return int(server.add_secure_port(bare(address), credentials))
+
+
+def refusal(address: str, details: str) -> str:
+    """What the end of a call says of a peer that is there and is not one of the job; empty: nothing
+    of that kind, it may be there later."""
+    if _PLAIN_PEER in details:
+        return (
+            f"{address}: what listens there does not speak TLS, and off loopback nothing is sent "
+            "in the clear; is it a process of a job, of this version of torch-edl?"
+        )
+    if any(text in details for text in _OTHER_PEER):
+        what = f"of the folder {ENV_TLS}" if os.environ.get(ENV_TLS) else f"of {ENV_TOKEN}"
+        return (
+            f"{address}: the certificate of what listens there is not {what}: set the same on all "
+            "machines"
+        )
+    return ""
+
+
+def _identity(token: str) -> Identity:
+    from torch_edl.wire import certificates
+
+    folder = os.environ.get(ENV_TLS)
+    return certificates.of_folder(folder) if folder else _derived(token)
+
+
+@functools.lru_cache(maxsize=1)
+def _derived(token: str) -> Identity:
+    from torch_edl.wire import certificates
+
+    return certificates.of_token(token)
+
+
+class _Certificates:
+    """What a server presents: those of a folder are read again when they have changed."""
+
+    def __init__(self, token: str) -> None:
+        self._identity = _identity(token)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        if not os.environ.get(ENV_TLS):
+            return grpc.ssl_server_credentials(
+                [(self._identity.key, self._identity.certificate)], self._identity.ca, True
+            )
+        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._renewed, True)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        pair = (self._identity.key, self._identity.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], self._identity.ca)
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Those for the next connection; None: they are the same."""
+        try:
+            now = _identity("")
+        except UsageError as error:  # a moment of the rotation
+            log.warning("%s; the certificates before are used on", error)
+            return None
+        if now == self._identity:
+            return None
+        log.info("new certificates in %s", os.environ[ENV_TLS])
+        self._identity = now
+        return self._configuration()

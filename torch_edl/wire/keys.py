@@ -1,0 +1,42 @@
+"""The token of a job, and all keys that are derived from it: no other secret is shared.
+
+Off loopback, public keys are derived from the token too, and whoever reaches a port can ask for
+them. They confirm a guess of the token without another connection, so a token off loopback must be
+one that nobody can guess. A slower derivation (scrypt) would not mend a weak token, and would add
+a quarter of a second to the start of each process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.errors import UsageError
+
+MIN_TOKEN = 32
+"""Characters of a token off loopback: 128 bits if they are hexadecimal digits."""
+_MIN_DISTINCT = 8  # 32 random hexadecimal digits have fewer with a probability of 4e-8
+
+
+def derived(token: str, purpose: bytes, size: int = 32) -> bytes:
+    """A secret of ``size`` bytes, at most 64, for one purpose, whose name has at most 16 bytes.
+
+    BLAKE2b with its parameter for the purpose, as RFC 7693 and Python's documentation describe it:
+    secrets of different purposes or sizes tell nothing of each other or of the token.
+    """
+    return hashlib.blake2b(token.encode(), digest_size=size, person=purpose).digest()
+
+
+def require_strong(token: str, endpoint: str) -> None:
+    """Checks that nobody can guess the token.
+
+    Raises:
+        UsageError: it is too short, or repeats a few characters.
+    """
+    if len(token) < MIN_TOKEN or len(set(token)) < _MIN_DISTINCT:
+        raise UsageError(
+            f"{ENV_TOKEN}: {len(token)} characters, {len(set(token))} of them different; "
+            f"{endpoint} is reached from other machines, which takes a secret of at least "
+            f"{MIN_TOKEN} random characters: set it to the output of `openssl rand -base64 32` on "
+            "all machines"
+        )
