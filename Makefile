@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard torch_edl/wire/*.proto)
 
-.PHONY: help install quickstart test lint proto proto-check storm bench clean
+.PHONY: help install quickstart test lint proto proto-check storm bench bench-cluster clean
 
 help:  ## Lists the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -15,7 +15,7 @@ $(VENV)/.installed: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/refuse_cuda.py -c constraints.txt torch
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
-	  --editable '.[examples,tensorboard,etcd,kubernetes,test,dev]'
+	  --editable '.[examples,tensorboard,etcd,kubernetes,benchmarks,test,dev]'
 	touch $@
 
 quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, and evaluates
@@ -52,6 +52,9 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/durability.py
 	$(BIN)/python benchmarks/snapshot_stall.py
+
+bench-cluster: install  ## The published experiments on a simulated cluster, with pictures
+	$(BIN)/python -m benchmarks.cluster.two_jobs
 
 proto: install  ## Generates torch_edl/wire/*_pb2.py from the schemas
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)

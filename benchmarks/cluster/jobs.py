@@ -1,0 +1,310 @@
+"""A training job on the cluster: the real master, and the pods that it asks for."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.events import Clock
+from benchmarks.cluster.machines import PENDING, RUNNING, End, Pod
+from benchmarks.cluster.machines import Process as PodProcess
+from benchmarks.cluster.meter import Meter
+from benchmarks.cluster.scheduler import Scheduler
+from benchmarks.cluster.servers import Server, Watermarks
+from benchmarks.cluster.speed import Speed
+from benchmarks.cluster.usage import Usage
+from benchmarks.cluster.workers import Worker
+from master.state.actions import DataScanned, Start, Started, Stop
+from master.state.calls import Calls
+from master.state.fleet import Fleet
+from master.state.job import Job
+from master.state.processes import RUNNING as RUNS
+from master.state.processes import Process
+from master.state.restart import to_state
+from master.state.server_calls import ServerCalls
+from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.processes.spec import ProcessExit
+from torch_edl.wire import master_pb2 as pb
+
+_MASTER_STARTS_S = 1.0  # no torch is imported
+_SERVER_STARTS_S = 0.7
+_LONG_POLL_S = 2.0  # how long the service lets a call wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What a job asks for."""
+
+    name: str
+    records: int
+    speed: Speed
+    max_workers: int
+    min_workers: int = 1
+    servers: int = 4
+    worker_cpus: int = 1
+    batch_size: int = 64
+    records_per_task: int = 2048
+    files: int = 16
+    """The records are spread over so many."""
+    priority: int = 10
+    """Of the workers."""
+    reserved_priority: int = 50
+    """Of master and servers, which nothing else preempts."""
+    gang: bool = False
+    """Nothing of it is placed before all of it fits."""
+    image: str = "model"
+    heartbeat_s: float = 1.0
+    tick_s: float = 0.1
+    """The loop of the master looks around so often."""
+    keeps_state: bool = False
+    """The master notes its state each second, as with a store."""
+    seed: int = 0
+
+    @property
+    def cpus(self) -> int:
+        """Of the whole job: one for the master, and one for each server."""
+        return 1 + self.servers + self.max_workers * self.worker_cpus
+
+
+class _Master:
+    """The process of the master."""
+
+    def __init__(self, starts: Callable[[Pod], None]) -> None:
+        self._starts = starts
+
+    def run(self, pod: Pod) -> None:
+        self._starts(pod)
+
+    def terminate(self) -> None:
+        raise AssertionError("the machine of the master stays")
+
+    def kill(self) -> None:
+        raise AssertionError("the machine of the master stays")
+
+
+class TrainingJob:
+    """One job, from its submission until its last process has ended.
+
+    Implements :class:`benchmarks.cluster.workers.Host`.
+    """
+
+    def __init__(
+        self, spec: JobSpec, clock: Clock, scheduler: Scheduler, usage: Usage, meter: Meter
+    ) -> None:
+        self.spec, self.clock, self.speed = spec, clock, spec.speed
+        self.heartbeat_s, self.batch_size = spec.heartbeat_s, spec.batch_size
+        self.rng = random.Random(spec.seed)
+        self._scheduler, self._usage, self._meter = scheduler, usage, meter
+        per_file, more = divmod(spec.records, spec.files)
+        self._shards = [Shard(f"file-{i:03d}", per_file + (i < more)) for i in range(spec.files)]
+        self.config = JobConfig(
+            name=spec.name,
+            model_file="/model.py",
+            data=DataConfig(batch_size=spec.batch_size, records_per_task=spec.records_per_task),
+            train=TrainConfig(strategy="ps"),
+            cluster=ClusterConfig(
+                min_workers=spec.min_workers, max_workers=spec.max_workers, servers=spec.servers
+            ),
+        )
+        self.watermarks = Watermarks(TaskSpace.for_training(self._shards, self.config))
+        fleet = Fleet(spec.name, workers=spec.max_workers, servers=spec.servers)
+        self.job = Job(self.config, fleet, folder=Path("/job"))
+        self._calls, self._server_calls = Calls(self.job, cores=1), ServerCalls(self.job)
+        calls = self._calls
+        self._handlers: dict[type, Callable[[Any, float], Any]] = {
+            pb.RegisterRequest: calls.register,
+            pb.ReportModelRequest: calls.report_model,
+            pb.WaitUntilReadyRequest: calls.wait_until_ready,
+            pb.HeartbeatRequest: calls.heartbeat,
+            pb.LeaseRequest: calls.lease,
+            pb.CompleteTaskRequest: calls.complete_task,
+            pb.ReleaseTaskRequest: calls.release_task,
+        }
+        self._pods: dict[tuple[str, int], Pod] = {}
+        self._master: Pod | None = None
+        self._waiting: list[tuple[Callable[[], bool], float]] = []
+        self.leases = 0
+        """Tasks that were leased."""
+        self.lost = 0
+        """Worker processes that ended before the job did."""
+        self.submitted_at = 0.0
+        self.began_at: float | None = None
+        """When a worker first trained."""
+        self.ended_at: float | None = None
+        self.state_bytes = 0
+        """The most that a note of the state took, as JSON."""
+
+    # ---- the life of the job ----
+
+    def submit(self) -> None:
+        """The user submits the job; the client makes a pod for the master."""
+        self.submitted_at = self.clock.now
+        if self.spec.gang:
+            self._scheduler.hold(self.spec.name, self.spec.cpus)
+        self._master = self._pod("master", 0, _Master(self._start), lambda end: None)
+
+    def _start(self, pod: Pod) -> None:
+        def begin() -> None:
+            self.job.start(self.clock.now)
+            self.clock.every(self.spec.tick_s, self._tick)
+            self.clock.every(self.heartbeat_s, self._servers_beat)
+            if self.spec.keeps_state:
+                self.clock.every(1.0, self._keep)
+            self._apply(DataScanned({"train": self._shards}))
+            self._usage.add(self._usage.busy, self.spec.name, pod.cpus)
+
+        self.clock.after(_MASTER_STARTS_S, begin)
+
+    def _tick(self) -> bool:
+        job, now = self.job, self.clock.now
+        self._count_from_placement()
+        actions = self._meter("tick", job.tick, now)
+        for action in actions:
+            if isinstance(action, Start):
+                self._create(action)
+            elif isinstance(action, Stop):
+                self._meter.calls["api: delete"] += 1
+                self._scheduler.delete(self._pods[action.role, action.id], action.grace_s)
+            else:
+                raise AssertionError(f"{action}: not an action of a job without checkpoints")
+        over = job.lifecycle.outcome is not None
+        self._notify(changed=job.changed or bool(actions) or over or job.tasks.available)
+        job.changed = False
+        if not job.lifecycle.over:
+            return True
+        assert job.lifecycle.outcome is not None
+        assert job.lifecycle.outcome.state == "finished", job.lifecycle.outcome
+        self.ended_at = now
+        assert self._master is not None
+        self._usage.add(self._usage.busy, self.spec.name, -self._master.cpus)
+        self._scheduler.exited(self._master, 0)
+        self._scheduler.release(self.spec.name)
+        return False
+
+    def _count_from_placement(self) -> None:
+        """The time in which a process must register begins when its pod is placed."""
+        for (role, id), pod in self._pods.items():
+            if pod.state == PENDING:
+                process = self.job.fleet.process(role, id)
+                assert process is not None
+                process.started_at = self.clock.now
+
+    def _keep(self) -> bool:
+        text = self._meter("state", lambda: json.dumps(to_state(self.job)))
+        self.state_bytes = max(self.state_bytes, len(text))
+        return self.ended_at is None
+
+    def _apply(self, event: Any) -> None:
+        self._meter("apply", self.job.apply, event, self.clock.now)
+
+    # ---- pods ----
+
+    def _create(self, action: Start) -> None:
+        role, id = action.spec.role, action.spec.id
+        process: PodProcess
+        if role == "worker":
+            process = Worker(id, self)
+        else:
+            server = self.job.fleet.process(role, id)
+            assert server is not None
+            process = Server(lambda: self._register(server), self.exited)
+        self._meter.calls["api: create"] += 1
+        self._pods[role, id] = self._pod(role, id, process, lambda end: self._ended(role, id, end))
+        self._apply(Started(role, id, 1))
+
+    def _pod(self, role: str, id: int, process: PodProcess, ended: Callable[[End], None]) -> Pod:
+        spec, is_worker = self.spec, role == "worker"
+        pod = Pod(
+            name=f"{spec.name}-{role}-{id}",
+            user=spec.name,
+            cpus=spec.worker_cpus if is_worker else 1,
+            priority=spec.priority if is_worker else spec.reserved_priority,
+            image=spec.image,
+            process=process,
+            ended=ended,
+            group=spec.name if spec.gang else "",
+            reserved=not is_worker,
+            grace_s=30.0,
+        )
+        self._scheduler.submit(pod)
+        return pod
+
+    def _ended(self, role: str, id: int, end: End) -> None:
+        del self._pods[role, id]
+        if role == "ps":
+            self._usage.add(self._usage.busy, self.spec.name, -1)
+        elif self.job.lifecycle.outcome is None:
+            self.lost += 1
+        exit = ProcessExit(role=role, id=id, code=end.code, signal=end.signal)
+        self._meter("exited", self.job.exited, exit, self.clock.now, log="")
+
+    def _register(self, server: Process) -> None:
+        def register() -> None:
+            self._usage.add(self._usage.busy, self.spec.name, 1)
+            request = pb.RegisterServerRequest(
+                shard=server.shard, incarnation=server.incarnation, address=f"server-{server.id}"
+            )
+            self._meter("RegisterServer", self._server_calls.register, request, self.clock.now)
+
+        self.clock.after(_SERVER_STARTS_S, register)
+
+    def _servers_beat(self) -> bool:
+        for server in self.job.fleet.servers:
+            if server.state == RUNS:
+                request = pb.ServerHeartbeatRequest(
+                    shard=server.shard, incarnation=server.incarnation
+                )
+                beat = self._server_calls.heartbeat
+                self._meter("ServerHeartbeat", beat, request, self.clock.now)
+        return self.ended_at is None
+
+    # ---- what its workers ask ----
+
+    def insist(self, request: Any, *, timeout_s: float, away_s: float) -> Any:
+        name = type(request).__name__.removesuffix("Request")
+        answer = self._meter(name, self._handlers[type(request)], request, self.clock.now)
+        if isinstance(request, pb.LeaseRequest):
+            if answer is None:
+                return self._calls.nothing_to_lease()
+            self.leases += len(answer.leases)
+        return answer
+
+    def wait(self, ask: Callable[[], bool]) -> None:
+        if not ask():
+            self._waiting.append((ask, self.clock.now))
+
+    def _notify(self, *, changed: bool) -> None:
+        """Calls that wait are answered when something has changed, or come again after a while."""
+        waiting, self._waiting, now = self._waiting, [], self.clock.now
+        for ask, since in waiting:
+            if not changed and now - since < _LONG_POLL_S:
+                self._waiting.append((ask, since))
+            else:
+                self.wait(ask)
+
+    def works(self, pod: Pod, *, busy: bool) -> None:
+        if busy and self.began_at is None:
+            self.began_at = self.clock.now
+        self._usage.add(self._usage.busy, self.spec.name, pod.cpus if busy else -pod.cpus)
+
+    def exited(self, pod: Pod, code: int) -> None:
+        self._scheduler.exited(pod, code)
+
+    # ---- what it came to ----
+
+    def check(self) -> None:
+        """Raises AssertionError unless each record was done exactly once, and the master knows."""
+        self.watermarks.check()
+        main = self.job.tasks.main
+        assert main is not None
+        assert self.watermarks.applied == self.spec.records == main.records_done
+
+    def running(self) -> int:
+        """Worker processes that run."""
+        pods = self._pods.items()
+        return sum(role == "worker" and pod.state == RUNNING for (role, _), pod in pods)

@@ -1,0 +1,296 @@
+"""A worker: leases tasks ahead, trains them, reports them, and leaves when it is asked to.
+
+The session is that of a real worker: the messages are those of ``torch_edl.wire``, the leases are
+kept by the real ``LeaseClient``, and the real ``Pace`` says how many tasks to have in hand. Only
+time and the computation are simulated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchmarks.cluster.events import Clock, Event
+from benchmarks.cluster.machines import Pod
+from benchmarks.cluster.servers import Watermarks
+from benchmarks.cluster.speed import Speed
+from torch_edl.data.leases_ahead import AHEAD_S, Pace
+from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
+from torch_edl.wire import master_pb2 as pb
+
+_LEAVE_S = 0.5  # from the word that the job is over until the process has ended
+_TERMINATED = 143
+_ROUNDING = 1e-9  # an update whose time is over is complete
+
+
+class Host(Protocol):
+    """What a worker needs of its job."""
+
+    clock: Clock
+    rng: random.Random
+    speed: Speed
+    heartbeat_s: float
+    batch_size: int
+
+    @property
+    def watermarks(self) -> Watermarks:
+        """Of the servers."""
+        ...
+
+    def insist(self, request: Any, *, timeout_s: float, away_s: float) -> Any:
+        """Asks the master: what :class:`torch_edl.wire.channel.Stub` does over the network."""
+        ...
+
+    def wait(self, ask: Callable[[], bool]) -> None:
+        """Asks again whenever something has changed, until it returns True: a long poll."""
+        ...
+
+    def works(self, pod: Pod, *, busy: bool) -> None:
+        """The CPUs of a worker have work, or have none any more."""
+        ...
+
+    def exited(self, pod: Pod, code: int) -> None:
+        """The process has ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The task that a worker trains."""
+
+    lease: Lease
+    offset: int
+    """Its first record that was not done before."""
+    began: float
+    seconds: float
+
+    @property
+    def size(self) -> int:
+        """Records of the task."""
+        return self.lease.end - self.lease.start
+
+
+class Worker:
+    """The process of worker ``id``."""
+
+    def __init__(self, id: int, host: Host) -> None:
+        self.id = id
+        self._host = host
+        self._leases = LeaseClient(host, id)  # type: ignore[arg-type]
+        self._pace = Pace()
+        self._queue: deque[Lease] = deque()
+        self._pod: Pod | None = None
+        self._current: _Training | None = None
+        self._done: Event | None = None
+        self._records = self._steps = 0  # of tasks that it has reported
+        self._asking = self._sated = self._busy = self._leaving = self._gone = False
+
+    # ---- the process ----
+
+    def run(self, pod: Pod) -> None:
+        self._pod = pod
+        host = self._host
+        host.clock.after(host.rng.uniform(*host.speed.import_s), self._register)
+
+    def terminate(self) -> None:
+        """SIGTERM: says so, finishes its update, returns its tasks, and ends."""
+        if self._leaving or self._gone:
+            return
+        if not self._leases.incarnation:  # it has nothing that it would have to return
+            self._exit(_TERMINATED)
+            return
+        self._leaving = True
+        self._beat()
+        self._leave()
+
+    def kill(self) -> None:
+        """Nothing more is heard of it; what it has pushed stays on the servers."""
+        self._push_done()
+        self._vanish()
+
+    def _exit(self, code: int) -> None:
+        if not self._gone:
+            self._vanish()
+            assert self._pod is not None
+            self._host.exited(self._pod, code)
+
+    def _vanish(self) -> None:
+        self._gone = True
+        if self._done is not None:
+            self._done.cancel()
+        self._work(False)
+
+    # ---- the session ----
+
+    def _ask(self, request: Any) -> Any:
+        return self._host.insist(request, timeout_s=0, away_s=0)
+
+    def _register(self) -> None:
+        if self._gone:
+            return
+        self._ask(pb.RegisterRequest(worker_id=self.id, pid=1))
+        host = self._host
+        host.clock.after(host.rng.uniform(0, host.heartbeat_s), self._beats)
+        host.clock.after(host.rng.uniform(*host.speed.build_s), self._report_model)
+
+    def _report_model(self) -> None:
+        if not self._gone:
+            self._ask(pb.ReportModelRequest())
+            self._host.wait(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        if self._gone or self._leaving:
+            return True
+        answer = self._ask(pb.WaitUntilReadyRequest(worker_id=self.id))
+        if answer is None:
+            return False
+        if answer.leave:
+            self._exit(0)
+            return True
+        self._leases.incarnation = answer.start.cluster.incarnation
+        self._pace.asked(self._host.clock.now)
+        self._fill()
+        return True
+
+    def _beats(self) -> None:
+        if not self._gone:
+            self._beat()
+            self._host.clock.after(self._host.heartbeat_s, self._beats)
+
+    def _beat(self) -> None:
+        records, steps = self._records, self._steps
+        if self._current is not None:
+            more = self._pushed() - self._current.offset
+            records, steps = records + more, steps + more // self._host.batch_size
+        request = pb.HeartbeatRequest(
+            worker_id=self.id,
+            phase="training" if self._busy else "waiting",
+            records=records,
+            steps=steps,
+            leaving=self._leaving,
+            loss=float("nan"),
+        )
+        answer = self._ask(request)
+        if answer.drain and not self._leaving and not self._gone and self._leases.incarnation:
+            self._leaving = True
+            self._leave()
+
+    # ---- leases ----
+
+    def _missing(self) -> int:
+        return max(0, self._pace.tasks(AHEAD_S) - len(self._queue))
+
+    def _fill(self) -> None:
+        """Leases what is missing, as :class:`torch_edl.data.leases_ahead.LeasesAhead` does."""
+        if not self._asking and not self._sated and self._missing() > 0:
+            self._asking = True
+            self._host.wait(self._is_answered)
+
+    def _is_answered(self) -> bool:
+        if self._gone or self._leaving:
+            return True
+        missing, want = self._missing(), int(not self._queue)
+        answer = self._leases.lease(want, missing - want)
+        if answer.next == pb.LeaseResponse.WAIT:
+            return False
+        self._asking = False
+        if answer.next in (pb.LeaseResponse.FINISHED, pb.LeaseResponse.DRAIN):
+            self._leaving = True
+            self._work(False)
+            self._host.clock.after(_LEAVE_S, lambda: self._exit(0))
+            return True
+        assert answer.next == pb.LeaseResponse.LEASED, "the servers stay"
+        self._queue.extend(map(Lease.from_proto, answer.leases))
+        self._sated = bool(self._queue) and len(answer.leases) < missing
+        if self._current is None:
+            self._take()
+        return True
+
+    def _take(self) -> None:
+        """Begins the next task, if there is one."""
+        host = self._host
+        self._pace.asked(host.clock.now)
+        self._sated = False
+        if self._queue:
+            lease = self._queue.popleft()
+            self._pace.given(host.clock.now)
+            self._begin(lease)
+        else:
+            self._work(False)
+        self._fill()
+
+    # ---- training ----
+
+    def _begin(self, lease: Lease) -> None:
+        host, size = self._host, lease.end - lease.start
+        offset = lease.offset
+        if lease.retried:
+            offset = max(offset, host.watermarks.of(lease.task_id))
+        assert self._pod is not None
+        seconds = host.speed.task_s(size - offset, self._pod, host.rng)
+        self._work(True)
+        self._current = _Training(lease, offset, host.clock.now, seconds)
+        self._done = host.clock.after(seconds, self._complete)
+
+    def _complete(self) -> None:
+        assert self._current is not None
+        lease, result = self._current.lease, self._push(self._current.size)
+        self._leases.complete(lease, result)
+        self._take()
+
+    def _pushed(self) -> int:
+        """The records of the task in training whose update is complete, from its start."""
+        assert self._current is not None
+        task, batch = self._current, self._host.batch_size
+        if not task.seconds:
+            return task.size
+        part = min(1.0, (self._host.clock.now - task.began) / task.seconds + _ROUNDING)
+        return min(task.size, task.offset + int((task.size - task.offset) * part / batch) * batch)
+
+    def _push_done(self) -> None:
+        if self._current is not None:
+            self._push(self._pushed())
+
+    def _push(self, last: int) -> TaskResult:
+        """Pushes the records up to ``last``, and lets go of the task."""
+        assert self._current is not None
+        task, self._current = self._current, None
+        if last > task.offset:
+            self._host.watermarks.push(task.lease.task_id, task.offset, last)
+        records = last - task.offset
+        steps = -(-records // self._host.batch_size)
+        self._records += records
+        self._steps += steps
+        return TaskResult(records=records, steps=steps, offset=last)
+
+    # ---- leaving ----
+
+    def _leave(self) -> None:
+        """Finishes the update in hand, returns the tasks, and ends."""
+        if self._done is not None:
+            self._done.cancel()
+        left_s = 0.0
+        if (task := self._current) is not None and task.seconds:
+            updates = max(1, -(-(task.size - task.offset) // self._host.batch_size))
+            update_s = task.seconds / updates
+            left_s = update_s - (self._host.clock.now - task.began) % update_s
+        self._host.clock.after(left_s, self._return)
+
+    def _return(self) -> None:
+        if self._gone:
+            return
+        if self._current is not None:
+            lease = self._current.lease
+            self._leases.release(lease, self._push(self._pushed()))
+        self._leases.decline(self._queue)
+        self._queue.clear()
+        self._exit(_TERMINATED)
+
+    def _work(self, busy: bool) -> None:
+        if busy != self._busy:
+            self._busy = busy
+            assert self._pod is not None
+            self._host.works(self._pod, busy=busy)
