@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torch_edl.cli.config_file import placed
 from torch_edl.cli.parser import parse
 from torch_edl.cli.terminal import complain
 from torch_edl.errors import EdlError, UsageError
@@ -51,7 +52,11 @@ def _run(argv: list[str]) -> int:
         args = parse(argv)
         # Imported by name, so that `status` does not import pyarrow, nor `--help` gRPC.
         module, _, function = args.runs.partition(".")
-        code: int = getattr(importlib.import_module(f"torch_edl.cli.{module}"), function)(args)
+        run = getattr(importlib.import_module(f"torch_edl.cli.{module}"), function)
+        try:
+            code: int = run(args)
+        except UsageError as error:
+            raise placed(error, args.places) from error
     except SystemExit as end:  # --help and --version
         code = end.code if isinstance(end.code, int) else EXIT_FAILED
     sys.stdout.flush()  # here, where a closed pipe can still be told from another error

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch_edl.cli import config_file
 from torch_edl.config import PARTS, ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
@@ -43,6 +44,8 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
         text = "try one minibatch, print the plan, start nothing (default: no)"
         add_option(job, "--dry-run", text)
     if kind in OF_MODEL_FILE:
+        text = "read options from a YAML FILE; those given here count (default: none)"
+        add_option(job, f"{config_file.FLAG} FILE", text)
         text = "write a report in JSON to FILE at the end (default: none)"
         add_option(job, "--summary FILE", text, default="")
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
+from torch_edl.cli import config_file
 from torch_edl.cli.options import add_option, add_options, whole, worker_range
 from torch_edl.cli.script_arguments import script_words
 from torch_edl.errors import UsageError
@@ -115,6 +116,8 @@ The verdict says what was rolled back, how long training stalled, and whether th
 nothing is lost that the set-up of the job promises to keep, and the job goes on. Exit code: 0 the
 promise held, 1 it did not.
 """
+
+_OF_MODEL_FILE = ("run", "evaluate", "predict")
 
 
 class _HelpFormatter(RawDescriptionRichHelpFormatter):
@@ -305,7 +308,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Parses the arguments of ``torch-edl``.
 
     Returns:
-        The options; ``model_args`` are the arguments after ``--``. For ``run`` with a training
+        The options; ``model_args`` are the arguments after ``--``, and ``places`` says where the
+        options of ``--config`` were found. For ``run`` with a training
         script: the verb ``script`` and its ``words``, which torch's own parser reads.
 
     Raises:
@@ -316,7 +320,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         run = _verbs(parser)["run"]
         words = script_words(argv[1:], run)
         if words is not None:
-            return argparse.Namespace(verb="script", runs="script.main", words=words)
+            return argparse.Namespace(verb="script", runs="script.main", words=words, places={})
     model_args: list[str] = []
     if "--" in argv:
         cut = argv.index("--")
@@ -324,14 +328,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if not argv:
         parser.print_help()
         raise SystemExit(2)
-    args, unknown = parser.parse_known_args(argv)
+    places: dict[str, str] = {}
+    if argv[0] in _OF_MODEL_FILE:
+        words, places = config_file.expand(argv[1:], _verbs(parser)[argv[0]])
+        argv = [argv[0], *words]
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except UsageError as error:
+        raise config_file.placed(error, places) from error
     if unknown:
         raise UsageError(_unknown(parser, args.verb, unknown[0]))
-    if model_args and args.verb not in ("run", "evaluate", "predict"):
+    if model_args and args.verb not in _OF_MODEL_FILE:
         raise UsageError(
             f"-- {' '.join(model_args)}: {args.verb} takes no arguments for a model file"
         )
-    args.model_args = tuple(model_args)
+    args.model_args, args.places = tuple(model_args), places
     return args
 
 

@@ -1,0 +1,168 @@
+"""``--config FILE``: the options of a command in a YAML file.
+
+A key is an option without its dashes: ``workers: 2:8``, ``no-shuffle: true``. A list is an option
+that is given several times; a mapping stands for ``NAME=VALUE,...``. What the command line gives
+counts instead of what the file gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch_edl.errors import UsageError
+
+FLAG = "--config"
+_MAX_BYTES = 1 << 20
+_YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
+
+
+def expand(
+    argv: Sequence[str], parser: argparse.ArgumentParser
+) -> tuple[list[str], dict[str, str]]:
+    """The words of a command with those of its file.
+
+    Args:
+        argv: the words behind the verb, without those for the model file.
+        parser: of the verb.
+
+    Returns:
+        The words without ``--config``, those of the file last; and where each option of the file
+        was found.
+
+    Raises:
+        UsageError: names the file, the key, and what is expected.
+    """
+    rest, path = _without_file(argv)
+    if path is None:
+        return rest, {}
+    actions = parser._option_string_actions
+    given = {actions[flag].dest for word in rest if (flag := word.partition("=")[0]) in actions}
+    words: list[str] = []
+    places: dict[str, str] = {}
+    for key, value in _read(path).items():
+        action = actions.get(f"--{key}")
+        where = f"{path}: {key}"
+        if action is None or f"--{key}" in (FLAG, "--help"):
+            raise UsageError(f"{where}: {_unknown(key, list(actions))}")
+        if action.dest not in given:
+            words += _words(f"--{key}", action, value, where)
+            places |= dict.fromkeys(action.option_strings, where)
+    return [*rest, *words], places
+
+
+def placed(error: UsageError, places: Mapping[str, str]) -> UsageError:
+    """The error, with the place in the file of the option that it names first."""
+    flag = str(error).partition(" ")[0].rstrip(":")
+    return UsageError(f"{places[flag]}: {error}") if flag in places else error
+
+
+def _without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    rest: list[str] = []
+    path: str | None = None
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != FLAG:
+            rest.append(word)
+            continue
+        named = value if equals else next(words, "")
+        if not named:
+            raise UsageError(f"{FLAG}: names no file; write {FLAG} job.yaml")
+        if path is not None:
+            raise UsageError(f"{FLAG} {named}: {FLAG} is there twice; name one file")
+        path = named
+    return rest, path
+
+
+def _read(path: str) -> dict[str, Any]:
+    where = f"{FLAG} {path}"
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(f"{where}: pip install 'torch-edl[kubernetes]' reads YAML") from error
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror}; name a YAML file of options") from error
+    if len(text) > _MAX_BYTES:
+        raise UsageError(f"{where}: above {_MAX_BYTES >> 20} MiB; name a YAML file of options")
+    try:
+        # Without types, so that 2:8 is a text: YAML reads it as the number 128.
+        found = yaml.load(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise UsageError(f"{where}: no YAML: {problem[:200]}") from error
+    if found in (None, ""):
+        return {}
+    if not isinstance(found, dict):
+        raise UsageError(f"{where}: holds no mapping; write an option a line, such as epochs: 3")
+    for key in found:
+        if not isinstance(key, str):
+            raise UsageError(f"{where}: the key {key!r} is no option; write such as epochs: 3")
+    return found
+
+
+def _words(flag: str, action: argparse.Action, value: Any, where: str) -> list[str]:
+    if action.nargs == 0:
+        if not isinstance(value, str) or value.lower() not in (*_YES, *_NO):
+            raise UsageError(f"{where}: {_shown(value)}: write true, or leave it out")
+        return [flag] if value.lower() in _YES else []
+    repeats = action.nargs == "+"
+    if isinstance(value, list):
+        if not repeats:
+            raise UsageError(f"{where}: a list, and {flag} takes one value; write {key_of(flag)}: "
+                             f"{action.metavar}")  # fmt: skip
+        texts = [_text(each, where) for each in value]
+    else:
+        texts = [_text(value, where)]
+    for text in texts:
+        _check(action, text, where)
+    return [f"{flag}={text}" for text in texts]
+
+
+def key_of(flag: str) -> str:
+    """The key of an option."""
+    return flag.removeprefix("--")
+
+
+def _text(value: Any, where: str) -> str:
+    """A value as the command line has it; a mapping is ``NAME=VALUE,...``."""
+    if isinstance(value, Mapping):
+        pairs = []
+        for name, each in value.items():
+            if not isinstance(name, str) or not isinstance(each, str):
+                raise UsageError(f"{where}: {_shown(each)}: write NAME: VALUE")
+            # A word of a volume that has no value.
+            bare = name == "read-only" and each.lower() in _YES
+            pairs += [name] if bare else [f"{name}={each}"]
+        return ",".join(pairs)
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {_shown(value)}: write one value, not a list in a list")
+    return value
+
+
+def _check(action: argparse.Action, text: str, where: str) -> None:
+    """What argparse would find, said of the file."""
+    if action.type is not None:
+        try:
+            action.type(text)  # type: ignore[operator]
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{where}: {error}") from error
+    if action.choices is not None and text not in action.choices:
+        raise UsageError(f"{where}: {text}: choose one of {', '.join(action.choices)}")
+
+
+def _unknown(key: str, flags: list[str]) -> str:
+    known = [key_of(flag) for flag in flags if flag.startswith("--") and flag != FLAG]
+    close = difflib.get_close_matches(key.replace("_", "-"), known, n=1, cutoff=0.7)
+    hint = f"did you mean {close[0]}?" if close else "see torch-edl run --help"
+    return f"no such option; {hint}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
