@@ -1,0 +1,87 @@
+"""Orders of a test to the cluster itself, at ``/control/WORD``, outside of the API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from tests.cluster.faults import Faults
+from tests.cluster.kinds import SERVICE_ACCOUNTS
+from tests.cluster.operations import Operations
+from tests.cluster.rbac import Access
+from tests.cluster.refused import Refused
+from tests.cluster.store import Store
+from tests.cluster.watches import Watches
+
+
+class Control:
+    """The words that a test may say.
+
+    - ``compact``: all revisions so far are gone: 410 for a watch or a page from before.
+    - ``watches``: ``drop`` cuts all; ``silent`` holds back everything; ``refused`` cuts new ones;
+      ``bookmark_period_s``. The answer says how many are ``open``.
+    - ``fail``: the fields of :class:`tests.cluster.faults.Fault`.
+    - ``heal``: takes back all orders to fail.
+    - ``calls``: the number of requests by user, verb and resource.
+    - ``token``: of the service account ``account`` in ``namespace``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        access: Access,
+        watches: Watches,
+        faults: Faults,
+        operations: Operations,
+    ) -> None:
+        self._store, self._access, self._watches, self._faults = store, access, watches, faults
+        self._operations = operations
+        self._words: dict[str, Callable[..., Any]] = {
+            "compact": self._compact, "watches": self._order_watches, "fail": self._fail,
+            "heal": self._heal, "calls": lambda: dict(faults.calls), "token": self._token,
+        }  # fmt: skip
+
+    def add(self, word: str, action: Callable[..., Any]) -> None:
+        """A word of another part of the cluster."""
+        self._words[word] = action
+
+    async def answer(self, request: web.Request) -> Any:
+        action = self._words.get(request.match_info["words"])
+        if action is None:
+            raise Refused(404, f"no such order: {request.match_info['words']}")
+        return action(**json.loads(await request.text() or "{}"))
+
+    def _compact(self) -> None:
+        self._store.compact()
+        self._operations.forget_pages()
+
+    def _order_watches(
+        self,
+        *,
+        drop: bool = False,
+        silent: bool | None = None,
+        refused: bool | None = None,
+        bookmark_period_s: float | None = None,
+    ) -> dict[str, int]:
+        if bookmark_period_s is not None:
+            self._watches.bookmark_period_s = bookmark_period_s
+        if refused is not None:
+            self._watches.refused = refused
+        if silent is not None:
+            self._watches.set_silent(silent)
+        if drop:
+            self._watches.drop()
+        return {"open": len(self._watches)}
+
+    def _fail(self, **words: Any) -> None:
+        self._faults.order(words)
+
+    def _heal(self) -> None:
+        self._faults.clear()
+        self._order_watches(silent=False, refused=False, bookmark_period_s=60.0)
+
+    def _token(self, namespace: str, account: str) -> str:
+        return self._access.token_of(self._store.get(SERVICE_ACCOUNTS, namespace, account))

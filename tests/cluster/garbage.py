@@ -1,0 +1,37 @@
+"""The garbage collector: what is owned goes with its owner."""
+
+from __future__ import annotations
+
+from tests.cluster.kinds import PODS, Object, name_of, namespace_of
+from tests.cluster.operations import Operations, ends_in_foreground
+from tests.cluster.store import Store
+
+
+def collect_garbage(store: Store, operations: Operations) -> None:
+    """Deletes what has lost all its owners, and then owners that waited for it."""
+    things = list(store.kinds())
+    uids = {thing["metadata"]["uid"] for _, thing in things}
+    ending = {t["metadata"]["uid"] for _, t in things if ends_in_foreground(t)}
+    for kind, thing in things:
+        owners = {o["uid"] for o in thing["metadata"].get("ownerReferences") or []}
+        orphaned = owners and not owners & uids
+        if (orphaned or owners & ending) and not _is_ending(thing):
+            operations.delete(
+                kind, namespace_of(thing), name_of(thing), {"propagationPolicy": "Background"}
+            )
+    for kind, thing in things:
+        uid = thing["metadata"]["uid"]
+        if uid in ending and not operations.dependents(uid):
+            store.remove(kind, namespace_of(thing), name_of(thing))
+
+
+def delete_orphaned_pods(store: Store, operations: Operations, nodes: set[str]) -> None:
+    """Pods of nodes that are gone are deleted at once: nobody else can say that they ended."""
+    for pod in store.list(PODS):
+        node = pod["spec"].get("nodeName")
+        if node and node not in nodes:
+            operations.delete(PODS, namespace_of(pod), name_of(pod), {"gracePeriodSeconds": 0})
+
+
+def _is_ending(thing: Object) -> bool:
+    return "deletionTimestamp" in thing["metadata"]

@@ -1,0 +1,87 @@
+"""The kinds of objects that the server keeps, and where the API has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind.
+
+    Args:
+        group: of the API; empty for the core.
+        version: of the group.
+        plural: the word in the path.
+        name: the value of ``kind``.
+        namespaced: it lives in a namespace.
+        has_status: ``status`` is written by its controllers only.
+        returns_deleted: an answer to its deletion is the object, and not a Status.
+    """
+
+    group: str
+    version: str
+    plural: str
+    name: str
+    namespaced: bool = True
+    has_status: bool = False
+    returns_deleted: bool = False
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def model(self) -> str:
+        """The class of the official client."""
+        prefix = "CoreV1" if self.plural == "events" else self.version.upper()
+        return f"{prefix}{self.name}"
+
+
+NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True)
+NODES = Kind("", "v1", "nodes", "Node", namespaced=False, has_status=True)
+PODS = Kind("", "v1", "pods", "Pod", has_status=True, returns_deleted=True)
+SERVICES = Kind("", "v1", "services", "Service", has_status=True, returns_deleted=True)
+SECRETS = Kind("", "v1", "secrets", "Secret")
+CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap")
+SERVICE_ACCOUNTS = Kind("", "v1", "serviceaccounts", "ServiceAccount", returns_deleted=True)
+EVENTS = Kind("", "v1", "events", "Event")
+CLAIMS = Kind(
+    "", "v1", "persistentvolumeclaims", "PersistentVolumeClaim",
+    has_status=True, returns_deleted=True,
+)  # fmt: skip
+QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", has_status=True, returns_deleted=True)
+JOBS = Kind("batch", "v1", "jobs", "Job", has_status=True)
+ROLES = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDINGS = Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+LEASES = Kind("coordination.k8s.io", "v1", "leases", "Lease")
+BUDGETS = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", has_status=True)
+PRIORITY_CLASSES = Kind(
+    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
+)
+
+KINDS = (
+    NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIG_MAPS, SERVICE_ACCOUNTS, EVENTS, CLAIMS,
+    QUOTAS, JOBS, ROLES, ROLE_BINDINGS, NETWORK_POLICIES, LEASES, BUDGETS, PRIORITY_CLASSES,
+)  # fmt: skip
+
+_BY_PATH = {(kind.group, kind.version, kind.plural): kind for kind in KINDS}
+
+
+def find_kind(group: str, version: str, plural: str) -> Kind | None:
+    """The kind of a path."""
+    return _BY_PATH.get((group, version, plural))
+
+
+def name_of(thing: Object) -> str:
+    """``metadata.name``."""
+    return str(thing["metadata"]["name"])
+
+
+def namespace_of(thing: Object) -> str:
+    """``metadata.namespace``; empty for what lives in none."""
+    return str(thing["metadata"].get("namespace", ""))

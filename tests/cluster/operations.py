@@ -1,0 +1,233 @@
+"""What a request does to the objects: create, replace, patch, delete, list."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import itertools
+import random
+import secrets
+from typing import Any
+
+from tests.cluster.admission import admit
+from tests.cluster.defaults import set_defaults
+from tests.cluster.kinds import JOBS, PODS, SERVICES, Kind, Object, name_of, namespace_of
+from tests.cluster.patch import apply_patch
+from tests.cluster.refused import Refused, invalid
+from tests.cluster.schema import check_schema
+from tests.cluster.selectors import Matches
+from tests.cluster.store import Store, now
+from tests.cluster.validation import check_object
+
+# Letters and digits that make no words; the API's own alphabet of generated names.
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_FOREGROUND = "foregroundDeletion"
+_MUTABLE_OF_A_POD = ("tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
+
+
+class Operations:
+    """The requests that change or list objects."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._pages: dict[str, tuple[int, list[Object]]] = {}
+        self._addresses = itertools.count(1)
+
+    def create(self, kind: Kind, namespace: str, thing: Object, *, dry_run: bool) -> Object:
+        thing = copy.deepcopy(thing)
+        check_schema(kind, thing)
+        metadata = thing.setdefault("metadata", {})
+        if namespace and metadata.setdefault("namespace", namespace) != namespace:
+            raise Refused(400, "the namespace of the provided object does not match the namespace "
+                          "sent on the request")  # fmt: skip
+        if not metadata.get("name") and (prefix := metadata.get("generateName")):
+            metadata["name"] = prefix[:58] + "".join(random.choices(_ALPHABET, k=5))
+        for field in ("uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"):
+            metadata.pop(field, None)
+        if kind.has_status:
+            thing.pop("status", None)
+        check_object(kind, thing)
+        set_defaults(kind, thing)
+        admit(self._store, kind, thing)
+        if dry_run:
+            return {**thing, "metadata": {**metadata, "uid": secrets.token_hex(16)}}
+        if kind is SERVICES and not thing["spec"].get("clusterIP"):
+            number = next(self._addresses)
+            thing["spec"]["clusterIP"] = f"10.96.{number // 250 + 1}.{number % 250 + 1}"
+        made = self._store.create(kind, thing)
+        return self._select_own_pods(made) if kind is JOBS else made
+
+    def _select_own_pods(self, job: Object) -> Object:
+        def change(thing: Object) -> None:
+            uid, name = thing["metadata"]["uid"], name_of(thing)
+            own = {"batch.kubernetes.io/controller-uid": uid}
+            both = {
+                **own, "controller-uid": uid, "job-name": name,
+                "batch.kubernetes.io/job-name": name,
+            }  # fmt: skip
+            thing["spec"].setdefault("selector", {"matchLabels": own})
+            template = thing["spec"]["template"].setdefault("metadata", {})
+            template["labels"] = {**(template.get("labels") or {}), **both}
+
+        return self._store.update(JOBS, namespace_of(job), name_of(job), change)
+
+    def replace(self, kind: Kind, namespace: str, name: str, thing: Object, sub: str) -> Object:
+        """PUT, of the object or of its status."""
+        check_schema(kind, thing)
+        before = self._store.get(kind, namespace, name)
+        wanted = thing["metadata"].get("resourceVersion")
+        if wanted and wanted != before["metadata"]["resourceVersion"]:
+            details = {"name": name, "group": kind.group, "kind": kind.plural}
+            raise Refused(
+                409, f'Operation cannot be fulfilled on {kind.plural} "{name}": the object has '
+                "been modified; please apply your changes to the latest version and try again",
+                details=details,
+            )  # fmt: skip
+        after = copy.deepcopy(thing)
+        if sub == "status":
+            after = {**before, "status": after.get("status", {})}
+        elif kind.has_status and "status" in before:
+            after["status"] = before["status"]
+        # A writer cannot change these.
+        kept = before["metadata"]
+        for field in ("uid", "creationTimestamp", "namespace", "deletionTimestamp"):
+            after["metadata"].pop(field, None)
+            if field in kept:
+                after["metadata"][field] = kept[field]
+        if name_of(after) != name:
+            raise Refused(400, "the name of the object does not match the name on the URL")
+        check_object(kind, after)
+        if sub != "status":
+            set_defaults_again(kind, after)
+            _check_immutable(kind, before, after)
+        after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+        return self._store.replace(kind, after)
+
+    def patch(
+        self, kind: Kind, namespace: str, name: str, content_type: str, patch: Any, sub: str
+    ) -> Object:
+        before = self._store.get(kind, namespace, name)
+        return self.replace(kind, namespace, name, apply_patch(content_type, patch, before), sub)
+
+    def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Object:
+        """Deletes, or begins to; returns the object as it was last."""
+        before = self._store.get(kind, namespace, name)
+        for field, value in (options.get("preconditions") or {}).items():
+            if value and before["metadata"][field] != value:
+                raise Refused(
+                    409, f"Precondition failed: {field} in precondition: {value}, {field} in "
+                    f"object meta: {before['metadata'][field]}",
+                )  # fmt: skip
+        if options.get("dryRun"):
+            return before
+        # Jobs keep their pods unless the caller says otherwise: so it is in batch/v1.
+        policy = options.get("propagationPolicy") or ("Orphan" if kind is JOBS else "Background")
+        if policy == "Orphan":
+            for other, dependent in self.dependents(before["metadata"]["uid"]):
+                self._orphan(other, dependent, before["metadata"]["uid"])
+        elif policy == "Foreground" and self.dependents(before["metadata"]["uid"]):
+            return self._store.update(kind, namespace, name, _end_in_foreground)
+        if kind is PODS and (grace := _grace_of(before, options)):
+            return self._store.update(kind, namespace, name, lambda t: _end_gracefully(t, grace))
+        return self._store.remove(kind, namespace, name)
+
+    def dependents(self, uid: str) -> list[tuple[Kind, Object]]:
+        """What the object of that uid owns."""
+        return [
+            (kind, thing)
+            for kind, thing in self._store.kinds()
+            if any(o["uid"] == uid for o in thing["metadata"].get("ownerReferences") or [])
+        ]
+
+    def _orphan(self, kind: Kind, thing: Object, uid: str) -> None:
+        def change(dependent: Object) -> None:
+            owners = dependent["metadata"]["ownerReferences"]
+            dependent["metadata"]["ownerReferences"] = [o for o in owners if o["uid"] != uid]
+
+        self._store.update(kind, namespace_of(thing), name_of(thing), change)
+
+    def delete_collection(
+        self, kind: Kind, namespace: str, matches: Matches, options: Object
+    ) -> list[Object]:
+        found = [thing for thing in self._store.list(kind, namespace) if matches(thing)]
+        return [self.delete(kind, namespace_of(t), name_of(t), options) for t in found]
+
+    def list(
+        self, kind: Kind, namespace: str, matches: Matches, limit: int, token: str
+    ) -> tuple[list[Object], dict[str, Any]]:
+        """A page of objects, and the metadata of the list."""
+        if token:
+            if token not in self._pages:
+                raise Refused(410, "The provided continue parameter is too old to display a "
+                              "consistent list result")  # fmt: skip
+            revision, found = self._pages.pop(token)
+        else:
+            revision = self._store.revision
+            found = [thing for thing in self._store.list(kind, namespace) if matches(thing)]
+        metadata: dict[str, Any] = {"resourceVersion": str(revision)}
+        if limit and len(found) > limit:
+            follow = secrets.token_urlsafe(8)
+            self._pages[follow] = revision, found[limit:]
+            metadata |= {"continue": follow, "remainingItemCount": len(found) - limit}
+            found = found[:limit]
+        return found, metadata
+
+    def forget_pages(self) -> None:
+        """A list that was begun cannot be continued."""
+        self._pages.clear()
+
+
+def set_defaults_again(kind: Kind, thing: Object) -> None:
+    """After a change: defaults of a new object that are a state are not set again."""
+    if kind not in (PODS, JOBS):
+        set_defaults(kind, thing)
+
+
+def _grace_of(pod: Object, options: Object) -> int:
+    """The seconds that a pod has to end; 0 if it is deleted at once."""
+    if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
+        return 0
+    given = options.get("gracePeriodSeconds")
+    grace = int(pod["spec"]["terminationGracePeriodSeconds"] if given is None else given)
+    # A second deletion may shorten the time, never lengthen it.
+    return min(grace, pod["metadata"].get("deletionGracePeriodSeconds", grace))
+
+
+def _end_gracefully(pod: Object, grace_s: int) -> None:
+    metadata = pod["metadata"]
+    if metadata.get("deletionGracePeriodSeconds", grace_s + 1) > grace_s:
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=grace_s)
+        metadata["deletionTimestamp"] = end.strftime("%Y-%m-%dT%H:%M:%SZ")
+        metadata["deletionGracePeriodSeconds"] = grace_s
+
+
+def _end_in_foreground(thing: Object) -> None:
+    thing["metadata"].setdefault("deletionTimestamp", now())
+    thing["metadata"]["finalizers"] = [_FOREGROUND]
+
+
+def ends_in_foreground(thing: Object) -> bool:
+    """It waits for the deletion of what it owns."""
+    return _FOREGROUND in (thing["metadata"].get("finalizers") or [])
+
+
+def _check_immutable(kind: Kind, before: Object, after: Object) -> None:
+    if kind is PODS:
+        spec, new = _fixed_part(before["spec"]), _fixed_part(after["spec"])
+        if spec != new:
+            raise invalid(
+                "Pod", name_of(after), "spec", "Forbidden: pod updates may not change fields other "
+                "than `spec.containers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations`",
+            )  # fmt: skip
+    elif kind is JOBS and before["spec"]["template"] != after["spec"]["template"]:
+        raise invalid("Job", name_of(after), "spec.template", "field is immutable")
+    elif after.get("immutable") and before.get("immutable"):
+        for field in ("data", "binaryData"):
+            if before.get(field) != after.get(field):
+                raise invalid(kind.name, name_of(after), field, "field is immutable when set")
+
+
+def _fixed_part(spec: Object) -> Object:
+    fixed = {key: value for key, value in spec.items() if key not in _MUTABLE_OF_A_POD}
+    fixed["containers"] = [{**c, "image": ""} for c in spec["containers"]]
+    return fixed

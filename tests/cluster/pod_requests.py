@@ -1,0 +1,190 @@
+"""The requests that go through the API server to a pod: its log, its ports, its eviction."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import WSMsgType, web
+
+from tests.cluster.kinds import BUDGETS, PODS, Object, name_of
+from tests.cluster.operations import Operations
+from tests.cluster.refused import Refused
+from tests.cluster.selectors import match_labels
+from tests.cluster.store import Store, now
+
+_PROTOCOLS = ("v4.channel.k8s.io",)
+_POLL_S = 0.05
+
+
+class Runtime(Protocol):
+    """The machines on which pods run."""
+
+    def log_of(self, pod: Object, container: str, *, previous: bool) -> Path | None:
+        """The log of a container: each line begins with its time. None before it has begun."""
+
+    async def connect(self, pod: Object, port: int) -> socket.socket:
+        """To a port at the loopback address of a pod, as the kubelet connects; raises OSError."""
+
+
+class PodRequests:
+    """Subresources of pods."""
+
+    def __init__(self, store: Store, runtime: Runtime) -> None:
+        self._store, self._runtime = store, runtime
+
+    async def serve(
+        self, request: web.Request, operations: Operations, namespace: str, name: str, sub: str
+    ) -> web.StreamResponse:
+        pod = self._store.get(PODS, namespace, name)
+        if sub == "log":
+            return await self._log(request, pod)
+        if sub == "portforward":
+            return await self._port_forward(request, pod)
+        return await self._evict(request, operations, pod)
+
+    async def _log(self, request: web.Request, pod: Object) -> web.StreamResponse:
+        query = request.query
+        names = [container["name"] for container in pod["spec"]["containers"]]
+        name = query.get("container", names[0])
+        if name not in names:
+            raise Refused(400, f"container {name} is not valid for pod {name_of(pod)}")
+        if len(names) > 1 and "container" not in query:
+            raise Refused(400, f"a container name must be specified for pod {name_of(pod)}, "
+                          f"choose one of: {names}")  # fmt: skip
+        previous = query.get("previous") in ("true", "True", "1")
+        path = self._runtime.log_of(pod, name, previous=previous)
+        if path is None:
+            word = f"previous terminated container {name!r}" if previous else f"container {name!r}"
+            raise Refused(400, f'{word} in pod "{name_of(pod)}" is waiting to start: '
+                          "ContainerCreating" if not previous else f"{word} not found")  # fmt: skip
+        answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        await self._send_log(request, answer, pod, path)
+        await answer.write_eof()
+        return answer
+
+    async def _send_log(
+        self, request: web.Request, answer: web.StreamResponse, pod: Object, path: Path
+    ) -> None:
+        query = request.query
+        follow = query.get("follow") in ("true", "True", "1")
+        times = query.get("timestamps") in ("true", "True", "1")
+        tail = int(query.get("tailLines", -1))
+        since = query.get("sinceTime", "")
+        with open(path, "rb") as log:
+            lines = log.readlines()
+            lines = lines if tail < 0 else lines[len(lines) - tail :]
+            while True:
+                for line in lines:
+                    time, _, text = line.partition(b" ")
+                    if time.decode() >= since:
+                        await answer.write(line if times else text)
+                ended = not self._writes(pod)
+                lines = log.readlines()
+                if lines or not follow:
+                    if not follow:
+                        return
+                    continue
+                if ended:
+                    return
+                await asyncio.sleep(_POLL_S)
+
+    def _writes(self, pod: Object) -> bool:
+        """The pod may still write."""
+        found = self._store.find(PODS, pod["metadata"]["namespace"], name_of(pod))
+        same = found is not None and found["metadata"]["uid"] == pod["metadata"]["uid"]
+        return same and found["status"]["phase"] in ("Pending", "Running")  # type: ignore[index]
+
+    async def _port_forward(self, request: web.Request, pod: Object) -> web.StreamResponse:
+        ports = [int(p) for text in request.query.getall("ports", []) for p in text.split(",")]
+        answer = web.WebSocketResponse(protocols=_PROTOCOLS)
+        await answer.prepare(request)
+        writers: dict[int, asyncio.StreamWriter] = {}
+        readers: list[asyncio.Task[None]] = []
+        try:
+            for i, port in enumerate(ports):
+                for channel in (2 * i, 2 * i + 1):
+                    await answer.send_bytes(bytes([channel]) + struct.pack("<H", port))
+                try:
+                    connection = await self._runtime.connect(pod, port)
+                except OSError as error:
+                    why = f"error forwarding port {port} to pod {name_of(pod)}: {error}"
+                    await answer.send_bytes(bytes([2 * i + 1]) + why.encode())
+                    continue
+                reader, writers[2 * i] = await asyncio.open_connection(sock=connection)
+                readers.append(asyncio.create_task(_forward(reader, answer, 2 * i)))
+            async for message in answer:
+                if message.type is WSMsgType.BINARY and message.data[0] in writers:
+                    writers[message.data[0]].write(message.data[1:])
+                    await writers[message.data[0]].drain()
+        except ConnectionError:
+            pass  # The pod has ended.
+        finally:
+            for task in readers:
+                task.cancel()
+            for writer in writers.values():
+                writer.close()
+        return answer
+
+    async def _evict(
+        self, request: web.Request, operations: Operations, pod: Object
+    ) -> web.StreamResponse:
+        labels = pod["metadata"].get("labels") or {}
+        namespace = pod["metadata"]["namespace"]
+        for budget in self._store.list(BUDGETS, namespace):
+            spec = budget["spec"]
+            if not match_labels(spec.get("selector") or {}, labels):
+                continue
+            running = [
+                other for other in self._store.list(PODS, namespace)
+                if match_labels(spec["selector"], other["metadata"].get("labels") or {})
+                and other["status"]["phase"] == "Running"
+            ]  # fmt: skip
+            if len(running) - 1 < int(spec.get("minAvailable", 0)):
+                raise Refused(
+                    429, "Cannot evict pod as it would violate the pod's disruption budget.",
+                    details={"causes": [{"reason": "DisruptionBudget"}]},
+                )  # fmt: skip
+        body = await request.json()
+        disrupt(self._store, pod, "EvictionByEvictionAPI", "Eviction API: evicting")
+        operations.delete(PODS, namespace, name_of(pod), body.get("deleteOptions") or {})
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        return web.json_response({**status, "code": 201}, status=201)
+
+
+async def _forward(
+    reader: asyncio.StreamReader, answer: web.WebSocketResponse, channel: int
+) -> None:
+    try:
+        while data := await reader.read(65536):
+            await answer.send_bytes(bytes([channel]) + data)
+    except ConnectionError:
+        pass  # The pod has ended.
+    await answer.close()
+
+
+def disrupt(store: Store, pod: Object, reason: str, message: str) -> None:
+    """Notes in a pod that it is not to blame for its end."""
+
+    def change(thing: Object) -> None:
+        set_condition(thing, "DisruptionTarget", "True", reason, message)
+
+    store.update(PODS, pod["metadata"]["namespace"], name_of(pod), change)
+
+
+def set_condition(thing: Object, kind: str, value: str, reason: str, message: str) -> None:
+    """Of the status of an object."""
+    conditions = thing["status"].setdefault("conditions", [])
+    old = next((c for c in conditions if c["type"] == kind), None)
+    same = old is not None and old["status"] == value
+    condition = {
+        "type": kind, "status": value, "reason": reason, "message": message,
+        "lastTransitionTime": old["lastTransitionTime"] if old and same else now(),
+    }  # fmt: skip
+    thing["status"]["conditions"] = [c for c in conditions if c["type"] != kind]
+    thing["status"]["conditions"].append({k: v for k, v in condition.items() if v != ""})

@@ -1,0 +1,268 @@
+"""The HTTP of the API server: paths, authentication, and the answers to requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from tests.cluster.discovery import discover
+from tests.cluster.faults import Faults
+from tests.cluster.kinds import PODS, ROLES, Kind, Object, find_kind
+from tests.cluster.operations import Operations
+from tests.cluster.pod_requests import PodRequests
+from tests.cluster.rbac import Access, Attempt
+from tests.cluster.refused import Refused
+from tests.cluster.selectors import Matches, field_selector, label_selector
+from tests.cluster.store import Store
+from tests.cluster.watches import Watched, Watches, cut
+
+_PATH = re.compile(
+    r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/[^/]+))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?/?$"
+)
+_REVIEWS = "selfsubjectaccessreviews"
+_LARGEST_BODY = 3 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the path of a request names."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    sub: str
+
+
+class ApiServer:
+    """Answers the requests of clients.
+
+    Args:
+        store: of the objects.
+        access: who may do what.
+        watches: the streams.
+        faults: what a test has ordered to go wrong.
+        pods: logs and ports of pods.
+    """
+
+    def __init__(
+        self, store: Store, access: Access, watches: Watches, faults: Faults, pods: PodRequests
+    ) -> None:
+        self._store, self._access, self._watches = store, access, watches
+        self._faults, self._pods = faults, pods
+        self.operations = Operations(store)
+
+    def app(self, control: Callable[[web.Request], Awaitable[Any]]) -> web.Application:
+        """The application; ``control`` answers what a test asks of the cluster itself."""
+
+        async def answer_control(request: web.Request) -> web.StreamResponse:
+            try:
+                if self._access.user_of(request.headers.get("Authorization")) != "admin":
+                    raise Refused(403, "the control of the cluster is for its tests")
+                return web.json_response(await control(request))
+            except Refused as refused:
+                return _refusal(refused)
+
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        app.router.add_route("*", "/control/{words:.*}", answer_control)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._serve(request)
+        except Refused as refused:
+            return _refusal(refused)
+        except ConnectionResetError:  # By the client, or because a test has ordered it.
+            return web.Response()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        user = self._access.user_of(request.headers.get("Authorization"))
+        found = discover(request.path)
+        if found is not None:
+            return web.json_response(found)
+        if request.path.endswith(f"/{_REVIEWS}") and request.method == "POST":
+            return web.json_response(self._review(user, await _body(request)), status=201)
+        target = _target(request.path)
+        attempt = _attempt(request, target)
+        if self._faults.note(user, attempt):
+            cut(request)
+            raise ConnectionResetError
+        self._access.check(user, attempt)
+        return await self._dispatch(request, user, target, attempt)
+
+    async def _dispatch(
+        self, request: web.Request, user: str, target: Target, attempt: Attempt
+    ) -> web.StreamResponse:
+        kind, namespace, name = target.kind, target.namespace, target.name
+        if target.sub not in ("", "status"):
+            return await self._pods.serve(request, self.operations, namespace, name, target.sub)
+        verb, dry = attempt.verb, bool(request.query.get("dryRun"))
+        if verb == "watch":
+            return await self._watch(request, target)
+        if verb == "list":
+            return self._list(request, target)
+        if verb == "get":
+            return web.json_response(self._store.get(kind, namespace, name))
+        if verb == "create":
+            thing = await _body(request)
+            thing.setdefault("apiVersion", kind.api_version)
+            thing.setdefault("kind", kind.name)
+            if kind is ROLES:
+                self._access.may_grant(user, {**thing, "metadata": {
+                    **thing.get("metadata", {}), "namespace": namespace}})  # fmt: skip
+            made = self.operations.create(kind, namespace, thing, dry_run=dry)
+            return web.json_response(made, status=201)
+        if verb == "update":
+            changed = self.operations.replace(
+                kind, namespace, name, await _body(request), target.sub
+            )
+            return web.json_response(changed)
+        if verb == "patch":
+            changed = self.operations.patch(
+                kind, namespace, name, request.content_type, await _any_body(request), target.sub
+            )
+            return web.json_response(changed)
+        options = await _delete_options(request)
+        if verb == "deletecollection":
+            gone = self.operations.delete_collection(kind, namespace, _selectors(request), options)
+            return web.json_response(_list_of(kind, gone, {}))
+        return self._delete(target, options)
+
+    def _delete(self, target: Target, options: Object) -> web.Response:
+        kind, name = target.kind, target.name
+        last = self.operations.delete(kind, target.namespace, name, options)
+        still = self._store.find(kind, target.namespace, name)
+        if kind.returns_deleted or still is not None:
+            return web.json_response(last)
+        details = {"name": name, "kind": kind.plural, "uid": last["metadata"]["uid"]}
+        if kind.group:
+            details["group"] = kind.group
+        return web.json_response(
+            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
+             "details": details}
+        )  # fmt: skip
+
+    def _list(self, request: web.Request, target: Target) -> web.Response:
+        limit = _number(request, "limit") or 0
+        token = request.query.get("continue", "")
+        found, metadata = self.operations.list(
+            target.kind, target.namespace, _selectors(request), limit, token
+        )
+        return web.json_response(_list_of(target.kind, found, metadata))
+
+    async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        matches = _selectors(request)
+        if target.name:
+            named = matches
+            matches = lambda thing: thing["metadata"]["name"] == target.name and named(thing)  # noqa: E731
+        watched = Watched(
+            kind=target.kind, namespace=target.namespace, matches=matches,
+            since=_number(request, "resourceVersion") or None,
+            bookmarks=request.query.get("allowWatchBookmarks") in ("true", "True", "1"),
+            timeout_s=_number(request, "timeoutSeconds"),
+        )  # fmt: skip
+        return await self._watches.serve(request, watched)
+
+    def _review(self, user: str, review: Object) -> Object:
+        """`kubectl auth can-i`."""
+        asked = review["spec"].get("resourceAttributes") or {}
+        kind = Kind(asked.get("group", ""), "v1", asked.get("resource", ""), "")
+        attempt = Attempt(
+            asked.get("verb", ""), kind, asked.get("namespace", ""), asked.get("name", ""),
+            asked.get("subresource", ""),
+        )  # fmt: skip
+        return {**review, "status": {"allowed": self._access.allows(user, attempt)}}
+
+
+def _target(path: str) -> Target:
+    found = _PATH.match(path)
+    kind = None
+    if found:
+        group, version = found["group"] or "", found["core"] or found["version"]
+        kind = find_kind(group, version, found["plural"])
+    if not found or kind is None or (kind.namespaced and found["name"] and not found["namespace"]):
+        raise Refused(404, "the server could not find the requested resource")
+    return Target(kind, found["namespace"] or "", found["name"] or "", found["sub"] or "")
+
+
+def _attempt(request: web.Request, target: Target) -> Attempt:
+    watch = request.query.get("watch") in ("true", "True", "1")
+    verbs = {
+        "GET": "watch" if watch else "get" if target.name else "list",
+        "POST": "create", "PUT": "update", "PATCH": "patch",
+        "DELETE": "delete" if target.name else "deletecollection",
+    }  # fmt: skip
+    verb = verbs.get(request.method)
+    creates_in_all = verb == "create" and target.kind.namespaced and not target.namespace
+    if verb is None or creates_in_all or (target.sub and not _has_sub(target)):
+        raise Refused(405, "the server does not allow this method on the requested resource")
+    return Attempt(verb, target.kind, target.namespace, target.name, target.sub)
+
+
+def _has_sub(target: Target) -> bool:
+    if target.sub == "status":
+        return target.kind.has_status
+    return target.kind is PODS and target.sub in ("log", "portforward", "eviction")
+
+
+def _selectors(request: web.Request) -> Matches:
+    labels = label_selector(request.query.get("labelSelector", ""))
+    fields = field_selector(request.query.get("fieldSelector", ""))
+    return lambda thing: labels(thing) and fields(thing)
+
+
+def _number(request: web.Request, name: str) -> int | None:
+    text = request.query.get(name, "")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise Refused(400, f"{name}: {text!r} is no number")
+    return int(text)
+
+
+def _list_of(kind: Kind, found: list[Object], metadata: Object) -> Object:
+    # The items of a list do not repeat their kind.
+    items = [{k: v for k, v in thing.items() if k not in ("kind", "apiVersion")} for thing in found]
+    return {
+        "kind": f"{kind.name}List", "apiVersion": kind.api_version, "metadata": metadata,
+        "items": items,
+    }  # fmt: skip
+
+
+async def _any_body(request: web.Request) -> Any:
+    text = await request.text()
+    try:
+        return yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise Refused(400, f"couldn't get version/kind; json parse error: {error}") from None
+
+
+async def _body(request: web.Request) -> Object:
+    body = await _any_body(request)
+    if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
+        raise Refused(400, "the body of the request must be an object")
+    return body
+
+
+async def _delete_options(request: web.Request) -> Object:
+    options: Object = await _body(request) if request.can_read_body else {}
+    for name in ("propagationPolicy", "dryRun"):
+        if name in request.query:
+            options[name] = request.query[name]
+    grace = _number(request, "gracePeriodSeconds")
+    return options if grace is None else {**options, "gracePeriodSeconds": grace}
+
+
+def _refusal(refused: Refused) -> web.Response:
+    headers = {}
+    if refused.retry_after_s is not None:
+        headers["Retry-After"] = str(refused.retry_after_s)
+    return web.json_response(refused.status(), status=refused.code, headers=headers)

@@ -1,0 +1,364 @@
+"""The contract of the API server: what the published API says, seen through the official client."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+kubernetes = pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+
+from kubernetes import client, watch  # noqa: E402
+from kubernetes.client.exceptions import ApiException  # noqa: E402
+from kubernetes.stream import portforward  # noqa: E402
+
+from tests.cluster.cluster import Cluster  # noqa: E402
+
+JSON = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Without nodes: pods stay pending."""
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=[]) as started:
+        yield started
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> str:
+    """Of the test alone, all faults cleared."""
+    cluster.heal()
+    return cluster.make_namespace()
+
+
+@pytest.fixture
+def core(cluster: Cluster) -> client.CoreV1Api:
+    return client.CoreV1Api(cluster.api_client())
+
+
+@pytest.fixture
+def batch(cluster: Cluster) -> client.BatchV1Api:
+    return client.BatchV1Api(cluster.api_client())
+
+
+def pod(name: str, **labels: str) -> JSON:
+    container = {"name": "main", "image": "edl", "command": ["true"]}
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+        "spec": {"containers": [container], "restartPolicy": "Never"},
+    }  # fmt: skip
+
+
+def job(name: str, **spec: Any) -> JSON:
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": pod("x")["spec"]}
+    return {
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
+        "spec": {"template": template, **spec},
+    }  # fmt: skip
+
+
+def config_map(name: str, data: JSON, owner: Any = None) -> JSON:
+    metadata: JSON = {"name": name}
+    if owner is not None:
+        metadata["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": owner.metadata.name,
+             "uid": owner.metadata.uid}
+        ]  # fmt: skip
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_an_object_is_created_read_changed_and_deleted(
+    core: client.CoreV1Api, namespace: str
+) -> None:
+    made = core.create_namespaced_config_map(namespace, config_map("a", {"x": "1"}))
+    assert made.metadata.uid
+    read = core.read_namespaced_config_map("a", namespace)
+    assert read.data == {"x": "1"}
+    assert read.metadata.resource_version == made.metadata.resource_version
+    patched = core.patch_namespaced_config_map(
+        "a", namespace, {"data": {"y": "2"}}, _content_type="application/merge-patch+json"
+    )
+    assert patched.data == {"x": "1", "y": "2"}
+    assert int(patched.metadata.resource_version) > int(made.metadata.resource_version)
+    core.delete_namespaced_config_map("a", namespace)
+    with pytest.raises(ApiException) as refused:
+        core.read_namespaced_config_map("a", namespace)
+    assert refused.value.status == 404
+
+
+def test_a_second_object_of_a_name_and_a_stale_write_are_conflicts(
+    core: client.CoreV1Api, namespace: str
+) -> None:
+    made = core.create_namespaced_config_map(namespace, config_map("a", {"x": "1"}))
+    with pytest.raises(ApiException) as refused:
+        core.create_namespaced_config_map(namespace, config_map("a", {}))
+    assert (refused.value.status, '"AlreadyExists"' in refused.value.body) == (409, True)
+    made.data = {"x": "2"}
+    core.replace_namespaced_config_map("a", namespace, made)
+    with pytest.raises(ApiException) as refused:
+        core.replace_namespaced_config_map("a", namespace, made)
+    assert (refused.value.status, '"Conflict"' in refused.value.body) == (409, True)
+
+
+def test_lists_are_selected_by_labels_and_fields_and_come_in_pages(
+    core: client.CoreV1Api, namespace: str
+) -> None:
+    for name, role in (("a", "ps"), ("b", "worker"), ("c", "worker")):
+        core.create_namespaced_pod(namespace, pod(name, role=role))
+    found = core.list_namespaced_pod(namespace, label_selector="role in (worker),!gone")
+    assert [p.metadata.name for p in found.items] == ["b", "c"]
+    found = core.list_namespaced_pod(namespace, field_selector="metadata.name!=b")
+    assert [p.metadata.name for p in found.items] == ["a", "c"]
+    page = core.list_namespaced_pod(namespace, limit=2)
+    # The rest is as it was when the list was begun.
+    core.delete_namespaced_pod("c", namespace)
+    rest = core.list_namespaced_pod(namespace, limit=2, _continue=page.metadata._continue)
+    assert [p.metadata.name for p in page.items + rest.items] == ["a", "b", "c"]
+    with pytest.raises(ApiException) as refused:
+        core.list_namespaced_pod(namespace, field_selector="spec.containers=1")
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda p: p["spec"].pop("containers"), 422, "spec.containers: Required value"),
+        (lambda p: p["spec"].update(nodes=1), 400, "unknown field 'spec.nodes'"),
+        (lambda p: p["spec"].update(hostname=1), 400, "into str: field 'spec.hostname'"),
+        (lambda p: p["metadata"].update(name="A_b"), 422, "RFC 1123"),
+        (lambda p: p["metadata"].update(labels={"a": "b c"}), 422, "metadata.labels"),
+        (lambda p: p["spec"]["containers"][0].update(resources={"limits": {"cpu": "four"}}),
+         422, "quantities must match"),
+        (lambda p: p["spec"]["containers"][0].update(volumeMounts=[{"name": "v",
+                                                              "mountPath": "/v"}]),
+         422, "Not found"),
+        (lambda p: p["spec"].update(priorityClassName="no"), 403, "no PriorityClass"),
+        (lambda p: p["spec"].update(serviceAccountName="no"), 403, "service account"),
+    ],
+)  # fmt: skip
+def test_a_wrong_manifest_is_rejected(
+    cluster: Cluster, core: client.CoreV1Api, namespace: str, change: Any, code: int, said: str
+) -> None:
+    manifest = pod("a")
+    change(manifest)
+    # The client would not even send the worst of them.
+    with pytest.raises(HTTPError) as refused:
+        cluster.request("POST", f"/api/v1/namespaces/{namespace}/pods", manifest)
+    assert refused.value.code == code
+    assert said in json.load(refused.value)["message"]
+    assert not core.list_namespaced_pod(namespace).items
+
+
+def test_a_dry_run_checks_and_leaves_nothing(core: client.CoreV1Api, namespace: str) -> None:
+    core.create_namespaced_pod(namespace, pod("a"), dry_run="All")
+    assert not core.list_namespaced_pod(namespace).items
+    with pytest.raises(ApiException):
+        core.create_namespaced_pod(namespace, pod("A_b"), dry_run="All")
+
+
+def test_a_watch_tells_every_change_after_a_revision(
+    core: client.CoreV1Api, namespace: str
+) -> None:
+    core.create_namespaced_pod(namespace, pod("before", role="worker"))
+    revision = core.list_namespaced_pod(namespace).metadata.resource_version
+    core.create_namespaced_pod(namespace, pod("a", role="worker"))
+    core.create_namespaced_pod(namespace, pod("other", role="ps"))
+    relabel = {"metadata": {"labels": {"role": "ps"}}}
+    strategic = "application/strategic-merge-patch+json"
+    core.patch_namespaced_pod("before", namespace, relabel, _content_type=strategic)
+    core.delete_namespaced_pod("a", namespace)
+    seen = [
+        (event["type"], event["object"].metadata.name)
+        for event in watch.Watch().stream(
+            core.list_namespaced_pod, namespace, label_selector="role=worker",
+            resource_version=revision, timeout_seconds=1,
+        )
+    ]  # fmt: skip
+    # A change of labels takes an object out of the watch.
+    assert seen == [("ADDED", "a"), ("DELETED", "before"), ("DELETED", "a")]
+
+
+def test_a_watch_brings_bookmarks(core: client.CoreV1Api, cluster: Cluster, namespace: str) -> None:
+    cluster.control("watches", bookmark_period_s=0.1)
+    revision = core.list_namespaced_pod(namespace).metadata.resource_version
+    core.create_namespaced_config_map(namespace, config_map("a", {}))
+    stream = watch.Watch().stream(
+        core.list_namespaced_pod, namespace, resource_version=revision, timeout_seconds=5,
+        allow_watch_bookmarks=True,
+    )  # fmt: skip
+    event = next(iter(stream))
+    stream.close()
+    assert event["type"] == "BOOKMARK"
+    assert int(event["raw_object"]["metadata"]["resourceVersion"]) > int(revision)
+
+
+def test_a_watch_from_before_a_compaction_is_gone(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    revision = core.list_namespaced_pod(namespace).metadata.resource_version
+    core.create_namespaced_pod(namespace, pod("a"))
+    cluster.control("compact")
+    with pytest.raises(ApiException) as refused:
+        list(
+            watch.Watch().stream(
+                core.list_namespaced_pod, namespace, resource_version=revision, timeout_seconds=5
+            )
+        )
+    assert refused.value.status == 410
+
+
+def test_a_watch_is_cut_and_falls_silent_as_ordered(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    seen: list[str] = []
+
+    def follow() -> None:
+        revision = core.list_namespaced_pod(namespace).metadata.resource_version
+        stream = watch.Watch().stream(
+            core.list_namespaced_pod, namespace, resource_version=revision, timeout_seconds=60
+        )
+        try:
+            seen.extend(event["object"].metadata.name for event in stream)
+        except Exception as error:
+            seen.append(type(error).__name__)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    wait_for(lambda: cluster.control("watches")["open"] == 1)
+    cluster.control("watches", silent=True)
+    core.create_namespaced_pod(namespace, pod("a"))
+    assert not seen
+    cluster.control("watches", silent=False)
+    wait_for(lambda: seen == ["a"])
+    cluster.control("watches", drop=True)
+    thread.join(20)
+    assert seen[1:] == ["ProtocolError"]
+
+
+def test_requests_fail_as_ordered_and_are_counted(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    order = {"verb": "create", "resource": "pods", "count": 1, "code": 429, "retry_after_s": 1}
+    cluster.control("fail", **order)
+    before = cluster.calls("admin create pods")
+    core.list_namespaced_pod(namespace)
+    with pytest.raises(ApiException) as refused:
+        core.create_namespaced_pod(namespace, pod("a"))
+    assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+    core.create_namespaced_pod(namespace, pod("a"))
+    assert cluster.calls("admin create pods") == before + 2
+
+
+def test_a_service_account_may_do_what_its_roles_say(
+    core: client.CoreV1Api, cluster: Cluster, namespace: str
+) -> None:
+    core.create_namespaced_service_account(namespace, {"metadata": {"name": "master"}})
+    own = client.CoreV1Api(cluster.api_client(cluster.token_of(namespace, "master")))
+    with pytest.raises(ApiException) as refused:
+        own.list_namespaced_pod(namespace)
+    assert refused.value.status == 403
+    user = f"system:serviceaccount:{namespace}:master"
+    assert f'User \\"{user}\\" cannot list resource \\"pods\\"' in refused.value.body
+    rbac = client.RbacAuthorizationV1Api(cluster.api_client())
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "create"]}
+    rbac.create_namespaced_role(namespace, {"metadata": {"name": "r"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "b"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
+        "subjects": [{"kind": "ServiceAccount", "name": "master", "namespace": namespace}],
+    }
+    rbac.create_namespaced_role_binding(namespace, binding)
+    own.create_namespaced_pod(namespace, pod("a"))
+    assert len(own.list_namespaced_pod(namespace).items) == 1
+    with pytest.raises(ApiException) as refused:
+        own.delete_namespaced_pod("a", namespace)
+    assert refused.value.status == 403
+    stranger = client.CoreV1Api(cluster.api_client("a token that nobody has"))
+    with pytest.raises(ApiException) as refused:
+        stranger.list_namespaced_pod(namespace)
+    assert refused.value.status == 401
+
+
+def test_a_quota_refuses_what_is_too_much(core: client.CoreV1Api, namespace: str) -> None:
+    core.create_namespaced_resource_quota(
+        namespace, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    )
+    core.create_namespaced_pod(namespace, pod("a"))
+    with pytest.raises(ApiException) as refused:
+        core.create_namespaced_pod(namespace, pod("b"))
+    assert refused.value.status == 403
+    said = "exceeded quota: few, requested: pods=1, used: pods=1, limited: pods=1"
+    assert said in refused.value.body
+
+
+def test_what_is_owned_goes_with_its_owner(core: client.CoreV1Api, namespace: str) -> None:
+    def names() -> list[str]:
+        return [c.metadata.name for c in core.list_namespaced_config_map(namespace).items]
+
+    for policy, left in (
+        ("Background", []),
+        ("Foreground", []),
+        ("Orphan", ["child", "grandchild"]),
+    ):
+        owner = core.create_namespaced_config_map(namespace, config_map("owner", {}))
+        child = core.create_namespaced_config_map(namespace, config_map("child", {}, owner))
+        core.create_namespaced_config_map(namespace, config_map("grandchild", {}, child))
+        core.delete_namespaced_config_map("owner", namespace, propagation_policy=policy)
+        wait_for(lambda left=left: names() == left)
+
+
+def test_a_job_is_completed_by_the_server_and_its_template_is_fixed(
+    batch: client.BatchV1Api, namespace: str
+) -> None:
+    made = batch.create_namespaced_job(namespace, job("j", backoffLimit=2))
+    assert made.spec.backoff_limit == 2
+    assert made.spec.template.metadata.labels["job-name"] == "j"
+    strategic = "application/strategic-merge-patch+json"
+    image = {"spec": {"template": {"spec": {"containers": [{"name": "main", "image": "b"}]}}}}
+    with pytest.raises(ApiException) as refused:
+        batch.patch_namespaced_job("j", namespace, image, _content_type=strategic)
+    assert refused.value.status == 422
+    with pytest.raises(ApiException) as refused:
+        batch.create_namespaced_job(namespace, job("k" * 64))
+    assert refused.value.status == 422
+    always = job("l")
+    always["spec"]["template"]["spec"]["restartPolicy"] = "Always"
+    with pytest.raises(ApiException) as refused:
+        batch.create_namespaced_job(namespace, always)
+    assert "restartPolicy" in refused.value.body
+
+
+def test_a_collection_is_deleted_by_labels(core: client.CoreV1Api, namespace: str) -> None:
+    for name, role in (("a", "ps"), ("b", "worker"), ("c", "worker")):
+        core.create_namespaced_pod(namespace, pod(name, role=role))
+    core.delete_collection_namespaced_pod(namespace, label_selector="role=worker")
+    assert [p.metadata.name for p in core.list_namespaced_pod(namespace).items] == ["a"]
+
+
+def test_a_pod_without_a_node_has_no_log_and_no_port(
+    core: client.CoreV1Api, namespace: str
+) -> None:
+    core.create_namespaced_pod(namespace, pod("a"))
+    with pytest.raises(ApiException) as refused:
+        core.read_namespaced_pod_log("a", namespace)
+    assert (refused.value.status, "waiting to start" in refused.value.body) == (400, True)
+    forward = portforward(core.connect_get_namespaced_pod_portforward, "a", namespace, ports="80")
+    wait_for(lambda: forward.error(80))
+    assert "error forwarding port 80" in forward.error(80)
+
+
+def test_the_kubeconfig_is_for_its_user_alone(cluster: Cluster) -> None:
+    assert Path(cluster.kubeconfig).stat().st_mode & 0o77 == 0

@@ -1,0 +1,223 @@
+"""What the schema cannot say about a manifest: forms of names, references, what may be combined."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+
+from tests.cluster.kinds import (
+    CONFIG_MAPS,
+    JOBS,
+    PODS,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICES,
+    Kind,
+    Object,
+)  # fmt: skip
+from tests.cluster.quantities import parse_quantity
+from tests.cluster.refused import invalid
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_KEY = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_DATA_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+_ENV = re.compile(r"[ -<>-~]+")
+_MAX_DATA = 1024 * 1024
+_MAX_ANNOTATIONS = 256 * 1024
+
+Problems = Iterator[tuple[str, str]]
+
+
+def check_object(kind: Kind, thing: Object) -> None:
+    """Raises Refused 422 with the first problem."""
+    checks = {
+        PODS: lambda: _pod(thing["spec"], "spec"), JOBS: lambda: _job(thing["spec"]),
+        SERVICES: lambda: _service(thing), CONFIG_MAPS: lambda: _data(thing),
+        SECRETS: lambda: _data(thing), ROLES: lambda: _role(thing),
+        ROLE_BINDINGS: lambda: _role_binding(thing),
+    }  # fmt: skip
+    for field, problem in _metadata(kind, thing["metadata"]):
+        raise invalid(kind.name, str(thing["metadata"].get("name")), field, problem)
+    for field, problem in checks[kind]() if kind in checks else ():
+        raise invalid(kind.name, str(thing["metadata"].get("name")), field, problem)
+
+
+def _metadata(kind: Kind, metadata: Object) -> Problems:
+    name = metadata.get("name") or ""
+    if not name:
+        yield "metadata.name", "Required value: name or generateName is required"
+    if kind is SERVICES:
+        if not _SERVICE_NAME.fullmatch(name) or len(name) > 63:
+            yield "metadata.name", f'Invalid value: "{name}": a DNS-1035 label must consist of ...'
+    elif kind in (ROLES, ROLE_BINDINGS):
+        if "/" in name or "%" in name:
+            yield "metadata.name", f'Invalid value: "{name}": may not contain "/" or "%"'
+    elif not _SUBDOMAIN.fullmatch(name) or len(name) > 253:
+        yield "metadata.name", f'Invalid value: "{name}": a lowercase RFC 1123 subdomain must ...'
+    if kind is JOBS and len(name) > 63:  # It is the value of a label of the pods.
+        yield "spec.template.labels", f'Invalid value: "{name}": must be no more than 63 bytes'
+    yield from _labels(metadata.get("labels") or {}, "metadata.labels")
+    annotations = metadata.get("annotations") or {}
+    for key in annotations:
+        yield from _key(key, "metadata.annotations")
+    if sum(len(k) + len(v) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
+        yield "metadata.annotations", f"Too long: may not be more than {_MAX_ANNOTATIONS} bytes"
+    for owner in metadata.get("ownerReferences") or []:
+        if not all(owner.get(word) for word in ("apiVersion", "kind", "name", "uid")):
+            yield "metadata.ownerReferences", "Invalid value: a part of the reference is empty"
+
+
+def _key(key: str, field: str) -> Problems:
+    prefix, _, name = key.rpartition("/")
+    if not _KEY.fullmatch(name) or len(name) > 63:
+        yield field, f'Invalid value: "{key}": name part must consist of alphanumeric characters'
+    if prefix and (not _SUBDOMAIN.fullmatch(prefix) or len(prefix) > 253):
+        yield field, f'Invalid value: "{key}": prefix part must be a DNS subdomain'
+
+
+def _labels(labels: Object, field: str) -> Problems:
+    for key, value in labels.items():
+        yield from _key(key, field)
+        if not _VALUE.fullmatch(value):
+            yield field, f'Invalid value: "{value}": a valid label must be an empty string or ...'
+        if len(value) > 63:
+            yield field, f'Invalid value: "{value}": must be no more than 63 bytes'
+
+
+def _data(thing: Object) -> Problems:
+    size = 0
+    for field in ("data", "binaryData", "stringData"):
+        for key, value in (thing.get(field) or {}).items():
+            if not _DATA_KEY.fullmatch(key) or len(key) > 253:
+                yield f"{field}[{key}]", f'Invalid value: "{key}": a valid config key must ...'
+            encoded = field == "binaryData" or (field == "data" and thing["kind"] == "Secret")
+            try:
+                size += len(base64.b64decode(value, validate=True) if encoded else value.encode())
+            except binascii.Error:
+                yield f"{field}[{key}]", "Invalid value: illegal base64 data"
+    if size > _MAX_DATA:
+        yield "[]", f"Too long: may not be more than {_MAX_DATA} bytes"
+
+
+def _role(thing: Object) -> Problems:
+    for i, rule in enumerate(thing.get("rules") or []):
+        if not rule.get("resources") or rule.get("apiGroups") is None or not rule.get("verbs"):
+            yield f"rules[{i}]", "Required value: verbs, apiGroups and resources must be named"
+
+
+def _role_binding(thing: Object) -> Problems:
+    if thing["roleRef"].get("kind") not in ("Role", "ClusterRole"):
+        yield "roleRef.kind", f'Unsupported value: "{thing["roleRef"].get("kind")}"'
+    for i, subject in enumerate(thing.get("subjects") or []):
+        if subject.get("kind") == "ServiceAccount" and subject.get("apiGroup"):
+            yield f"subjects[{i}].apiGroup", 'Unsupported value: supported values: ""'
+
+
+def _service(thing: Object) -> Problems:
+    spec = thing.get("spec") or {}
+    ports = spec.get("ports") or []
+    if not ports and spec.get("clusterIP") != "None":
+        yield "spec.ports", "Required value"
+    for i, port in enumerate(ports):
+        if len(ports) > 1 and not port.get("name"):
+            yield f"spec.ports[{i}].name", "Required value"
+        if not 0 < port["port"] < 65536:
+            yield f"spec.ports[{i}].port", f"Invalid value: {port['port']}: must be 1-65535"
+
+
+def _job(spec: Object) -> Problems:
+    pod = spec["template"].get("spec") or {}
+    yield from _labels((spec["template"].get("metadata") or {}).get("labels") or {}, "spec")
+    if pod.get("restartPolicy") not in ("Never", "OnFailure"):
+        where = "spec.template.spec.restartPolicy"
+        yield where, 'Required value: valid values: "OnFailure", "Never"'
+    if spec.get("podFailurePolicy") and pod.get("restartPolicy") != "Never":
+        yield "spec.template.spec.restartPolicy", "Invalid value: only Never is supported"
+    for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
+        if bool(rule.get("onExitCodes")) == bool(rule.get("onPodConditions")):
+            yield f"spec.podFailurePolicy.rules[{i}]", "Invalid value: specify one of them"
+        for pattern in rule.get("onPodConditions") or []:
+            if not pattern.get("status"):
+                yield f"spec.podFailurePolicy.rules[{i}].onPodConditions", "Required value: status"
+    yield from _pod(pod, "spec.template.spec")
+
+
+def _pod(spec: Object, path: str) -> Problems:
+    volumes = [volume["name"] for volume in spec.get("volumes") or []]
+    names: list[str] = []
+    for volume in volumes:
+        if volumes.count(volume) > 1:
+            yield f"{path}.volumes", f'Duplicate value: "{volume}"'
+        if not _LABEL.fullmatch(volume) or len(volume) > 63:
+            yield f"{path}.volumes", f'Invalid value: "{volume}": must be a DNS label'
+    for volume in spec.get("volumes") or []:
+        if len([key for key, value in volume.items() if value is not None]) != 2:
+            yield f"{path}.volumes[{volume['name']}]", "Required value: one volume type"
+    if not spec.get("containers"):
+        yield f"{path}.containers", "Required value"
+    for field in ("initContainers", "containers"):
+        for i, container in enumerate(spec.get(field) or []):
+            names.append(container["name"])
+            yield from _container(container, f"{path}.{field}[{i}]", volumes)
+    for name in names:
+        if names.count(name) > 1:
+            yield f"{path}.containers", f'Duplicate value: "{name}"'
+    if spec.get("restartPolicy", "Always") not in ("Always", "OnFailure", "Never"):
+        yield f"{path}.restartPolicy", f'Unsupported value: "{spec["restartPolicy"]}"'
+    if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
+        yield f"{path}.terminationGracePeriodSeconds", "Invalid value: must be non-negative"
+    for field in ("hostname", "subdomain"):
+        value = spec.get(field)
+        if value and (not _LABEL.fullmatch(value) or len(value) > 63):
+            yield f"{path}.{field}", f'Invalid value: "{value}": must be a DNS label'
+    for i, toleration in enumerate(spec.get("tolerations") or []):
+        if toleration.get("operator", "Equal") not in ("Equal", "Exists"):
+            yield f"{path}.tolerations[{i}].operator", "Unsupported value"
+        if toleration.get("operator") == "Exists" and toleration.get("value"):
+            yield f"{path}.tolerations[{i}].operator", "Invalid value: value must be empty"
+
+
+def _container(container: Object, path: str, volumes: list[str]) -> Problems:
+    if not _LABEL.fullmatch(container["name"]) or len(container["name"]) > 63:
+        yield f"{path}.name", f'Invalid value: "{container["name"]}": must be a DNS label'
+    if not container.get("image") or container["image"] != container["image"].strip():
+        yield f"{path}.image", "Required value"
+    for i, variable in enumerate(container.get("env") or []):
+        if not _ENV.fullmatch(variable["name"]):
+            yield f"{path}.env[{i}].name", f'Invalid value: "{variable["name"]}"'
+        if variable.get("value") and variable.get("valueFrom"):
+            yield f"{path}.env[{i}].valueFrom", "Invalid value: may not be specified with a value"
+    places = [mount["mountPath"] for mount in container.get("volumeMounts") or []]
+    for i, mount in enumerate(container.get("volumeMounts") or []):
+        if mount["name"] not in volumes:
+            yield f"{path}.volumeMounts[{i}].name", f'Not found: "{mount["name"]}"'
+        if places.count(mount["mountPath"]) > 1:
+            yield f"{path}.volumeMounts[{i}].mountPath", "Invalid value: must be unique"
+    for port in container.get("ports") or []:
+        if not 0 < port["containerPort"] < 65536:
+            yield f"{path}.ports", f"Invalid value: {port['containerPort']}: must be 1-65535"
+    yield from _resources(container.get("resources") or {}, f"{path}.resources")
+
+
+def _resources(resources: Object, path: str) -> Problems:
+    amounts: dict[str, dict[str, int]] = {"limits": {}, "requests": {}}
+    for field, parsed in amounts.items():
+        for name, amount in (resources.get(field) or {}).items():
+            try:
+                parsed[name] = parse_quantity(amount)
+            except ValueError as error:
+                yield f"{path}.{field}[{name}]", f'Invalid value: "{amount}": {error}'
+                return
+    limits, requests = amounts["limits"], amounts["requests"]
+    for name, amount in requests.items():
+        if name in limits and amount > limits[name]:
+            yield f"{path}.requests", f"Invalid value: must be less than or equal to {name} limit"
+    for name in {*limits, *requests}:
+        if "/" in name and (name not in limits or requests.get(name, limits[name]) != limits[name]):
+            yield f"{path}.limits", f"Invalid value: {name}: limit must be set and equal request"

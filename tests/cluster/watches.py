@@ -1,0 +1,160 @@
+"""Watches: the changes of the store as a stream, and the ways in which a stream can break."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.cluster.kinds import Kind, Object
+from tests.cluster.refused import Refused
+from tests.cluster.selectors import Matches
+from tests.cluster.store import Change, Store
+
+# A real server closes a watch by itself after 30 to 60 minutes.
+_LONGEST_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What one request watches.
+
+    Args:
+        kind: of the objects.
+        namespace: empty for all.
+        matches: the selectors.
+        since: a revision; None to begin with all objects that there are.
+        bookmarks: the client takes bookmarks.
+        timeout_s: after which the server ends the stream.
+    """
+
+    kind: Kind
+    namespace: str
+    matches: Matches
+    since: int | None
+    bookmarks: bool
+    timeout_s: float | None
+
+    def event(self, change: Change) -> tuple[str, Object] | None:
+        """What the client is told about a change."""
+        if change.kind is not self.kind:
+            return None
+        before = change.before if change.before and self._has(change.before) else None
+        if change.after and self._has(change.after):
+            return ("MODIFIED" if before else "ADDED"), change.after
+        if before is None:
+            return None
+        last = change.before if change.after is None else change.after
+        assert last is not None
+        return "DELETED", last
+
+    def _has(self, thing: Object) -> bool:
+        where = thing["metadata"].get("namespace", "")
+        return self.namespace in ("", where) and self.matches(thing)
+
+
+@dataclass
+class Watches:
+    """All open watches.
+
+    Args:
+        store: of the objects.
+        bookmark_period_s: between two bookmarks.
+        silent: nothing is sent on any watch: neither changes nor bookmarks, and no end.
+        refused: new watches are cut off before an answer.
+    """
+
+    store: Store
+    bookmark_period_s: float = 60.0
+    silent: bool = False
+    refused: bool = False
+    _open: list[web.Request] = field(default_factory=list)
+    _poke: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def drop(self) -> None:
+        """Cuts every connection of a watch, without an end of the stream."""
+        for request in list(self._open):
+            cut(request)
+
+    def set_silent(self, silent: bool) -> None:
+        self.silent = silent
+        self._poke.set()
+        self._poke = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def serve(self, request: web.Request, watched: Watched) -> web.StreamResponse:
+        """Answers a request to watch."""
+        if self.refused:
+            cut(request)
+            raise ConnectionResetError
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        self._open.append(request)
+        try:
+            await self._stream(answer, watched)
+        except Refused as refused:
+            await _send(answer, "ERROR", refused.status())
+        finally:
+            self._open = [other for other in self._open if other is not request]
+        await answer.write_eof()
+        return answer
+
+    async def _stream(self, answer: web.StreamResponse, watched: Watched) -> None:
+        revision = self.store.revision if watched.since is None else watched.since
+        if watched.since is None:
+            for thing in self.store.list(watched.kind, watched.namespace):
+                if watched.matches(thing):
+                    await _send(answer, "ADDED", thing)
+        end = time.monotonic() + (watched.timeout_s or _LONGEST_S)
+        bookmark = time.monotonic() + self.bookmark_period_s
+        while (left := end - time.monotonic()) > 0 or self.silent:
+            changed, poke = self.store.change(), self._poke
+            if self.silent:
+                await poke.wait()
+                continue
+            for change in self.store.changes_since(revision):
+                revision = change.revision
+                if event := watched.event(change):
+                    await _send(answer, *event)
+            if watched.bookmarks and time.monotonic() >= bookmark:
+                await self._bookmark(answer, watched.kind, revision)
+                bookmark = time.monotonic() + self.bookmark_period_s
+            wait_s = min(left, max(0.0, bookmark - time.monotonic()))
+            if not watched.bookmarks:
+                wait_s = left
+            await _first(changed, poke, wait_s)
+        if watched.bookmarks:
+            await self._bookmark(answer, watched.kind, revision)
+
+    async def _bookmark(self, answer: web.StreamResponse, kind: Kind, revision: int) -> None:
+        metadata = {"resourceVersion": str(revision), "creationTimestamp": None}
+        thing = {"kind": kind.name, "apiVersion": kind.api_version, "metadata": metadata}
+        if kind.name == "Pod":
+            thing |= {"spec": {"containers": None}, "status": {}}
+        await _send(answer, "BOOKMARK", thing)
+
+
+async def _first(changed: asyncio.Event, poke: asyncio.Event, timeout_s: float) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in (changed, poke)]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _send(answer: web.StreamResponse, word: str, thing: Any) -> None:
+    await answer.write(json.dumps({"type": word, "object": thing}).encode() + b"\n")
+
+
+def cut(request: web.Request) -> None:
+    """Ends the connection of a request without a word."""
+    if request.transport is not None:
+        request.transport.abort()
