@@ -17,6 +17,8 @@ ENV_TLS = "TORCH_EDL_TLS"
 ENV_MASTER = "TORCH_EDL_MASTER"
 ENV_NODE = "TORCH_EDL_NODE"
 """Name of the agent that started a worker of a script."""
+ENV_HOST = "TORCH_EDL_HOST"
+"""The address at which the other processes of a job reach this one; unset: loopback."""
 ENV_PROCESS = "TORCH_EDL_PROCESS"
 """``worker-3``: what a process is in its job; by this and by the token of the job, the processes of
 a job are found when the process that started them is gone."""

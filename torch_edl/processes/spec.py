@@ -1,4 +1,4 @@
-"""What is to be started, and how it ended: records without the process itself."""
+"""What is to be started, how far it has come, and how it ended: records without the process."""
 
 from __future__ import annotations
 
@@ -56,17 +56,33 @@ class ProcessExit:
     """Exit code; None where a signal ended the process."""
     signal: int | None = None
     """None as well: how the process ended is not known, since this process did not start it."""
+    why: str = ""
+    """What else is known of the cause, for the user."""
+    own_fault: bool | None = None
+    """False: it was taken away, which is no failure of the job, whatever its exit code. True: it
+    failed by itself, even if a signal ended it. None: its exit code or signal tells."""
+    node: str = ""
+    """The machine that it ran on; empty: this one, or none."""
+    blames_node: bool = False
+    """Its machine may be the cause."""
 
     @property
     def was_terminated(self) -> bool:
         """Somebody asked it to leave, with SIGTERM."""
-        return ended_by(self._number, signal.SIGTERM)
+        return self.own_fault is None and ended_by(self._number, signal.SIGTERM)
 
     @property
     def was_killed(self) -> bool:
         """Somebody ended it with SIGKILL: as a rule the kernel, or who takes the machine away. How
         it ended may be unknown, which proves no fault of its own."""
+        if self.own_fault is not None:
+            return False
         return self._is_unknown or ended_by(self._number, signal.SIGKILL)
+
+    @property
+    def was_taken(self) -> bool:
+        """It was preempted or evicted, or its machine is lost: known for sure."""
+        return self.own_fault is False
 
     @property
     def _number(self) -> int:
@@ -76,7 +92,54 @@ class ProcessExit:
     def _is_unknown(self) -> bool:
         return self.code is None and self.signal is None
 
+    @property
+    def how(self) -> str:
+        """``ended with exit code 1``: behind the name of the process, a sentence."""
+        return f"was taken away: {self.why}" if self.was_taken else f"ended with {self}"
+
     def __str__(self) -> str:
+        if self.was_taken:
+            return self.why
         if self._is_unknown:
-            return "an unknown exit code"
-        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
+            text = "an unknown exit code"
+        else:
+            text = f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
+        return f"{text}: {self.why}" if self.why else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessWaits:
+    """A process was asked for, and does not run yet."""
+
+    role: str
+    id: int
+    why: str = ""
+    """What keeps it from running, in one line; empty: nothing does, it is about to run."""
+    fix: str = ""
+    """What the user can do."""
+    placed: bool = True
+    """A machine has room for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRuns:
+    """A process that was asked for runs."""
+
+    role: str
+    id: int
+    node: str = ""
+    """The machine that it runs on; empty: this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRefused:
+    """A process will never run, nor will another one like it."""
+
+    role: str
+    id: int
+    why: str
+    """With what to do."""
+
+
+ProcessEvent = ProcessWaits | ProcessRuns | ProcessRefused | ProcessExit
+"""What a launcher has to say of a process."""

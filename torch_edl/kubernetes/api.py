@@ -1,0 +1,395 @@
+"""The API server of a cluster: the only module that imports the official client.
+
+Objects go in and come out as plain dicts, and every failure is a
+:class:`~torch_edl.kubernetes.failures.ClusterError` of one line. Nothing is retried here: who
+calls knows whether a call may be repeated, and when. Safe for use by several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from torch_edl.errors import UsageError
+from torch_edl.kubernetes.failures import NoAnswerError, read_error, unreachable
+from torch_edl.kubernetes.watch import WatchEvent
+
+Manifest = dict[str, Any]
+T = TypeVar("T")
+
+CORE, BATCH = "/api/v1", "/apis/batch/v1"
+RBAC, NETWORKING = "/apis/rbac.authorization.k8s.io/v1", "/apis/networking.k8s.io/v1"
+KINDS = {
+    "Pod": (CORE, "pods"),
+    "Service": (CORE, "services"),
+    "ServiceAccount": (CORE, "serviceaccounts"),
+    "Secret": (CORE, "secrets"),
+    "ConfigMap": (CORE, "configmaps"),
+    "Event": (CORE, "events"),
+    "Job": (BATCH, "jobs"),
+    "Role": (RBAC, "roles"),
+    "RoleBinding": (RBAC, "rolebindings"),
+    "NetworkPolicy": (NETWORKING, "networkpolicies"),
+}
+"""The kinds of objects that a job consists of: the group of the API, and the name there."""
+
+# Of one HTTP connection: to be established, and for an answer to arrive.
+_CONNECT_S = 5.0
+_ANSWER_S = 30.0
+_CONNECTIONS = 32
+# Objects of one page of a list: a list of thousands of pods would be one huge answer.
+_PAGE = 500
+# An object is 1.5 MB at most, and an event of a watch has one.
+_LINE_BYTES = 4 << 20
+
+
+class Api:
+    """One namespace of a cluster.
+
+    Args:
+        client: an ``ApiClient`` of the official client.
+        namespace: of all objects.
+    """
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        self.namespace = namespace
+        self._client = client
+        self._host = client.configuration.host
+
+    @classmethod
+    def in_cluster(cls, namespace: str = "") -> Api:
+        """The cluster that this process is a pod of, by the token of its service account.
+
+        Raises:
+            UsageError: this process is in no pod, or gets no token.
+        """
+        kubernetes = _official_client()
+        configuration = kubernetes.client.Configuration()
+        try:
+            kubernetes.config.load_incluster_config(client_configuration=configuration)
+        except kubernetes.config.ConfigException as error:
+            raise UsageError(
+                f"this process has no service account of a cluster: {error}; the master of a job "
+                "on Kubernetes runs in a pod that torch-edl run --platform kubernetes makes"
+            ) from error
+        return cls(_client(kubernetes, configuration), namespace or _own_namespace())
+
+    @classmethod
+    def of_kubeconfig(cls, *, context: str = "", namespace: str = "") -> Api:
+        """The cluster of a context of the user's kubeconfig: ``$KUBECONFIG`` or ``~/.kube/config``.
+
+        Args:
+            context: empty: the current one.
+            namespace: empty: that of the context, or ``default``.
+
+        Raises:
+            UsageError: there is no such context, or no kubeconfig.
+        """
+        kubernetes = _official_client()
+        configuration = kubernetes.client.Configuration()
+        # The client reads the variable once, when it is imported.
+        file = os.environ.get("KUBECONFIG") or None
+        try:
+            kubernetes.config.load_kube_config(
+                file, context=context or None, client_configuration=configuration
+            )
+            contexts, current = kubernetes.config.list_kube_config_contexts(file)
+        except kubernetes.config.ConfigException as error:
+            named = f"--context {context}: " if context else ""
+            raise UsageError(
+                f"{named}no cluster: {error}; set KUBECONFIG to a file with which kubectl get "
+                "pods works"
+            ) from error
+        chosen = next((each for each in contexts if each["name"] == context), current)
+        of_context = chosen["context"].get("namespace") or "default"
+        return cls(_client(kubernetes, configuration), namespace or of_context)
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Makes an object, and returns it as the server has it.
+
+        Raises:
+            ExistsError: there is one of that name.
+            QuotaError: the namespace has no room for it.
+            ClusterError: otherwise.
+        """
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        return self._object("POST", f"create {kind.lower()} {name}", _path(kind), body=manifest)
+
+    def get(self, kind: str, name: str) -> Manifest:
+        """An object.
+
+        Raises:
+            MissingError: there is none of that name.
+            ClusterError: otherwise.
+        """
+        return self._object("GET", f"get {kind.lower()} {name}", _path(kind, name))
+
+    def patch(self, kind: str, name: str, patch: Manifest) -> Manifest:
+        """Merges a patch into an object, by strategic merge, and returns the object.
+
+        Raises:
+            MissingError: there is none of that name.
+            ClusterError: otherwise.
+        """
+        what = f"patch {kind.lower()} {name}"
+        return self._object("PATCH", what, _path(kind, name), body=patch)
+
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None, uid: str = "") -> None:
+        """Deletes an object, and in the background all that it owns.
+
+        Args:
+            grace_s: of a pod: what it has to leave; 0 forgets it at once. None: as it says itself.
+            uid: delete no other object of that name.
+
+        Raises:
+            MissingError: there is none of that name.
+            ClusterError: otherwise.
+        """
+        options: Manifest = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+        }
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        what = f"delete {kind.lower()} {name}"
+        self._object("DELETE", what, _path(kind, name), body=options)
+
+    def list(
+        self, kind: str, selector: str, *, read: Callable[[Manifest], T]
+    ) -> tuple[list[T], str]:
+        """All objects of a kind with certain labels, and the version of the list, from which a
+        watch can begin.
+
+        Args:
+            read: what is kept of an object: a job may have thousands.
+
+        Raises:
+            ClusterError: in any case of failure.
+        """
+        items: list[T] = []
+        rest: str | None = None
+        while True:
+            query = {"labelSelector": selector, "limit": str(_PAGE)}
+            if rest:
+                query["continue"] = rest
+            page = self._object("GET", f"list {kind.lower()}s", _path(kind), query=query)
+            items += map(read, page.get("items") or ())
+            rest = page.get("metadata", {}).get("continue")
+            if not rest:
+                return items, str(page.get("metadata", {}).get("resourceVersion", ""))
+
+    def watch(
+        self, kind: str, selector: str, version: str, *, timeout_s: int, silence_s: float
+    ) -> EventStream:
+        """What happens to the objects of a list from a version on, until the server ends it.
+
+        Args:
+            timeout_s: after which the server is to end it.
+            silence_s: without an event after which it counts as broken; the server sends bookmarks
+                where nothing happens.
+
+        Raises:
+            ExpiredError: the server has forgotten that version.
+            ClusterError: otherwise.
+        """
+        what = f"watch {kind.lower()}s"
+        query = {
+            "labelSelector": selector,
+            "resourceVersion": version,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(timeout_s),
+        }
+        response = self._answer("GET", what, _path(kind), query=query, read_s=silence_s)
+        return EventStream(response, what, self._host, self.namespace)
+
+    def log(
+        self, pod: str, *, container: str, follow: bool = False, tail: int | None = None
+    ) -> Iterator[bytes]:
+        """The output of a container, a line at a time.
+
+        Args:
+            follow: until it ends.
+            tail: only so many of the lines that there are.
+
+        Raises:
+            MissingError: there is no such pod.
+            ClusterError: otherwise, also in the middle.
+        """
+        query = {"container": container, "follow": str(follow).lower()}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        what = f"read the log of pod {pod}"
+        read_s = None if follow else _ANSWER_S  # a process may be silent for hours
+        response = self._answer("GET", what, _path("Pod", pod, "log"), query=query, read_s=read_s)
+        with contextlib.closing(response):
+            yield from _lines(response, what, self._host)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._client.close()
+
+    def _object(self, method: str, what: str, path: str, **more: Any) -> Manifest:
+        """An answer that is one object."""
+        response = self._answer(method, what, path, **more)
+        with contextlib.closing(response), _in_one_line(what, self._host):
+            found = json.loads(response.read())
+        if not isinstance(found, dict):
+            raise NoAnswerError(f"{what}: {self._host} answered what is no object")
+        return found
+
+    def _answer(
+        self,
+        method: str,
+        what: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        read_s: float | None = _ANSWER_S,
+    ) -> Any:
+        """An answer that is a success, not read yet.
+
+        The calls of the client for each kind of object would check manifests against the version of
+        the API that the client knows, and leave out what it does not know.
+        """
+        patches = "application/strategic-merge-patch+json"
+        headers = {
+            "Accept": "application/json",
+            "Content-Type": patches if method == "PATCH" else "application/json",
+        }
+        with _in_one_line(what, self._host):
+            request = self._client.param_serialize(
+                method,
+                path,
+                path_params={"namespace": self.namespace},
+                query_params=list((query or {}).items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            answer = self._client.call_api(*request, _request_timeout=(_CONNECT_S, read_s))
+            if 200 <= answer.status <= 299:
+                return answer.response
+            text = answer.read().decode(errors="replace")
+        headers = dict(answer.headers)
+        raise read_error(answer.status, text, headers, what=what, namespace=self.namespace)
+
+
+class EventStream:
+    """The events of a watch.
+
+    Args:
+        response: of the server, not read yet.
+        what: was asked for.
+        host: the address of the server.
+        namespace: of the objects.
+    """
+
+    def __init__(self, response: Any, what: str, host: str, namespace: str) -> None:
+        self._response = response
+        self._what = what
+        self._host = host
+        self._namespace = namespace
+
+    def __iter__(self) -> Iterator[WatchEvent]:
+        """The events as they arrive.
+
+        Raises:
+            ExpiredError: the server has forgotten the version that the watch began at.
+            ClusterError: the connection broke, or was silent for too long.
+        """
+        with contextlib.closing(self._response):
+            for line in _lines(self._response, self._what, self._host):
+                event = _event(line, self._what)
+                if event.type == "ERROR":
+                    raise read_error(
+                        int(event.object.get("code") or 500),
+                        json.dumps(event.object),
+                        {},
+                        what=self._what,
+                        namespace=self._namespace,
+                    )
+                yield event
+
+    def interrupt(self) -> None:
+        """Ends the iteration, which another thread is in."""
+        connection = getattr(self._response, "connection", None)
+        sock = getattr(connection, "sock", None)
+        # A close would wait for the thread that reads.
+        with contextlib.suppress(OSError):
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _lines(response: Any, what: str, host: str) -> Iterator[bytes]:
+    """The lines of an answer as they arrive."""
+    rest = b""
+    with _in_one_line(what, host):
+        for chunk in response.stream(amt=None, decode_content=True):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LINE_BYTES:
+                raise NoAnswerError(f"{what}: a line of more than {_LINE_BYTES:,} bytes")
+            yield from filter(None, lines)
+    if rest:
+        yield rest
+
+
+@contextlib.contextmanager
+def _in_one_line(what: str, host: str) -> Iterator[None]:
+    """Turns what the client raises into our exceptions."""
+    from kubernetes.client.exceptions import OpenApiException
+    from kubernetes.config import ConfigException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (HTTPError, OSError, OpenApiException, ConfigException, ValueError) as error:
+        raise unreachable(error, what=what, host=host) from error
+
+
+def _path(kind: str, *rest: str) -> str:
+    group, plural = KINDS[kind]
+    return "/".join([group, "namespaces/{namespace}", plural, *map(quote, rest)])
+
+
+def _event(line: bytes, what: str) -> WatchEvent:
+    try:
+        raw = json.loads(line)
+        return WatchEvent(type=str(raw["type"]), object=dict(raw["object"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoAnswerError(f"{what}: a line that is no event: {line[:80]!r}") from error
+
+
+def _official_client() -> Any:
+    try:
+        import kubernetes.client
+        import kubernetes.config
+    except ImportError as error:
+        raise UsageError(
+            "--platform kubernetes needs the Kubernetes client: pip install torch-edl[kubernetes]"
+        ) from error
+    return kubernetes
+
+
+def _client(kubernetes: Any, configuration: Any) -> Any:
+    # Who calls repeats, within the time that it has.
+    configuration.retries = False
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    configuration.keep_alive = True  # a watch is silent for a minute
+    return kubernetes.client.ApiClient(configuration)
+
+
+def _own_namespace() -> str:
+    path = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.read().strip()
+    return "default"

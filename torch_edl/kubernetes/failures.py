@@ -1,0 +1,126 @@
+"""What an answer of the API server that is no success means. Pure.
+
+A text is one line: what was asked for, what the server said, and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from torch_edl.errors import EdlError
+
+# A message of an admission webhook may be a page.
+_TEXT_CHARS = 500
+_BODY_CHARS = 1 << 20
+_LONGEST_RETRY_AFTER_S = 120.0
+
+
+class ClusterError(EdlError):
+    """The API server of a cluster did not do what it was asked for.
+
+    Args:
+        status: of HTTP; 0: there was no answer.
+        retry_after_s: the server asks not to be called again before.
+    """
+
+    def __init__(self, text: str, *, status: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class NoAnswerError(ClusterError):
+    """The server cannot be reached, is overloaded or failed: the same call may succeed later."""
+
+
+class ForbiddenError(ClusterError):
+    """The caller may not do that."""
+
+
+class QuotaError(ClusterError):
+    """The quota of the namespace has no room for the object now."""
+
+
+class ExistsError(ClusterError):
+    """There is an object of that name."""
+
+
+class MissingError(ClusterError):
+    """There is no such object."""
+
+
+class ExpiredError(ClusterError):
+    """A watch is to begin at a version that the server has forgotten: list again."""
+
+
+class InvalidError(ClusterError):
+    """The server will never take that object, or that request."""
+
+
+def read_error(
+    status: int, body: str, headers: Mapping[str, str], *, what: str, namespace: str
+) -> ClusterError:
+    """The error of an answer.
+
+    Args:
+        body: of the answer; as a rule a ``Status`` of Kubernetes.
+        headers: of the answer.
+        what: was asked for: ``create pod ctr-worker-3``.
+    """
+    said = status_of(body)
+    text = _one_line(str(said.get("message") or body or "no reason is given"))
+    details = said.get("details")
+    seconds = details.get("retryAfterSeconds") if isinstance(details, Mapping) else None
+    after = _retry_after_s(headers, seconds)
+    where = f"{what} in namespace {namespace}"
+    if status == 401:
+        fix = "the credentials are not accepted; log in again until kubectl get pods works"
+        return ForbiddenError(f"{where}: {fix} ({text})", status=status)
+    if status == 403 and "exceeded quota" in text:
+        fix = "the job goes on with what it has; ask for less, or have the quota raised"
+        return QuotaError(f"{where}: {text}; {fix}", status=status)
+    if status == 403 and " is being terminated" in text:
+        return ForbiddenError(f"{where}: {text}; use another --namespace", status=status)
+    if status == 403:
+        fix = "have a Role bound that allows it, or name a --service-account that may"
+        return ForbiddenError(f"{where}: {text}; {fix}", status=status)
+    if status == 404:
+        return MissingError(f"{where}: {text}", status=status)
+    if status == 409 and said.get("reason") in ("AlreadyExists", None):
+        return ExistsError(f"{where}: {text}", status=status)
+    if status == 410:
+        return ExpiredError(f"{where}: {text}", status=status)
+    if status in (408, 409, 429) or status >= 500:
+        return NoAnswerError(f"{where}: {text}", status=status, retry_after_s=after)
+    return InvalidError(f"{where}: the cluster rejects it: {text}", status=status)
+
+
+def unreachable(error: Exception, *, what: str, host: str) -> NoAnswerError:
+    """The error where there was no answer."""
+    return NoAnswerError(f"{what}: no answer from {host}: {_one_line(str(error))}")
+
+
+def status_of(body: str) -> Mapping[str, Any]:
+    """The fields of a ``Status``; none, if it is not one."""
+    if len(body) > _BODY_CHARS:
+        return {}
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _retry_after_s(headers: Mapping[str, str], seconds: object) -> float:
+    """``Retry-After`` in seconds, as the API server sends it; what is no such number is ignored."""
+    for value in (headers.get("Retry-After"), seconds):
+        if str(value).isdecimal():
+            return min(float(str(value)), _LONGEST_RETRY_AFTER_S)
+    return 0.0
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _TEXT_CHARS else f"{text[: _TEXT_CHARS - 3]}..."

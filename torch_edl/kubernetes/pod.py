@@ -1,0 +1,202 @@
+"""The manifest of a pod: what all pods of a job have in common, and those of its processes. Pure.
+
+A container runs as a user without privileges, on a root that it cannot write to; what it may write
+is ``/tmp``, the shared memory and the volumes of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_edl.environment import ENV_HOME, ENV_HOST, ENV_PROCESS, ENV_TOKEN
+from torch_edl.kubernetes import names
+from torch_edl.placement import KubernetesConfig
+
+Manifest = dict[str, Any]
+
+USER = 1000
+"""The user and the group of all containers, and the group of their volumes."""
+
+# What a process needs to end after its own grace period is over.
+_AFTER_GRACE_S = 5
+# Most of the nodes that a pod avoids: a node is named in the pod, which has a size.
+_MOST_AVOIDED = 20
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The Job of the master: the pods of a job go with it."""
+
+    name: str
+    uid: str
+
+
+def process_pod(
+    job: str,
+    config: KubernetesConfig,
+    *,
+    role: str,
+    id: int,
+    incarnation: str,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    grace_s: float,
+    owner: Owner | None,
+    priority_class: str = "",
+    avoid: Sequence[str] = (),
+) -> Manifest:
+    """The pod of a worker, a spare or a server.
+
+    Args:
+        role: ``worker`` or ``ps``.
+        incarnation: of the job's state, see :data:`torch_edl.kubernetes.names.INCARNATION`.
+        command: the words that start the process.
+        env: added to the environment; nothing secret.
+        grace_s: how long the process has to leave when it is asked to.
+        priority_class: empty: the default of the cluster.
+        avoid: nodes on which the pod runs only if no other one has room.
+    """
+    metadata: Manifest = {
+        "name": names.pod(job, role, id, incarnation),
+        "labels": names.labels(job, role, id, incarnation),
+        "annotations": names.annotations_of(job),
+    }
+    if owner is not None:
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": owner.name,
+                "uid": owner.uid,
+                "controller": False,
+                "blockOwnerDeletion": False,
+            }
+        ]
+    spec = pod_spec(
+        job,
+        config,
+        role=role,
+        command=command,
+        env={ENV_PROCESS: f"{role}-{id}", ENV_HOME: f"{names.TMP}/torch-edl", **env},
+        grace_s=grace_s,
+        priority_class=priority_class,
+    )
+    if avoid:
+        spec["affinity"] = _away_from(avoid[:_MOST_AVOIDED])
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def pod_spec(
+    job: str,
+    config: KubernetesConfig,
+    *,
+    role: str,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    grace_s: float,
+    priority_class: str = "",
+    service_account: str = "",
+    volumes: Sequence[Manifest] = (),
+    mounts: Sequence[Manifest] = (),
+) -> Manifest:
+    """The ``spec`` of a pod of a job, the master's too.
+
+    Args:
+        service_account: whose token the process gets; empty: it gets none.
+        volumes: besides those of the options.
+        mounts: of these volumes.
+    """
+    named, mounted = config.volumes
+    spec: Manifest = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(grace_s) + _AFTER_GRACE_S,
+        "automountServiceAccountToken": bool(service_account),
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": names.CONTAINER,
+                "image": config.image,
+                "command": list(command),
+                "env": _variables(job, env, config.variables),
+                "resources": _resources(config.resources(role)),
+                # The last lines of a process that failed are in the status of its pod.
+                "terminationMessagePolicy": "FallbackToLogsOnError",
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [
+                    {"name": "tmp", "mountPath": names.TMP},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                    {"name": "files", "mountPath": names.FILES, "readOnly": True},
+                    *mounts,
+                    *mounted,
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            # Readers of a DataLoader send their batches through it; 64 MB are the default.
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "files", "configMap": {"name": names.files(job)}},
+            *volumes,
+            *named,
+        ],
+    }
+    if config.variable_sources:
+        spec["containers"][0]["envFrom"] = config.variable_sources
+    if service_account:
+        spec["serviceAccountName"] = service_account
+    if priority_class:
+        spec["priorityClassName"] = priority_class
+    if config.scheduler_name:
+        spec["schedulerName"] = config.scheduler_name
+    if config.node_labels:
+        spec["nodeSelector"] = config.node_labels
+    if config.tolerations:
+        spec["tolerations"] = config.tolerations
+    if config.image_pull_secret:
+        spec["imagePullSecrets"] = [{"name": name} for name in config.image_pull_secret]
+    return spec
+
+
+def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) -> list[Manifest]:
+    secret = {"name": names.token(job), "key": names.TOKEN_KEY}
+    return [
+        {"name": ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+        # The root cannot be written to: libraries put their caches there.
+        {"name": "HOME", "value": names.TMP},
+        *({"name": name, "value": value} for name, value in env.items()),
+        *of_user,
+    ]
+
+
+def _resources(wanted: Mapping[str, str]) -> Manifest:
+    """What is asked for is also the limit, but of processor time: what others do not use is free,
+    and a limit would throttle a process that computes in bursts."""
+    if not wanted:
+        return {}
+    limits = {name: quantity for name, quantity in wanted.items() if name != "cpu"}
+    return {"requests": dict(wanted), **({"limits": limits} if limits else {})}
+
+
+def _away_from(nodes: Sequence[str]) -> Manifest:
+    term = {"key": _HOSTNAME, "operator": "NotIn", "values": list(nodes)}
+    # Preferred, not required: the only node that has room may be one of them.
+    preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
