@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.processes.spec import ProcessSpec
+from torch_edl.processes.spec import ProcessRefused, ProcessRuns, ProcessSpec, ProcessWaits
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -200,7 +200,9 @@ class DataScanned:
 
 EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten
 """What came of an :data:`Effect`."""
-ActionEvent = Started | NotStarted | EffectEvent
+Progress = ProcessWaits | ProcessRuns | ProcessRefused
+"""How far a process has come that was asked for."""
+ActionEvent = Started | NotStarted | Progress | EffectEvent
 """What came of an :data:`Action`."""
 
 

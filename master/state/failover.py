@@ -69,7 +69,10 @@ class Failover:
             events += self._lost(process, text)
             if not self._durable:  # all servers are replaced
                 return events
-        for process in servers.not_placed(now, _PLACE_S) if self._durable else ():
+        for process in servers.not_placed(now, _PLACE_S):
+            # What a server holds that no machine has room for is nothing: all workers wait for it.
+            if not (self._durable or process.unplaced):
+                continue
             if process.was_worker or self._fleet.future_server(now) is not None:
                 text = f"ps-{process.id} does not run {_PLACE_S:g} s after its start"
                 events += self._lost(process, text, placed=False)
@@ -80,7 +83,7 @@ class Failover:
         Args:
             placed: the process did run.
         """
-        if not self._durable:
+        if not self._durable and placed:
             return [ModelLost(text)]
         fleet, shard = self._fleet, process.shard
         if fleet.servers.is_alone(shard):

@@ -6,19 +6,23 @@ need. The servers follow when the strategy is known, and the spares when the wor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
+from master.state.machines import Machines
 from master.state.processes import (
     DRAINING,
     EXITED,
+    PENDING,
     RUNNING,
     STARTING,
     STOPPING,
     Deaths,
     Gone,
     Process,
+    to_end_now,
 )
 from master.state.server_command import ServerCommand
 from master.state.servers import Servers
@@ -31,7 +35,7 @@ _DRAIN_S = 60.0
 _UNUSED_DRAIN_S = 10.0
 # After a worker could not be started.
 _PLACE_AGAIN_S = 10.0
-_KEPT = ("strategy", "incarnation", "restored_from", "values_only", "workers_wanted")
+_KEPT = ("strategy", "incarnation", "restored_from", "values_only", "workers_wanted", "life")
 
 
 class Fleet:
@@ -47,6 +51,8 @@ class Fleet:
         spares: how many to keep.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
+        asks: processes are asked for, and run when a machine has room for them.
+        life: names this fleet; a master that continues has the one that it continues.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Fleet:
         server_module: str = "torch_edl.ps_server",
         external: bool = False,
         spares: int = 0,
+        asks: bool = False,
+        life: str = "",
     ) -> None:
         self.env: dict[str, str] = {}
         self.workers_wanted = workers
@@ -83,6 +91,9 @@ class Fleet:
         """Shards that a worker is to serve, which becomes a server: no new process can be had."""
         self._duties: dict[int, list[str]] = {}  # of workers that become servers: the arguments
         self._next_id = {"worker": 0, "ps": 0}
+        self.life = life
+        self.machines = Machines()
+        self._first_state = PENDING if asks else STARTING
         self._deaths = Deaths()
         self._ending: float | None = None
         self._hurry = False
@@ -168,12 +179,8 @@ class Fleet:
 
     def registered(self, id: int) -> bool:
         """A worker registered; False if it is not one of ours, or was told to end."""
-        process = self._processes.get(("worker", id))
-        if process is None or process.spare or process.state in (EXITED, STOPPING):
-            return False
-        if process.state == STARTING:
-            process.state = RUNNING
-        return True
+        process = self.process("worker", id)
+        return process is not None and process.register()
 
     def ready(self, worker: int) -> None:
         """A worker has its model and may lease."""
@@ -196,9 +203,7 @@ class Fleet:
         for process in self.alive("spare"):
             process.stop_by = now
         for process in self.alive("worker"):
-            if process.state in (STARTING, RUNNING, DRAINING):
-                process.stop_by = now if process.state == STARTING else by
-                process.state = DRAINING
+            process.retire(now, by=by)
 
     def leaves(self, worker: int, now: float, *, by: float) -> None:
         """A worker was asked to leave by somebody else, and gets no other task.
@@ -233,14 +238,12 @@ class Fleet:
         was, process.state = process.state, EXITED
         # Not to be taken for one that somebody else has asked to leave.
         process.exit = "stopped" if was == STOPPING and exit.was_terminated else str(exit)
-        text = f"{process.name} ended with {exit}"
+        text = f"{process.name} {exit.how}"
         named = f"{text}; its log is {log}"
         if exit.role == "ps":
             if self._ending is not None or process not in self.servers:
                 return None
-            if exit.was_killed:
-                return self._deaths.killed("parameter servers", named) or Gone(text)
-            return (None if exit.was_terminated else self._deaths.server(named)) or Gone(text)
+            return self._deaths.of_server(exit, text, named)
         if process.spare:
             self.spares.died(now)
             over = self._ending is not None or (was == STOPPING and not process.lost)
@@ -248,11 +251,7 @@ class Fleet:
         asked = exit.was_terminated or was in (DRAINING, STOPPING)
         if self._ending is not None or (asked and not process.lost):
             return Gone(text, expected=True)
-        if process.trained:
-            return Gone(text)
-        if exit.was_killed:
-            return self._deaths.killed("workers", named) or Gone(text)
-        return self._deaths.worker(named, now) or Gone(text)
+        return self._deaths.of_worker(exit, text, named, now, process=process)
 
     def end(self, now: float, *, leave_s: float) -> None:
         """The job is over: nothing starts any more.
@@ -272,15 +271,8 @@ class Fleet:
         actions: list[Action] = []
         ours = self.launched()  # agents stop what they started
         if self._ending is not None:
-            # Workers first: they have no use for servers that are gone.
-            workers_leave = any(p.role == "worker" for p in ours) and not self._hurry
-            roles = ["worker"] if workers_leave else ["worker", "ps"]
-            for process in ours:
-                # One that still builds its model would not hear for seconds that it is over.
-                due = process.role == "ps" or now >= self._ending or not process.ready
-                if due and process.role in roles and process.state != STOPPING:
-                    actions.append(self._stop(process))
-            return actions
+            ending = to_end_now(ours, now, ends_at=self._ending, hurry=self._hurry)
+            return [self._stop(process) for process in ending]
         for process in ours:
             if process.is_overdue(now):
                 process.end()
@@ -320,8 +312,7 @@ class Fleet:
         worker = self.future_server(now) if shard in self.given_to_workers else None
         if worker is None:
             return start
-        worker.state, worker.exit = EXITED, f"became ps-{process.id}"
-        process.pid, process.since, process.was_worker = worker.pid, worker.since, True
+        worker.become(process)
         self._duties[worker.id] = words
         return Become(worker.id, process.id)
 
@@ -332,13 +323,14 @@ class Fleet:
         return self.spares.ready(self.alive("spare"), now) or last
 
     def _fit_workers(self, now: float) -> list[Action]:
-        staying = [p for p in self.alive("worker") if p.state in (STARTING, RUNNING)]
+        staying = [p for p in self.alive("worker") if p.state in (PENDING, STARTING, RUNNING)]
         wanted = self.workers_wanted
         if len(staying) > wanted:
             # Those that came last leave; one that only starts has nothing to finish.
+            staying.sort(key=lambda process: process.state == PENDING)
             for process in staying[wanted:]:
-                process.state = DRAINING
-                process.stop_by = now + (_DRAIN_S if process.trained else _UNUSED_DRAIN_S)
+                drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
+                process.retire(now, by=now + drain_s, starting_too=False)
         # Not before those that hang are gone: never more than the maximum run at once.
         ending = sum(p.state in (DRAINING, STOPPING) for p in self.alive("worker"))
         missing, spares = wanted - len(staying) - ending, self.alive("spare")
@@ -348,11 +340,13 @@ class Fleet:
         while missing > 0 and self.spares.take(spares, now):
             missing -= 1
         missing *= now >= self._deaths.start_after
-        return [self._start_worker(now) for _ in range(missing)]
+        taken = {process.place for process in self.alive("worker")}
+        places = itertools.islice((n for n in itertools.count() if n not in taken), missing)
+        return [self._start_worker(now, place=place) for place in places]
 
-    def _start_worker(self, now: float, *, spare: bool = False) -> Start:
+    def _start_worker(self, now: float, *, spare: bool = False, place: int = -1) -> Start:
         words = ["--id", str(self._next_id["worker"]), *["--spare"] * spare]
-        process, start = self._start("worker", self._worker_module, words, now)
+        process, start = self._start("worker", self._worker_module, words, now, place)
         process.spare = spare
         return start
 
@@ -386,13 +380,20 @@ class Fleet:
         self.servers.from_state(state["servers"], self.alive("ps"))
 
     def _start(
-        self, role: str, module: str, args: Sequence[str], now: float
+        self, role: str, module: str, args: Sequence[str], now: float, place: int = -1
     ) -> tuple[Process, Start]:
         id = self._next_id[role]
         self._next_id[role] += 1
-        process = Process(role, id, started_at=now)
+        process = Process(role, id, state=self._first_state, started_at=now, place=place)
         self._processes[role, id] = process
-        env = dict(self.env)
-        # The next master adopts it.
-        spec = ProcessSpec(role=role, id=id, module=module, args=args, env=env, end_with_parent=0)
+        spec = ProcessSpec(
+            role=role,
+            id=id,
+            module=module,
+            args=args,
+            env=dict(self.env),
+            end_with_parent=0,  # the next master adopts it
+            place=place,
+            avoid=self.machines.avoided(now),
+        )
         return process, Start(spec)

@@ -47,7 +47,7 @@ from master.state.workforce import (
 from master.state.workload import ScriptProgress, Workload
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 _RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 
@@ -75,7 +75,7 @@ class Job:
         resumed: Saved | None = None,
         wall_offset_s: float = 0.0,
     ) -> None:
-        script, cluster = config.kind == "script", config.cluster
+        script, cluster, least = config.kind == "script", config.cluster, config.cluster.min_workers
         self.config = config
         self.fleet = fleet
         self.lifecycle = Lifecycle(wall_offset_s=wall_offset_s)
@@ -85,8 +85,8 @@ class Job:
         self.tasks = TaskScheduler(config)
         """What workers lease; nothing, where a script goes through its data in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
-        self.ring = RingCoordinator(self.members, self.tasks, min_workers=cluster.min_workers)
-        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring)
+        self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)
+        self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring, min_workers=least)
         self.agents: ScriptWorkforce | None = None
         """The workforce, where agents or torchrun start the workers."""
         if script:
@@ -181,6 +181,8 @@ class Job:
                 self._worker_lost(event, now)
             case ModelLost():
                 self._renew(event.text, now)
+            case ProcessWaits() | ProcessRuns() | ProcessRefused():
+                self.apply_all(self.workforce.progress(event, now), now)
             case RoundFormed():
                 self.changed = True
                 self.lifecycle.note("info", f"round {event.number} of torchrun's nodes", now)
@@ -225,6 +227,7 @@ class Job:
 
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> None:
         """A process that the master started has ended."""
+        self.apply_all(self.workforce.ended(exit, now), now)
         result = self.fleet.exited(exit, now, log=log)
         if exit.role == "worker":
             self._drop(exit.id)
@@ -244,10 +247,7 @@ class Job:
                 self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _:
                 self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
-        alive, wanted = len(self.fleet.alive("worker")), self.config.cluster.min_workers
-        text = f"workers left: {alive}, minimum: {wanted}; waiting for replacements"
-        if exit.role == "worker" and alive < wanted:
-            self.lifecycle.note("warning", text, now)
+        self.apply_all(self.workforce.left(exit), now)
 
     def form_ring(self, now: float) -> bool:
         """Forms the next ring if it is time; returns whether it did."""

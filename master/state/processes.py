@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from master.state.actions import Failure
 from torch_edl.errors import UsageError
+from torch_edl.processes.spec import ProcessExit, ProcessRuns, ProcessWaits
 
-STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
+PENDING, STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
+    "pending",
     "starting",
     "running",
     "draining",
@@ -47,6 +49,8 @@ class Process:
     """A worker that has finished a task or a minibatch."""
     ready: bool = False
     """A worker that has its model and may lease."""
+    heard: bool = False
+    """A worker that has registered."""
     lost: bool = False
     """Given up by us; its end is no crash of its own."""
     shard: int = 0
@@ -70,6 +74,20 @@ class Process:
     """A server that was asked to end, and does so now."""
     log: str = ""
     """A worker that an agent started: the file of its output; empty if it is kept in none."""
+    node: str = ""
+    """The machine that it runs on; empty: this one, or not known."""
+    waits: str = ""
+    """What keeps a process that is pending from running; empty: nothing does."""
+    fix: str = ""
+    """What the user can do about that."""
+    waits_at: float | None = None
+    """Since when."""
+    unplaced: bool = False
+    """No machine has room for it."""
+    place: int = -1
+    """Of a worker that was asked for: the lowest that no other worker had; -1: none."""
+    started_as: str = ""
+    """The name that it had when it was started; empty: its name of today."""
 
     @property
     def kind(self) -> str:
@@ -91,6 +109,46 @@ class Process:
             return now - self.started_at >= limit_s
         heard_at = self.started_at if self.heard_at is None else self.heard_at
         return self.spare and self.state == RUNNING and now - heard_at >= _SILENT_S
+
+    def register(self) -> bool:
+        """A worker registers; False if it is none, or was told to end."""
+        if self.spare or self.state in (EXITED, STOPPING):
+            return False
+        if self.state in (PENDING, STARTING):
+            self.state = RUNNING
+        self.heard = True
+        return True
+
+    def retire(self, now: float, *, by: float, starting_too: bool = True) -> None:
+        """A worker is to leave, and gets no other task.
+
+        Args:
+            by: when it is stopped if it has not left.
+            starting_too: one that only starts is stopped now, as one that does not run yet always.
+        """
+        if self.state != STOPPING:
+            at_once = self.state == PENDING or (self.state == STARTING and starting_too)
+            self.state, self.stop_by = DRAINING, now if at_once else by
+
+    def become(self, server: Process) -> None:
+        """The process of this worker is that of a server from now on."""
+        self.state, self.exit = EXITED, f"became {server.name}"
+        server.state, server.was_worker, server.started_as = STARTING, True, f"worker-{self.id}"
+        server.pid, server.since, server.node = self.pid, self.since, self.node
+
+    def wait(self, event: ProcessWaits, now: float) -> None:
+        """It does not run yet."""
+        if self.state in (PENDING, STARTING):
+            self.state, self.waits, self.fix = PENDING, event.why, event.fix
+            self.waits_at = (self.waits_at or now) if event.why else None
+            self.unplaced = not event.placed
+
+    def run(self, event: ProcessRuns, now: float) -> None:
+        """It runs from now on: its time to register begins."""
+        if self.state == PENDING:
+            self.state, self.started_at = STARTING, now
+        self.waits, self.fix, self.waits_at = "", "", None
+        self.unplaced, self.node = False, event.node
 
     def end(self) -> None:
         """It is ended by force as soon as possible."""
@@ -117,6 +175,27 @@ class Process:
         return process
 
 
+def to_end_now(
+    processes: Sequence[Process], now: float, *, ends_at: float, hurry: bool
+) -> list[Process]:
+    """Which processes of a job that is over are to be stopped now.
+
+    Args:
+        ends_at: when workers that have not left by themselves are stopped.
+        hurry: nobody waits for workers.
+    """
+    # Workers first: they have no use for servers that are gone.
+    workers_leave = any(p.role == "worker" for p in processes) and not hurry
+    return [
+        process
+        for process in processes
+        if process.state != STOPPING
+        and (process.role == "worker" or not workers_leave)
+        # One that still builds its model would not hear for seconds that it is over.
+        and (process.role == "ps" or now >= ends_at or not process.ready)
+    ]
+
+
 @dataclass(frozen=True)
 class Gone:
     """A process is gone, and what it held is free; with a server, the model is lost."""
@@ -132,6 +211,7 @@ CRASH_LIMIT = 5
 # when memory is short, for ever. So these deaths count only until anything was ever trained.
 KILL_LIMIT = 30
 _FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
 
 
 class Deaths:
@@ -149,11 +229,54 @@ class Deaths:
         self._crashes = 0
         self._kills = 0
         self._servers = 0
+        self._refusals = 0
 
     def forget(self) -> None:
         """Something was trained."""
         self.trained = True
-        self._crashes = self._kills = self._servers = 0
+        self._crashes = self._kills = self._servers = self._refusals = 0
+
+    def of_server(self, exit: ProcessExit, text: str, named: str) -> Gone | Failure:
+        """What the end of a server means that served a shard.
+
+        Args:
+            text: how it ended.
+            named: the same, with its log.
+        """
+        failure = None
+        if exit.was_killed:
+            failure = self.killed("parameter servers", named)
+        elif not (exit.was_taken or exit.was_terminated):
+            failure = self.server(named)
+        return failure or Gone(text)
+
+    def of_worker(
+        self, exit: ProcessExit, text: str, named: str, now: float, *, process: Process
+    ) -> Gone | Failure:
+        """What the end of a worker means that was not to end.
+
+        Args:
+            text: how it ended.
+            named: the same, with its log.
+        """
+        failure = None
+        if exit.was_taken:
+            if not process.heard:
+                self.refused(now)
+        elif process.trained:
+            pass
+        elif exit.was_killed:
+            failure = self.killed("workers", named)
+        else:
+            failure = self.worker(named, now)
+        return failure or Gone(text)
+
+    def refused(self, now: float) -> None:
+        """A worker was taken away before it was heard: a machine that refuses it would do so at
+        once, for ever."""
+        self._refusals = min(self._refusals + 1, 10)
+        pause_s = min(_FIRST_BACKOFF_S * 2**self._refusals, _LONGEST_BACKOFF_S)
+        self.start_after = max(self.start_after, now + pause_s)
 
     def killed(self, role: str, text: str) -> Failure | None:
         """SIGKILL ended a process; returns whether the job fails.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from master.state.processes import RUNNING, STARTING, Process
+from master.state.processes import PENDING, RUNNING, STARTING, Process
 from torch_edl.wire import master_pb2 as pb
 
 # A server that says nothing at all since its process was started, on a busy machine.
@@ -54,7 +54,7 @@ class Servers:
         process = self._by_shard.get(shard)
         if process is None or process.incarnation != incarnation:
             return None
-        return process if process.state in (STARTING, RUNNING) else None
+        return process if process.state in (PENDING, STARTING, RUNNING) else None
 
     def peer(self, shard: int) -> pb.Server | None:
         """The server of the next shard, which keeps a replica of this one; None: none listens."""
@@ -89,11 +89,12 @@ class Servers:
         return found
 
     def not_placed(self, now: float, limit_s: float) -> list[Process]:
-        """Servers that nobody has heard for so long since they were to start."""
+        """Servers that nobody has heard for so long since they were to start, but for those that a
+        machine has room for."""
         return [
             process
             for process in self
-            if process.state == STARTING
+            if (process.state == STARTING or (process.state == PENDING and process.unplaced))
             and process.heard_at is None
             and now - process.started_at >= limit_s
         ]
@@ -156,7 +157,7 @@ class Servers:
         """Whether copies on other servers would make up for the loss of a process now."""
         if process not in self or process.released:
             return True
-        owns = process.state != STARTING and process.shard in self._copies
+        owns = process.state not in (PENDING, STARTING) and process.shard in self._copies
         if owns and not (self.has_copy(process.shard) and self.is_kept(process)):
             return False
         # It may have the only copy of the shard before its own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from master.state.processes import RUNNING, STARTING, Process
+from master.state.processes import PENDING, RUNNING, STARTING, Process
 
 # A job that is over within this never pays for the imports of a spare.
 _SETTLED_S = 3.0
@@ -57,7 +57,7 @@ class Spares:
             warm: it has imported everything.
         """
         process.heard_at = now
-        if warm and process.state == STARTING:
+        if warm and process.state in (PENDING, STARTING):
             process.state = RUNNING
 
     def ready(self, spares: Sequence[Process], now: float) -> Process | None:

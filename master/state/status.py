@@ -72,7 +72,7 @@ def describe(
             state=process.state,
             address=process.address,
             exit=process.exit,
-            problem=process.problem if process.state != EXITED else "",
+            problem="" if process.state == EXITED else process.waits or process.problem,
             kept=job.fleet.servers.is_kept(process),
             expendable=replicas
             and process.role == "ps"

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from master.state.actions import Failure, Note
+from master.state.actions import Failure, Note, Progress
 from master.state.fleet import Fleet
-from master.state.processes import check_scale
+from master.state.processes import DRAINING, EXITED, PENDING, STOPPING, check_scale
 from master.state.ring import Ring
+from master.state.waiting import Waiting
+from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 10.0
@@ -88,6 +90,18 @@ class Workforce(ABC):
         """
         return request.worker_id, ()
 
+    def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
+        """A process that the master has asked for has come so far."""
+        return ()
+
+    def ended(self, exit: ProcessExit, now: float) -> Iterable[WorkforceEvent]:
+        """A process that the master has started is about to be taken for ended."""
+        return ()
+
+    def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
+        """A process that the master has started has ended, and was not to."""
+        return ()
+
     @abstractmethod
     def declare_lost(self, worker: int, why: str) -> None:
         """A worker hangs or does not answer: its process is to be ended."""
@@ -147,7 +161,47 @@ class Workforce(ABC):
 
 
 class LaunchedWorkforce(Workforce):
-    """Workers that the master starts: the fleet replaces those that are lost."""
+    """Workers that the master starts: the fleet replaces those that are lost.
+
+    Args:
+        min_workers: with fewer that run, the user is told so.
+    """
+
+    def __init__(self, fleet: Fleet, ring: Ring, *, min_workers: int) -> None:
+        super().__init__(fleet, ring)
+        self._min_workers = min_workers
+        self._waiting = Waiting(min_workers=min_workers)
+
+    def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
+        process = self._fleet.process(event.role, event.id)
+        if process is None or process.state == EXITED:
+            return ()  # the message crossed with one that ended it
+        match event:
+            case ProcessWaits():
+                process.wait(event, now)
+            case ProcessRuns():
+                process.run(event, now)
+            case ProcessRefused():
+                return [Failure(f"{process.name} will never run: {event.why}", usage=True)]
+        return ()
+
+    def ended(self, exit: ProcessExit, now: float) -> Iterable[WorkforceEvent]:
+        process = self._fleet.process(exit.role, exit.id)
+        asked = process is None or process.state in (DRAINING, STOPPING)
+        if asked or not exit.blames_node:
+            return ()
+        return self._fleet.machines.lost(exit.node, str(exit), now)
+
+    def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
+        run = sum(process.state != PENDING for process in self._fleet.alive("worker"))
+        if exit.role != "worker" or run >= self._min_workers:
+            return ()
+        least = self._min_workers
+        text = f"workers left: {run}, minimum: {least}; waiting for replacements"
+        return [Note("warning", text)]
+
+    def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:
+        return self._waiting.tick(self._fleet.alive(), now)
 
     def declare_lost(self, worker: int, why: str) -> None:
         self._fleet.lost(worker)

@@ -39,6 +39,10 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     end_with_parent: int = signal.SIGKILL
     """The signal that the process gets when the one that started it is gone; 0: none."""
+    place: int = -1
+    """Of a worker: its place among those that run at once; -1: none."""
+    avoid: Sequence[str] = ()
+    """Machines on which it is to run only if no other one has room."""
 
     @property
     def name(self) -> str:

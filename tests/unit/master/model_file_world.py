@@ -59,6 +59,7 @@ class World:
         durability: Mapping[str, str] | None = None,
         left: dict[str, Any] | None = None,
         now: float = 0.0,
+        asks: bool = False,
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -76,7 +77,7 @@ class World:
             durability=DurabilityConfig(**(durability or {})),
         )
         self.now = now
-        fleet = Fleet("j", workers=workers, servers=servers, spares=spares)
+        fleet = Fleet("j", workers=workers, servers=servers, spares=spares, asks=asks)
         self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
         self.servers = ServerCalls(self.job)
