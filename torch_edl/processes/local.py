@@ -119,8 +119,15 @@ class LocalLauncher:
 
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:
-    # Unbuffered: prints of a process that is killed are not lost.
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", ENV_PROCESS: spec.name, **spec.env}
+    env = {
+        # gRPC writes a line for each handshake that fails: strangers could fill the disk.
+        "GRPC_VERBOSITY": "ERROR",
+        **os.environ,
+        # Prints of a process that is killed are not lost.
+        "PYTHONUNBUFFERED": "1",
+        ENV_PROCESS: spec.name,
+        **spec.env,
+    }
     # From a bare checkout the children import the code that this process runs. Installed, it is
     # found anyway, and site-packages must not come before the standard library.
     root = Path(__file__).resolve().parents[2]

@@ -76,6 +76,7 @@ def test_output_environment_and_exit_code(launcher, program):
             print(os.environ["GREETING"], sys.argv[1:], os.getpid())
             print("to stderr", file=sys.stderr)
             print("own session", os.getsid(0) == os.getpid())
+            print("grpc says", os.environ["GRPC_VERBOSITY"])
             sys.exit(7)
             """
         )
@@ -85,6 +86,7 @@ def test_output_environment_and_exit_code(launcher, program):
     assert f"hello ['one', 'two'] {pid}" in text
     assert "to stderr" in text
     assert "own session True" in text
+    assert "grpc says ERROR" in text
     assert launcher.poll() == []
 
 

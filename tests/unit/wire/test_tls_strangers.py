@@ -1,0 +1,222 @@
+"""What strangers may send to a port off loopback: it ends their connections, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from torch_edl.wire import certificates, services
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.endpoint import TLS
+
+TOKEN = "0123456789abcdef" * 2
+OTHER = "fedcba9876543210" * 2
+HANDSHAKE_S = 2.0
+TIMEOUT_S = 20.0
+GROWTH_MIB = 48
+
+# The first flight of a client, as far as a stranger likes to send it.
+_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+_CONTEXT.check_hostname, _CONTEXT.verify_mode = False, ssl.CERT_NONE
+_OUT = ssl.MemoryBIO()
+with contextlib.suppress(ssl.SSLWantReadError):
+    _CONTEXT.wrap_bio(ssl.MemoryBIO(), _OUT).do_handshake()
+HELLO = _OUT.read()
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+PROGRAM = f"""
+import sys
+from torch_edl.wire import master_pb2 as pb, server, services
+server._HANDSHAKE_MS = {HANDSHAKE_S * 1000:.0f}
+handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: None)
+handlers["GetStatus"] = lambda r, c: pb.GetStatusResponse(job="j")
+where = "{TLS}127.0.0.1:0"
+listening, port = server.serve(
+    services.CONTROL, handlers, address=where, token="{TOKEN}", threads=2)
+print(port, flush=True)
+sys.stdin.read()
+listening.stop(1).wait()
+"""
+
+
+class Server:
+    """A server in a process of its own, which must end well."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.port = int(process.stdout.readline())
+        self._process = psutil.Process(process.pid)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
+
+    @property
+    def mib(self) -> float:
+        return float(self._process.memory_info().rss) / (1 << 20)
+
+    @property
+    def files(self) -> int:
+        return self._process.num_fds()
+
+    def serves(self) -> bool:
+        """Whether one who has the token is answered, over a connection of its own."""
+        stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{self.port}", TOKEN)
+        with contextlib.closing(stub):
+            return str(stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S).job) == "j"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
+    )
+    with process:
+        yield Server(process)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(TIMEOUT_S) == 0
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Callable[[str], ssl.SSLContext]:
+    """``member(token)``: what a process with that token presents and accepts."""
+
+    def made(token: str) -> ssl.SSLContext:
+        identity = certificates.of_token(token)
+        for name, content in (("crt", identity.certificate), ("key", identity.key)):
+            (tmp_path / name).write_bytes(content)
+        context = ssl.create_default_context(cadata=identity.ca.decode())
+        context.load_cert_chain(tmp_path / "crt", tmp_path / "key")
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    return made
+
+
+def ends(connection: socket.socket) -> bool:
+    """Whether the other side closes the connection before the timeout."""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError, ssl.SSLError):
+        while connection.recv(4096):
+            pass
+    return True
+
+
+def test_bytes_of_chance_and_broken_handshakes(server: Server) -> None:
+    chance = random.Random(7)
+    assert server.serves()
+    before, files = server.mib, server.files
+    for turn in range(200):
+        cut = HELLO[: chance.randrange(len(HELLO))]
+        damaged = bytearray(HELLO)
+        for _ in range(chance.randrange(1, 8)):
+            damaged[chance.randrange(5, len(damaged))] = chance.randrange(256)
+        sent = [chance.randbytes(chance.randrange(1, 2000)), cut, bytes(damaged), PREFACE][turn % 4]
+        with server.connect() as stranger:
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+            assert ends(stranger)
+    assert server.serves()
+    assert server.mib - before < GROWTH_MIB
+    wait_for(lambda: server.files <= files)
+
+
+def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server) -> None:
+    assert server.serves()
+    files = server.files
+    first_bytes = (b"", HELLO[:1], HELLO[: len(HELLO) // 2], HELLO)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(server.connect()) for _ in range(200)]
+        began = time.monotonic()
+        for number, stranger in enumerate(strangers):
+            stranger.sendall(first_bytes[number % len(first_bytes)])
+        for _ in range(5):
+            assert server.serves()
+        assert all(map(ends, strangers))
+        assert time.monotonic() - began > HANDSHAKE_S / 2
+    assert server.serves()
+    wait_for(lambda: server.files <= files)
+
+
+def test_sizes_that_are_only_announced_take_no_memory(server: Server) -> None:
+    """Of a record of TLS, and of a message of the handshake, which may have several records."""
+    assert server.serves()
+    before = server.mib
+    message = b"\x01" + (0xFFFFFF).to_bytes(3, "big") + bytes(16_000)
+    for record in (
+        b"\x16\x03\x01\xff\xff" + bytes(65_535),
+        b"\x16\x03\x01" + len(message).to_bytes(2, "big") + message,
+        b"\x17\x03\x03\x40\x00" + bytes(16_384),
+    ):
+        for _ in range(20):
+            with server.connect() as stranger:
+                with contextlib.suppress(OSError):
+                    stranger.sendall(record)
+                    for _ in range(100):
+                        stranger.sendall(b"\x16\x03\x01\x3f\xff" + bytes(0x3FFF))
+                assert ends(stranger)
+    assert server.serves()
+    assert server.mib - before < GROWTH_MIB
+
+
+def test_a_certificate_of_another_job_or_none_opens_nothing(
+    server: Server, member: Callable[[str], ssl.SSLContext]
+) -> None:
+    """The stranger does not look at what the server presents."""
+    other = member(OTHER)
+    for context in (other, _CONTEXT):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        for _ in range(20):
+            with (
+                server.connect() as plain,
+                contextlib.suppress(OSError),
+                context.wrap_socket(plain) as stranger,
+            ):
+                stranger.sendall(PREFACE + bytes(9))
+                # Settings of HTTP/2 would come first from a server that goes on.
+                assert stranger.recv(9) == b""
+    assert server.serves()
+
+
+def test_a_member_that_talks_nonsense_ends_its_own_connection(
+    server: Server, member: Callable[[str], ssl.SSLContext]
+) -> None:
+    """Behind the handshake: no HTTP/2, and a frame that announces 16 MB."""
+    context, chance = member(TOKEN), random.Random(11)
+    host = certificates.of_token(TOKEN).host
+    settings = bytes(3) + b"\x04" + bytes(5)
+    headers = (0xFFFFFF).to_bytes(3, "big") + b"\x01\x04" + (1).to_bytes(4, "big")
+    assert server.serves()
+    before = server.mib
+    for turn in range(40):
+        sent = [chance.randbytes(500), PREFACE + chance.randbytes(500),
+                PREFACE + settings + headers + chance.randbytes(5000)][turn % 3]  # fmt: skip
+        with server.connect() as plain, context.wrap_socket(plain, server_hostname=host) as peer:
+            with contextlib.suppress(OSError):
+                peer.sendall(sent)
+                plain.shutdown(socket.SHUT_WR)
+            assert ends(peer)
+    assert server.serves()
+    assert server.mib - before < GROWTH_MIB
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
