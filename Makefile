@@ -50,6 +50,7 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/scale_ps.py
 	$(BIN)/python benchmarks/resize.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/encryption.py
 	$(BIN)/python benchmarks/durability.py
 	$(BIN)/python benchmarks/snapshot_stall.py
 

@@ -2,8 +2,8 @@
 
 Off loopback, public keys are derived from the token too, and whoever reaches a port can ask for
 them. They confirm a guess of the token without another connection, so a token off loopback must be
-one that nobody can guess. A slower derivation (scrypt) would not mend a weak token, and would add
-a quarter of a second to the start of each process.
+one that nobody can guess. A slower derivation (scrypt, 58 ms) would add a third to the start of
+each process (``benchmarks/encryption.py``), and not mend a weak token.
 """
 
 from __future__ import annotations
