@@ -80,6 +80,13 @@ class KubernetesConfig(Checked):
         "", "--code-in-image DIR", "the image has the model file in DIR; none is sent"
     )
 
+    state_claim: str = _option(
+        "", "--state-claim NAME", "claim for the state of the master (default: lost with its pod)"
+    )
+    """Not needed where an etcd keeps the state."""
+    code: tuple[str, ...] = declare(set_by="the model file", default=())
+    """The paths of the files that are sent, below the folder of the model file."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         # Each of these checks its texts.
@@ -92,6 +99,7 @@ class KubernetesConfig(Checked):
             ("--priority-class", self.priority_class),
             ("--service-account", self.service_account),
             ("--scheduler-name", self.scheduler_name),
+            ("--state-claim", self.state_claim),
             *(("--image-pull-secret", each) for each in self.image_pull_secret),
         ):
             pod_settings.object_name(name, value)

@@ -71,7 +71,8 @@ def _problem_of_model(wanted: str, value: Any, path: str) -> tuple[str, str]:
         if key not in names:
             return "unknown field", f"{path}.{key}".lstrip(".")
     for name, field in model.model_fields.items():
-        written = model.attribute_map[name]
+        # A word of Python has another name in the model: `from` is var_from there.
+        written = model.attribute_map.get(name) or model.attribute_map[field.alias]
         if field.is_required() and value.get(written) is None:
             return "Required value", f"{path}.{written}".lstrip(".")
     for key, item in value.items():

@@ -50,7 +50,7 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
         return FileKind(True, f"it uses torch_edl.{used}")
     has_data = has_data and "--data" not in named_options(path)
     file = Path(path).absolute()
-    trees = list(_local_trees(file, file.parent, _starred))
+    trees = [tree for _, tree in _local_trees(file, file.parent, _starred)]
     bound = {name for each in trees for name in _bound_names(each)}
     trains = _has_own_backward(tree)
     is_complete = all(not bound.isdisjoint(names) for names in _NEEDED)
@@ -117,6 +117,13 @@ def uses_torch_edl(script: str, root: Path | None = None) -> bool:
         for name, level in _imported(tree)
         if not level
     )
+
+
+def local_files(path: str) -> list[Path]:
+    """The file, and the modules below its folder that it imports, directly or not. A relative
+    import may lead to files beside or above the folder."""
+    file = Path(path).absolute()
+    return [found for found, _ in _local_trees(file, file.parent, _imported)]
 
 
 def find_module(name: str, places: list[str]) -> Path | None:
@@ -268,7 +275,7 @@ def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:
     """What a program consists of, as far as it is Python that can be read."""
     path = Path(script).absolute()
     if path.is_dir():
-        yield from _local_trees(path / _MAIN, path, _imported)
+        yield from (tree for _, tree in _local_trees(path / _MAIN, path, _imported))
     elif path.is_file() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -276,12 +283,12 @@ def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:
                     with contextlib.suppress(SyntaxError, ValueError):
                         yield ast.parse(archive.read(name))
     else:
-        yield from _local_trees(path, root or path.parent, _imported)
+        yield from (tree for _, tree in _local_trees(path, root or path.parent, _imported))
 
 
 def _local_trees(
     path: Path, root: Path, imported: Callable[[ast.Module], Iterable[tuple[str, int]]]
-) -> Iterator[ast.Module]:
+) -> Iterator[tuple[Path, ast.Module]]:
     """The file, and the modules below ``root`` that it imports, directly or not."""
     seen, waiting = {path}, [path]
     while waiting:
@@ -290,7 +297,7 @@ def _local_trees(
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             continue  # the run reports the error
-        yield tree
+        yield file, tree
         for name, level in imported(tree):
             for found in _files_of(name, file.parents[level - 1] if level else root):
                 if found not in seen:

@@ -13,7 +13,7 @@ from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
 
-_CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 5.0
 
 
 def stub_of(master: MasterAddress) -> Stub:
@@ -34,18 +34,22 @@ def ask(job: JobFolder, request: Message) -> Any:
     stub = stub_of(master)
     try:
         # A master that was killed is started again, which takes less.
-        return stub.call(request, timeout_s=_CALL_TIMEOUT_S, wait=True)
+        return stub.call(request, timeout_s=CALL_TIMEOUT_S, wait=True)
     except grpc.RpcError as error:
-        code = error.code()
-        if code == grpc.StatusCode.INVALID_ARGUMENT:
-            raise UsageError(f"{job.name}: {error.details()}") from error
-        if not job.has_master():
+        rejected = error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        if not rejected and not job.has_master():
             raise UsageError(f"{job.name}: it ended just now; see torch-edl status") from error
-        raise UsageError(
-            f"{job.name}: its master does not answer ({code.name.lower()}); try again"
-        ) from error
+        raise refused(job.name, error) from error
     finally:
         stub.close()
+
+
+def refused(job: str, error: grpc.RpcError) -> UsageError:
+    """What a call that failed means for the user."""
+    if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+        return UsageError(f"{job}: {error.details()}")
+    code = error.code().name.lower()
+    return UsageError(f"{job}: its master does not answer ({code}); try again")
 
 
 def get_status(job: JobFolder) -> pb.GetStatusResponse | None:

@@ -9,7 +9,7 @@ from torch_edl.jobs import calls
 from torch_edl.jobs.folder import ENDED, JobFolder
 from torch_edl.wire import master_pb2 as pb
 
-_EMPTY: dict[str, Any] = {
+EMPTY: dict[str, Any] = {
     "strategy": "",
     "epoch": 0,
     "records": {"done": 0, "total": 0},
@@ -17,6 +17,7 @@ _EMPTY: dict[str, Any] = {
     "processes": [],
     "rates": {},
 }
+"""What is not known of a job whose master has not answered."""
 
 
 def report(job: JobFolder) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def report(job: JobFolder) -> dict[str, Any]:
     status = calls.get_status(job)
     if status is not None:
         return as_dict(status)
-    seen: dict[str, Any] = {"job": job.name, **_EMPTY, **job.last_status()}
+    seen: dict[str, Any] = {"job": job.name, **EMPTY, **job.last_status()}
     if job.master() is None and job.is_watched():
         return {**seen, "state": "starting"}
     if job.has_master():  # but the master does not answer, or is started again

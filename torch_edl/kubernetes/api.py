@@ -233,6 +233,25 @@ class Api:
         with contextlib.closing(response):
             yield from _lines(response, what, self._host)
 
+    def connect(self, pod: str, port: int) -> socket.socket:
+        """A connection to a port of a pod, at the loopback address of the pod.
+
+        Raises:
+            ClusterError: there is no such pod, or the server refuses. A pod that does not listen
+                ends the connection at once.
+        """
+        import kubernetes.client
+        from kubernetes.stream import portforward
+
+        what = f"forward port {port} of pod {pod}"
+        # Of its own: while a client is asked for a port, all its calls become such requests.
+        client = kubernetes.client.ApiClient(self._client.configuration)
+        with _in_one_line(what, self._host):
+            call = kubernetes.client.CoreV1Api(client).connect_get_namespaced_pod_portforward
+            forward = portforward(call, pod, self.namespace, ports=str(port))
+            made: socket.socket = forward.socket(port)._socket
+            return made
+
     def close(self) -> None:
         """Closes all connections."""
         self._client.close()

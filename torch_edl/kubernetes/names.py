@@ -28,6 +28,8 @@ CONFIG_KEY = "job.json"
 
 FILES = "/etc/torch-edl"
 """Where the ConfigMap of a job is mounted in all pods."""
+CODE = f"{FILES}/code"
+"""The folder of the model file and of the modules that were sent with it."""
 HOME = "/var/lib/torch-edl"
 """The folder of the master for its jobs: on a claim, if the job has one for its state."""
 TMP = "/tmp"
@@ -67,6 +69,11 @@ def token(job: str) -> str:
 def files(job: str) -> str:
     """The ConfigMap with the configuration and the code of a job."""
     return f"{of_job(job)}-files"
+
+
+def code_key(place: int) -> str:
+    """The key of a file of the code in the ConfigMap: a path is none."""
+    return f"code-{place}"
 
 
 def pod(job: str, role: str, id: int, incarnation: str) -> str:

@@ -151,7 +151,7 @@ def pod_spec(
             {"name": "tmp", "emptyDir": {}},
             # Readers of a DataLoader send their batches through it; 64 MB are the default.
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            {"name": "files", "configMap": {"name": names.files(job)}},
+            {"name": "files", "configMap": _files(job, config.code)},
             *volumes,
             *named,
         ],
@@ -184,6 +184,14 @@ def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) ->
         *({"name": name, "value": value} for name, value in env.items()),
         *of_user,
     ]
+
+
+def _files(job: str, code: Sequence[str]) -> Manifest:
+    """The ConfigMap as files: a key is no path."""
+    paths = [(names.code_key(place), f"{names.CODE}/{path}") for place, path in enumerate(code)]
+    paths = [(names.CONFIG_KEY, f"{names.FILES}/{names.CONFIG_KEY}"), *paths]
+    items = [{"key": key, "path": path.removeprefix(f"{names.FILES}/")} for key, path in paths]
+    return {"name": names.files(job), "items": items}
 
 
 def _resources(wanted: Mapping[str, str]) -> Manifest:

@@ -69,7 +69,9 @@ def test_what_a_pod_may_write_is_mounted() -> None:
     paths = {each["mountPath"]: each["name"] for each in container(pod)["volumeMounts"]}
     assert volumes[paths["/tmp"]]["emptyDir"] == {}
     assert volumes[paths["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
-    assert volumes[paths[names.FILES]]["configMap"] == {"name": names.files("ctr")}
+    files = volumes[paths[names.FILES]]["configMap"]
+    assert files["name"] == names.files("ctr")
+    assert files["items"] == [{"key": names.CONFIG_KEY, "path": names.CONFIG_KEY}]
     assert variables(pod)["HOME"]["value"] == "/tmp"
     assert variables(pod)["TORCH_EDL_HOME"]["value"].startswith("/tmp/")
 

@@ -1,0 +1,139 @@
+"""The objects of a job that the client makes: valid for the API, owned by the Job, nothing secret
+where it does not belong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torch_edl.config import JobConfig
+from torch_edl.kubernetes import job, names
+from torch_edl.placement import KubernetesConfig
+
+TOKEN = "a-token-of-forty-characters-and-more-0123456789"
+CODE = {"model.py": b"import net.layers\n", "net/layers.py": b"# -*- coding: latin-1 -*-\n# \xe4\n"}
+PODS = KubernetesConfig(
+    image="registry.example/edl:1",
+    master_resources="cpu=500m,memory=1Gi",
+    volume=("claim=data,path=/data",),
+    env=("MODE=fast",),
+    env_from=("secret=aws",),
+    node_selector=("disk=ssd",),
+    toleration=("spot",),
+    priority_class="low",
+    image_pull_secret=("registry",),
+    scheduler_name="volcano",
+    state_claim="state",
+    template={"spec": {"hostNetwork": False}, "metadata": {"annotations": {"team": "a"}}},
+)
+CONFIG = JobConfig(
+    name="Clicks_1", model_file="/home/me/clicks/model.py", platform="kubernetes", kubernetes=PODS
+)
+
+
+def made(config: JobConfig = CONFIG, token: str = TOKEN) -> dict[str, dict[str, Any]]:
+    of = job.objects(job.in_pods(config, CODE), namespace="team", token=token, code=CODE)
+    return {each["kind"]: each for each in of}
+
+
+def test_the_objects_are_what_the_published_schema_allows() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="needs torch-edl[test]")
+    for version in ("1.31", validate.latest_version()):
+        for each in made().values():
+            validate.validate(each, version, strict=True)
+            validate.validate(job.owned(each, "123"), version, strict=True)
+        validate.validate(job.suspended(made()["Job"]), version, strict=True)
+        bare = JobConfig(
+            name="j",
+            model_file="/m.py",
+            platform="kubernetes",
+            kubernetes=KubernetesConfig(image="edl"),
+        )
+        for each in made(bare, token="").values():
+            validate.validate(each, version, strict=True)
+
+
+def test_all_objects_are_found_by_label_and_go_with_the_job() -> None:
+    for kind, each in made().items():
+        meta = each["metadata"]
+        assert meta["labels"][names.JOB] == names.of_job("Clicks_1")
+        assert meta["annotations"][names.JOB] == "Clicks_1"
+        assert meta["namespace"] == "team"
+        if kind != "Job":
+            owner = job.owned(each, "123")["metadata"]["ownerReferences"]
+            assert [(o["kind"], o["name"], o["uid"]) for o in owner] == [
+                ("Job", made()["Job"]["metadata"]["name"], "123")
+            ]
+    assert list(made())[-1] == "Job"
+
+
+def test_the_token_is_in_the_secret_alone() -> None:
+    objects = made()
+    assert objects.pop("Secret")["stringData"] == {names.TOKEN_KEY: TOKEN}
+    assert TOKEN not in json.dumps(objects)
+    assert "stringData" not in made(token="")["Secret"]
+
+
+def test_the_master_finds_its_configuration_and_its_code() -> None:
+    files = made()["ConfigMap"]
+    config = JobConfig.from_json(files["data"][names.CONFIG_KEY])
+    assert config.model_file == f"{names.CODE}/model.py"
+    assert config.kubernetes.code == ("model.py", "net/layers.py")
+    assert files["data"][names.code_key(0)] == "import net.layers\n"
+    assert list(files["binaryData"]) == [names.code_key(1)]
+    spec = made()["Job"]["spec"]["template"]["spec"]
+    (volume,) = (v for v in spec["volumes"] if v["name"] == "files")
+    assert volume["configMap"]["items"] == [
+        {"key": names.CONFIG_KEY, "path": names.CONFIG_KEY},
+        {"key": names.code_key(0), "path": "code/model.py"},
+        {"key": names.code_key(1), "path": "code/net/layers.py"},
+    ]
+    of_image = job.in_pods(CONFIG, {})
+    assert of_image.model_file == CONFIG.model_file
+
+
+def test_a_master_that_is_taken_away_comes_again_and_one_that_ended_does_not() -> None:
+    spec = made()["Job"]["spec"]
+    ignore, fail = spec["podFailurePolicy"]["rules"]
+    assert ignore["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert ignore["action"] == "Ignore"
+    assert fail["action"] == "FailJob"
+    assert {1, 2} <= set(fail["onExitCodes"]["values"])
+    assert not {137, 143} & set(fail["onExitCodes"]["values"])
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert job.suspended(made()["Job"])["spec"]["suspend"] is True
+
+
+def test_the_master_has_the_rights_it_needs_and_its_pods_no_others() -> None:
+    objects = made()
+    assert objects["Role"]["rules"] == list(names.MASTER_RULES)
+    name = objects["ServiceAccount"]["metadata"]["name"]
+    assert objects["RoleBinding"]["subjects"] == [
+        {"kind": "ServiceAccount", "name": name, "namespace": "team"}
+    ]
+    pod = objects["Job"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == name
+    own = replace(CONFIG, kubernetes=replace(PODS, service_account="mine", network_policy=False))
+    objects = made(own)
+    assert not {"Role", "RoleBinding", "ServiceAccount", "NetworkPolicy"} & set(objects)
+    assert objects["Job"]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+
+
+def test_only_pods_of_the_job_are_admitted_and_only_the_master_is_served() -> None:
+    objects = made()
+    policy = objects["NetworkPolicy"]["spec"]
+    own = {names.JOB: names.of_job("Clicks_1")}
+    assert policy["podSelector"] == {"matchLabels": own}
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": own}}]}]
+    labels = objects["Job"]["spec"]["template"]["metadata"]["labels"]
+    assert objects["Service"]["spec"]["selector"].items() <= labels.items()
+    assert own.items() <= labels.items()
+
+
+def test_the_users_template_is_merged_into_the_pod_of_the_master() -> None:
+    of = made()["Job"]["spec"]["template"]
+    assert of["spec"]["hostNetwork"] is False
+    assert of["metadata"]["annotations"] == {names.JOB: "Clicks_1", "team": "a"}

@@ -1,0 +1,265 @@
+"""A job on a cluster: found by its labels, and asked through the API server.
+
+A client forwards a port of the master's pod through the API server, so that it talks to the master
+of a cluster as to one on its own machine: the same calls, encrypted by the token of the job. The
+alternative, a status that the master publishes in an object, would give the master rights that it
+does not need, and every question would cost the API server a write.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.jobs.calls import CALL_TIMEOUT_S, refused
+from torch_edl.jobs.status import EMPTY, as_dict
+from torch_edl.kubernetes import causes, names
+from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.failures import ClusterError, MissingError
+from torch_edl.kubernetes.forward import Forward
+from torch_edl.kubernetes.submit import ending
+from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire import services
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.endpoint import TLS
+
+_OURS = "app.kubernetes.io/managed-by=torch-edl"
+# What a master exits with that was stopped.
+_STOPPED_CODES = (130, 143)
+
+
+class ClusterJob:
+    """A job on a cluster, by the name that the user gave it."""
+
+    def __init__(self, api: Api, name: str, manifest: Mapping[str, Any]) -> None:
+        self.name = name
+        self.api = api
+        self.manifest = manifest
+        """The Job of the master, as it was last seen."""
+
+    @property
+    def uid(self) -> str:
+        """Of the Job of the master: another job of the same name has another one."""
+        found: str = self.manifest["metadata"]["uid"]
+        return found
+
+    @property
+    def where(self) -> str:
+        """What a command needs to find the job again."""
+        return f"--namespace {self.api.namespace}"
+
+    def started(self) -> float:
+        """When the job was made, in Unix seconds."""
+        made = self.manifest["metadata"].get("creationTimestamp")
+        with contextlib.suppress(ValueError, TypeError):
+            return datetime.fromisoformat(made).timestamp()
+        return 0.0
+
+    def refresh(self) -> bool:
+        """Reads the Job again; False: it is gone, or another one has its name.
+
+        Raises:
+            ClusterError: the cluster does not answer.
+        """
+        try:
+            found = self.api.get("Job", names.master(self.name))
+        except MissingError:
+            return False
+        if found["metadata"]["uid"] != self.uid:
+            return False
+        self.manifest = found
+        return True
+
+    def pods(self) -> list[causes.PodState]:
+        """All pods of the job that there are.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        return self.api.list("Pod", names.selector(self.name), read=causes.read_pod)[0]
+
+    def master_pod(self) -> causes.PodState | None:
+        """The pod of the master that runs, else the newest one; None before there is one.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        selector = f"{names.selector(self.name)},{names.ROLE}=master"
+        found, _ = self.api.list("Pod", selector, read=dict)
+        found.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        pods = [causes.read_pod(each) for each in found]
+        return next((pod for pod in pods if pod.running), pods[-1] if pods else None)
+
+    def token(self) -> str:
+        """The token of the job.
+
+        Raises:
+            UsageError: the Secret has none yet.
+            ClusterError: there is no Secret, or this user may not read it.
+        """
+        name = names.token(self.name)
+        data = self.api.get("Secret", name).get("data") or {}
+        try:
+            return base64.b64decode(data[names.TOKEN_KEY]).decode()
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"secret {name}: has no {names.TOKEN_KEY}; torch-edl run --dry-run prints the "
+                "command that makes one"
+            ) from error
+
+    def config(self) -> JobConfig:
+        """The configuration of the job.
+
+        Raises:
+            UsageError: it is not one of this version.
+            ClusterError: it is gone, or this user may not read it.
+        """
+        files = self.api.get("ConfigMap", names.files(self.name)).get("data") or {}
+        try:
+            return JobConfig.from_json(files[names.CONFIG_KEY])
+        except (KeyError, ValueError) as error:
+            raise UsageError(f"configmap {names.files(self.name)}: {error}") from error
+
+    def connect(self, pod: str, token: str) -> Connection:
+        """A connection to the master in a pod, which is made when it is first used."""
+        return Connection(self.api, pod, token)
+
+    def ask(self, request: Message) -> Any:
+        """Makes one call to the master.
+
+        Raises:
+            UsageError: the job is over or has no master at the moment, or the master rejected the
+                call.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        pod = self.master_pod()
+        if pod is None or not pod.running:
+            state = self.last()["state"]
+            raise UsageError(f"{self.name}: its master does not run, the job is {state}")
+        connection = self.connect(pod.name, self.token())
+        try:
+            return connection.stub.call(request, timeout_s=CALL_TIMEOUT_S, wait=True)
+        except grpc.RpcError as error:
+            if connection.error is not None:
+                raise connection.error from error
+            raise refused(self.name, error) from error
+        finally:
+            connection.close()
+
+    def report(self) -> dict[str, Any]:
+        """The status of the job as plain data, from its master or from what is left of it.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        with contextlib.suppress(UsageError):
+            status: pb.GetStatusResponse = self.ask(pb.GetStatusRequest())
+            return as_dict(status)
+        return self.last()
+
+    def last(self) -> dict[str, Any]:
+        """What the objects of the job say of it, where no master answers.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        pod = self.master_pod()
+        seen: dict[str, Any] = {"job": self.name, **EMPTY}
+        state, error = self.state(pod)
+        processes = [
+            {
+                "role": each.role,
+                "id": each.id,
+                "pid": 0,
+                "address": "",
+                "state": "running" if each.running else each.phase.lower(),
+                "exit": "" if each.exit_code is None else f"exit code {each.exit_code}",
+                "log": "",
+            }
+            for each in self.pods()
+        ]
+        return {**seen, "state": state, "error": error, "processes": processes}
+
+    def state(self, pod: causes.PodState | None) -> tuple[str, str]:
+        """The state of the job and, if it failed or waits, why."""
+        ended = ending(self.manifest)
+        how = causes.end(pod, "master", 0, gone=False) if pod is not None else None
+        why = how.why if how is not None else ""
+        if ended is not None:
+            if ended["type"] == "Complete":
+                return "finished", ""
+            if how is not None and how.code in _STOPPED_CODES:
+                return "stopped", ""
+            return "failed", why or str(ended.get("message") or ended.get("reason") or "")
+        if pod is None:
+            return "starting", ""
+        if how is not None:
+            return "starting", f"its master has ended, and is started again: {why or how}"
+        progress = causes.progress(pod, "master", 0)
+        return ("running" if pod.running else "starting"), str(getattr(progress, "why", ""))
+
+
+class Connection:
+    """To the master in a pod, through the API server."""
+
+    def __init__(self, api: Api, pod: str, token: str) -> None:
+        self.pod = pod
+        self._forward = Forward(api, pod, names.MASTER_PORT)
+        self.stub = Stub(services.CONTROL, f"{TLS}{self._forward.address}", token)
+
+    @property
+    def error(self) -> ClusterError | None:
+        """Why the last connection could not be made."""
+        return self._forward.error
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self.stub.close()
+        self._forward.close()
+
+
+def all_jobs(api: Api) -> list[ClusterJob]:
+    """Every job of a namespace, newest first.
+
+    Raises:
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    found, _ = api.list("Job", _OURS, read=dict)
+    jobs = [ClusterJob(api, _name_of(each), each) for each in found]
+    return sorted(jobs, key=lambda job: (job.started(), job.name), reverse=True)
+
+
+def find(api: Api, name: str | None) -> ClusterJob:
+    """The job of that name; the newest for None.
+
+    Raises:
+        UsageError: there is none.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    if name is not None:
+        with contextlib.suppress(MissingError):
+            return ClusterJob(api, name, api.get("Job", names.master(name)))
+    jobs = all_jobs(api)
+    at = f"namespace {api.namespace}"
+    if not jobs:
+        raise UsageError(
+            f"no job in {at}; start one with torch-edl run --platform kubernetes, or name another "
+            "--namespace"
+        )
+    if name is not None:
+        raise UsageError(f"{name}: no such job in {at}; the newest is {jobs[0].name}")
+    return jobs[0]
+
+
+def _name_of(manifest: Mapping[str, Any]) -> str:
+    metadata = manifest["metadata"]
+    found: str = (metadata.get("annotations") or {}).get(names.JOB) or metadata["name"]
+    return found

@@ -1,0 +1,247 @@
+"""The objects of a job that the client makes: the Job of the master, and what the master needs.
+
+=================== =================================================================
+Job                 runs the master, and starts it again when its pod is taken away
+Secret              the token of the job, from which the keys of its connections come
+ConfigMap           the configuration, and the code that was sent
+Service             the name at which the master is reached, whichever pod it is in
+ServiceAccount,     what the master may do: make, delete and watch pods; not made where the
+Role, RoleBinding   user names an account
+NetworkPolicy       admits the pods of the job to each other, and nobody else
+=================== =================================================================
+
+All of them belong to the Job, so they go when it is deleted. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch_edl.config import JobConfig
+from torch_edl.environment import ENV_HOME, hash_environment
+from torch_edl.kubernetes import names, template
+from torch_edl.kubernetes.pod import pod_spec
+
+Manifest = dict[str, Any]
+
+ENV_NAMESPACE = "TORCH_EDL_NAMESPACE"
+"""The namespace of the master's pod."""
+ENV_JOB_UID = "TORCH_EDL_JOB_UID"
+"""The uid of the Job of the master, which owns all pods of the job."""
+
+KEEP_S = 7 * 24 * 3600
+"""How long the objects of a job that is over stay, for its status and logs."""
+# Crashes of the master after which the job has failed; preemptions and evictions are not counted.
+_MOST_CRASHES = 10
+# The master has said how the job ended; see the exit codes of the master's process.
+_FINAL_CODES = [1, 2, 3, 130]
+_MASTER_GRACE_S = 25.0
+_JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
+
+
+def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
+    """The configuration as the processes in pods read it.
+
+    Args:
+        code: by path, the model file first; empty: the image has it.
+    """
+    pods = replace(config.kubernetes, code=tuple(code))
+    model_file = config.model_file
+    if code:
+        model_file = f"{names.CODE}/{next(iter(code))}"
+    return replace(config, kubernetes=pods, model_file=model_file)
+
+
+def objects(
+    config: JobConfig, *, namespace: str, token: str, code: Mapping[str, bytes]
+) -> list[Manifest]:
+    """The objects in the order in which they are made; the Job of the master comes last.
+
+    Args:
+        config: see :func:`in_pods`.
+        token: of the job; empty: the Secret gets it later, and no pod starts before.
+    """
+    made = [
+        *([] if config.kubernetes.service_account else _account(config.name, namespace)),
+        _secret(config.name, token),
+        _files(config, code),
+        _service(config.name),
+        *([_network_policy(config.name)] if config.kubernetes.network_policy else []),
+        _job(config),
+    ]
+    for each in made:
+        each["metadata"]["namespace"] = namespace
+    return made
+
+
+def owned(manifest: Manifest, uid: str) -> Manifest:
+    """The manifest of an object that goes when the Job of that uid goes."""
+    made = copy.deepcopy(manifest)
+    job = made["metadata"]["annotations"][names.JOB]
+    made["metadata"]["ownerReferences"] = [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(job), "uid": uid}
+    ]
+    return made
+
+
+def suspended(manifest: Manifest) -> Manifest:
+    """The Job, but that it starts no pod until it is resumed."""
+    return template.merge(manifest, {"spec": {"suspend": True}})
+
+
+RESUME: Manifest = {"spec": {"suspend": False}}
+"""The change that starts a suspended Job."""
+
+
+def _metadata(job: str, name: str) -> Manifest:
+    return {"name": name, "labels": names.labels(job), "annotations": names.annotations_of(job)}
+
+
+def _account(job: str, namespace: str) -> list[Manifest]:
+    name = names.master(job)
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": _metadata(job, name),
+            "automountServiceAccountToken": False,
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": _metadata(job, name),
+            "rules": copy.deepcopy(list(names.MASTER_RULES)),
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": _metadata(job, name),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    ]
+
+
+def _secret(job: str, token: str) -> Manifest:
+    made = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, names.token(job)),
+        "type": "Opaque",
+    }
+    if token:
+        made["stringData"] = {names.TOKEN_KEY: token}
+    return made
+
+
+def _files(config: JobConfig, code: Mapping[str, bytes]) -> Manifest:
+    data = {names.CONFIG_KEY: config.to_json()}
+    binary: dict[str, str] = {}
+    for place, content in enumerate(code.values()):
+        try:
+            data[names.code_key(place)] = content.decode()
+        except UnicodeDecodeError:  # a source may declare another encoding
+            binary[names.code_key(place)] = base64.b64encode(content).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(config.name, names.files(config.name)),
+        "data": data,
+        **({"binaryData": binary} if binary else {}),
+    }
+
+
+def _service(job: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, names.master(job)),
+        "spec": {
+            "clusterIP": "None",
+            "selector": _selected(job, "master"),
+            # A master that does not answer is found, too: its processes wait for it.
+            "publishNotReadyAddresses": True,
+            "ports": [{"name": "grpc", "port": names.MASTER_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _network_policy(job: str) -> Manifest:
+    own = {"podSelector": {"matchLabels": _selected(job)}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, names.of_job(job)),
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]},
+    }
+
+
+def _selected(job: str, role: str = "") -> dict[str, str]:
+    return {names.JOB: names.of_job(job)} | ({names.ROLE: role} if role else {})
+
+
+def _job(config: JobConfig) -> Manifest:
+    job, pods = config.name, config.kubernetes
+    name = names.master(job)
+    home: Manifest = {"name": "home", "emptyDir": {}}
+    if pods.state_claim:
+        home = {"name": "home", "persistentVolumeClaim": {"claimName": pods.state_claim}}
+    spec = pod_spec(
+        job,
+        pods,
+        role="master",
+        command=["python", "-m", "master", "--job", job],
+        env={ENV_HOME: names.HOME, **hash_environment(config.train.seed)},
+        grace_s=_MASTER_GRACE_S,
+        priority_class=pods.priority_class,
+        service_account=pods.service_account or name,
+        volumes=[home],
+        mounts=[{"name": "home", "mountPath": names.HOME}],
+    )
+    spec["containers"][0]["env"] += [
+        _field(ENV_NAMESPACE, "metadata.namespace"),
+        _field(ENV_JOB_UID, f"metadata.labels['{_JOB_UID_LABEL}']"),
+    ]
+    pod = {
+        "metadata": {
+            "labels": names.labels(job, "master", 0),
+            "annotations": names.annotations_of(job),
+        },
+        "spec": spec,
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(job, name),
+        "spec": {
+            "backoffLimit": _MOST_CRASHES,
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    },
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": names.CONTAINER,
+                            "operator": "In",
+                            "values": _FINAL_CODES,
+                        },
+                    },
+                ]
+            },
+            # Never two masters: the next one starts when the last one is gone.
+            "podReplacementPolicy": "Failed",
+            "ttlSecondsAfterFinished": KEEP_S,
+            "template": template.merge(pod, pods.template),
+        },
+    }
+
+
+def _field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
