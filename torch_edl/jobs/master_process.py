@@ -100,7 +100,7 @@ class MasterProcess:
         while time.monotonic() < deadline:
             master = self._job.master()
             if master is not None and master.pid == self.pid:
-                self._listen = master.address
+                self._listen = master.listen  # the port, too
                 return master.address
             ended = self.poll()
             if ended is not None:

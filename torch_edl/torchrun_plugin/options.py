@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_edl.errors import UsageError
-from torch_edl.wire.endpoint import LOOPBACK, is_local
+from torch_edl.wire.endpoint import LOOPBACK, is_any, is_local
 
 DEFAULT_PORT = 29400
 # torchrun's, of --rdzv-id.
@@ -23,7 +23,7 @@ def endpoint(named: str, *, machines: int) -> str:
     nothing is to be reached from elsewhere.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: it is not of that form, or names no machine.
     """
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
@@ -32,7 +32,14 @@ def endpoint(named: str, *, machines: int) -> str:
     except ValueError as error:
         raise UsageError(f"--rdzv-endpoint {named}: {error}") from error
     found = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"{LOOPBACK}:{port}" if machines == 1 and is_local(found) else found
+    if machines == 1 and is_local(found):
+        return f"{LOOPBACK}:{port}"
+    if is_any(found):
+        raise UsageError(
+            f"--rdzv-endpoint {named}: all interfaces, which names no machine; write an address of "
+            "the machine of the master that the other machines reach"
+        )
+    return found
 
 
 def job_name(run_id: str) -> str:

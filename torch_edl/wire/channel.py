@@ -21,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from torch_edl.errors import UsageError
 from torch_edl.wire import credentials
 from torch_edl.wire.endpoint import bare, is_secure
+from torch_edl.wire.keys import require_text
 from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
 
 log = logging.getLogger(__name__)
@@ -103,8 +104,8 @@ class Stub:
             messages above 256 KB do not have it.
 
     Raises:
-        UsageError: the token is too weak for an address off loopback, or the folder of certificates
-            cannot be used.
+        UsageError: the token cannot travel, or is too weak for an address off loopback, or the
+            folder of certificates cannot be used.
 
     Example:
         >>> master = Stub(services.CONTROL, "127.0.0.1:4000", "token")
@@ -114,6 +115,7 @@ class Stub:
     def __init__(
         self, services: Services, address: str, token: str, *, retries: bool = True
     ) -> None:
+        require_text(token)
         self.address = bare(address)
         self._secure = is_secure(address)
         self._limit, self._cause = request_limit(services)

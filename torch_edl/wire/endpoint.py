@@ -13,6 +13,8 @@ LOOPBACK = "127.0.0.1"
 TLS = "tls://"
 """Before an endpoint of the loopback address that is encrypted: the process there listens on all
 interfaces, or on another machine, behind a tunnel."""
+ANY = ("0.0.0.0", "::", "*")
+"""Hosts that mean all interfaces of a machine; to others they name no machine."""
 _CONNECT_TIMEOUT_S = 1.0
 
 
@@ -43,6 +45,11 @@ def is_secure(endpoint: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host != "localhost"
+
+
+def is_any(endpoint: str) -> bool:
+    """Whether a process that listens there does so on all interfaces."""
+    return bare(endpoint).rpartition(":")[0].strip("[]") in ANY
 
 
 def is_local(endpoint: str) -> bool:

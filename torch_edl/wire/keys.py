@@ -27,6 +27,19 @@ def derived(token: str, purpose: bytes, size: int = 32) -> bytes:
     return hashlib.blake2b(token.encode(), digest_size=size, person=purpose).digest()
 
 
+def require_text(token: str) -> None:
+    """Checks that a header of a call can have the token.
+
+    Raises:
+        UsageError: it has other characters, such as the end of a line of a file.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError(
+            f"{ENV_TOKEN}: a character that is not printable ASCII, such as the end of a line; set "
+            "it to the output of `openssl rand -base64 32`"
+        )
+
+
 def require_strong(token: str, endpoint: str) -> None:
     """Checks that nobody can guess the token.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import resource
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.wire import credentials
 from torch_edl.wire.channel import COMMON_OPTIONS, MAX_MESSAGE_BYTES, request_limit
+from torch_edl.wire.keys import require_text
 from torch_edl.wire.services import Services, methods
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 # that waits costs little: its message is read when a thread takes it.
 MAX_WAITING_CALLS = 1024
 MAX_CALLS_OF_CONNECTION = 64
+_OWN_FILES = 256  # of a process, beside its connections
+_MANY = (1 << 31) - 1
 _HANDSHAKE_MS = 10_000  # a connection that does not say in time what it is is closed
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
@@ -54,8 +58,9 @@ def serve(
         token: callers that do not send it get ``UNAUTHENTICATED``.
 
     Raises:
-        UsageError: the address cannot be bound, or the token is too weak for it.
+        UsageError: the address cannot be bound, or the token cannot travel, or is too weak for it.
     """
+    require_text(token)
     missing = methods(services).keys() - handlers.keys()
     assert not missing, f"no handler for {missing}"
     server = grpc.server(
@@ -69,6 +74,7 @@ def serve(
             ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
             # Two servers on one port would share its connections: refuse the second.
             ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", _most_connections()),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
             *COMMON_OPTIONS,
         ],
@@ -87,6 +93,14 @@ def serve(
         ) from error
     server.start()
     return server, port
+
+
+def _most_connections() -> int:
+    """Strangers must not take all files that this process may open."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return _MANY
+    return min(_MANY, max(files // 2, files - _OWN_FILES))
 
 
 def _answering(

@@ -13,6 +13,7 @@ from torch.distributed.run import get_args_parser
 from torch_edl.cli.options import add_options
 from torch_edl.cli.torchrun_arguments import endpoint as endpoint_of
 from torch_edl.cli.torchrun_arguments import launch_config, may_restart_here, parse
+from torch_edl.errors import UsageError
 from torch_edl.jobs.master_host import ANY_PORT
 
 DOCS = Path(__file__).parents[3] / "docs" / "torchrun.md"
@@ -42,6 +43,15 @@ def test_nothing_is_joined_that_nobody_named(tmp_path: Path, words: str, endpoin
     script.write_text("import torch_edl\njob = torch_edl.init()\n")
     args = parse([*words.split(), str(script)])
     assert endpoint_of(args, launch_config(args)[0]) == endpoint
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_an_endpoint_that_names_no_machine_is_rejected(tmp_path: Path, host: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch_edl\njob = torch_edl.init()\n")
+    args = parse(["--nnodes", "2", "--rdzv-endpoint", f"{host}:29400", str(script)])
+    with pytest.raises(UsageError, match="names no machine"):
+        endpoint_of(args, launch_config(args)[0])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch_edl.files import write_text
 from torch_edl.jobs import calls, catalog
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.master_process import MasterProcess
-from torch_edl.wire.endpoint import LOOPBACK
+from torch_edl.wire.endpoint import LOOPBACK, is_secure
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
 
 
 @pytest.fixture
-def master(job: JobFolder) -> Iterator[MasterProcess]:
-    made = MasterProcess(job, listen=f"{LOOPBACK}:0")
+def master(job: JobFolder, request: pytest.FixtureRequest) -> Iterator[MasterProcess]:
+    made = MasterProcess(job, listen=f"{getattr(request, 'param', LOOPBACK)}:0")
     yield made
     made.close()
 
@@ -47,10 +47,15 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize("master", [LOOPBACK, "0.0.0.0"], indirect=True)
 def test_a_master_that_is_killed_is_started_again_at_its_address(
     job: JobFolder, master: MasterProcess
 ) -> None:
+    """One that listens on all interfaces does so again, and is called with TLS from here, too."""
     address = master.start_and_listen()
+    before = job.master()
+    assert before is not None
+    assert is_secure(address) == is_secure(before.listen)
     first = master.pid
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: master.revive() is None and master.pid != first)
@@ -58,6 +63,7 @@ def test_a_master_that_is_killed_is_started_again_at_its_address(
     found = job.master()
     assert found is not None
     assert (found.address, found.token) == (address, master.token)
+    assert found.listen == before.listen
     assert calls.get_status(job) is not None
 
 

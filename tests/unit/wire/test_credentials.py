@@ -111,6 +111,22 @@ print(stub.call(master_pb2.GetStatusRequest(), timeout_s=20).job)
     assert done.stdout == "ours\n", done.stderr
 
 
+def test_nothing_of_it_is_imported_for_loopback() -> None:
+    program = """
+import sys
+from torch_edl.wire import master_pb2 as pb, services
+from torch_edl.wire.channel import Stub
+from torch_edl.wire.server import serve
+handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: pb.ScaleResponse())
+server, port = serve(services.CONTROL, handlers, address="127.0.0.1:0", token="t", threads=1)
+Stub(services.CONTROL, f"127.0.0.1:{port}", "t").call(pb.ScaleRequest(), timeout_s=20, wait=True)
+print("cryptography" in sys.modules)
+server.stop(0).wait()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 def test_copies_of_the_certificates_have_the_same_keys_and_names() -> None:
     one, two, other = (certificates.of_token(token) for token in (TOKEN, TOKEN, OTHER))
     assert one.key == two.key != other.key
@@ -178,6 +194,15 @@ def test_a_token_that_can_be_guessed_is_rejected_off_loopback_only(
             start()
         assert not token or token not in str(caught.value)
     assert ask(connect(listen(PLAIN, token), token)) == "ours"
+
+
+@pytest.mark.parametrize("token", ["a token\n", "n\u00e4me"])
+def test_a_token_that_cannot_travel_is_named(
+    listen: Callable[..., str], connect: Connect, token: str
+) -> None:
+    for start in (lambda: listen(PLAIN, token), lambda: connect(f"{PLAIN}:1", token)):
+        with pytest.raises(UsageError, match=r"TORCH_EDL_TOKEN: .* printable ASCII"):
+            start()
 
 
 def test_purposes_have_different_secrets() -> None:

@@ -37,8 +37,10 @@ HELLO = _OUT.read()
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 PROGRAM = f"""
-import sys
+import resource, sys
 from torch_edl.wire import master_pb2 as pb, server, services
+if sys.argv[1]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 server._HANDSHAKE_MS = {HANDSHAKE_S * 1000:.0f}
 handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: None)
 handlers["GetStatus"] = lambda r, c: pb.GetStatusResponse(job="j")
@@ -78,9 +80,9 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, str(getattr(request, "param", ""))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -151,6 +153,20 @@ def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server)
         assert time.monotonic() - began > HANDSHAKE_S / 2
     assert server.serves()
     wait_for(lambda: server.files <= files)
+
+
+@pytest.mark.parametrize("server", [300], indirect=True)
+def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
+    """Of 300: a member that is connected is served, and others are when strangers are gone."""
+    stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{server.port}", TOKEN)
+    with contextlib.ExitStack() as stack, contextlib.closing(stub):
+        assert stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S).job == "j"
+        strangers = [stack.enter_context(server.connect()) for _ in range(500)]
+        wait_for(lambda: server.files > 100)
+        assert server.files < 200
+        assert stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S).job == "j"
+        assert all(map(ends, strangers))
+        assert server.serves()
 
 
 def test_sizes_that_are_only_announced_take_no_memory(server: Server) -> None:
