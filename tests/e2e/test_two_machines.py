@@ -70,12 +70,11 @@ class Machines:
         self.endpoint = f"{network.here}:{free_port()}"
         self.agents: list[subprocess.Popen[bytes]] = []
 
-    def start(self, machine: int, token: str = "") -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "torch_edl.cli", "run", "--job-name", "two"]
-        words += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", self.endpoint]
-        words += ["--ps", "2", "--durability", "replica"]
-        words += [str(SCRIPT), str(self.told), str(self.gate), "--records", str(RECORDS)]
-        words += ["--epochs", str(EPOCHS), "--delay", "0.004"]
+    def start(
+        self, machine: int, command: list[str] | None = None, *, token: str = ""
+    ) -> subprocess.Popen[bytes]:
+        """Starts an agent: of the counting script on servers, or of another command."""
+        words = command or self._counting()
         env = {
             **os.environ,
             "TORCH_EDL_HOME": str(self.folder / f"home{machine}"),
@@ -88,6 +87,13 @@ class Machines:
             )
         self.agents.append(agent)
         return agent
+
+    def _counting(self) -> list[str]:
+        words = [sys.executable, "-m", "torch_edl.cli", "run", "--job-name", "two"]
+        words += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", self.endpoint]
+        words += ["--ps", "2", "--durability", "replica"]
+        words += [str(SCRIPT), str(self.told), str(self.gate), "--records", str(RECORDS)]
+        return [*words, "--epochs", str(EPOCHS), "--delay", "0.004"]
 
     def log(self, machine: int) -> Path:
         return self.folder / f"agent-{machine}.log"
@@ -166,6 +172,30 @@ def test_a_script_with_servers_on_the_first_machine(machines: Machines) -> None:
         assert expected in heard
     # The token, what each call of gRPC begins with, its methods, and names of tables.
     for secret in (machines.token.encode(), b"PRI * HTTP/2.0", b"torch_edl.", b"rows"):
+        assert secret not in heard, secret
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_rounds_of_torchrun(machines: Machines, tmp_path: Path) -> None:
+    """Its agents agree at the master, encrypted; the store of a round is torch's."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    )
+    ear = Ear(machines.network.here)
+    try:
+        words = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "edl"]
+        words += ["--rdzv-endpoint", machines.endpoint, "--rdzv-id", "rounds", "--nnodes", "2"]
+        agents = [machines.start(machine, [*words, str(script)]) for machine in (0, 1)]
+        assert [agent.wait(90) for agent in agents] == [0, 0], machines.report()
+    finally:
+        heard = ear.close()
+    told = machines.log(0).read_text() + machines.log(1).read_text()
+    assert "rank 0 of 2" in told
+    assert "rank 1 of 2" in told
+    assert TLS_DATA in heard
+    for secret in (machines.token.encode(), b"PRI * HTTP/2.0", b"torch_edl.Rounds"):
         assert secret not in heard, secret
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from torch_edl.wire.endpoint import free_port, is_secure, own_address
 
 from .conftest import ROOT, WORKER, RunningAgent, is_running, wait_for
 
@@ -186,6 +189,26 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     code, _, err = one.finish()
     assert code == 0, err
     assert "2 to 6 workers, 2 of them here, job many" in err
+
+
+def test_agents_meet_off_loopback_if_they_have_the_token(place: Place) -> None:
+    """At an address of this machine that others could reach; all calls are encrypted there."""
+    host = own_address("192.0.2.1:9")  # an address of nobody: the way there begins at ours
+    if not is_secure(f"{host}:1"):
+        pytest.skip("this machine has no network")
+    place.env["TORCH_EDL_TOKEN"] = token = secrets.token_urlsafe(32)
+    words = ["--nnodes", "2", "--rdzv-endpoint", f"{host}:{free_port()}", "--rdzv-id", "far"]
+    one, two = place.run(*words, name="one"), place.run(*words, name="two")
+    envs = [env for agent in (one, two) for env in agent.workers(1).values()]
+    assert sorted(env["RANK"] for env in envs) == ["0", "1"]
+    assert {env["TORCH_EDL_MASTER"].rpartition(":")[0] for env in envs} == {host}
+    for agent in (one, two):
+        agent.end(0)
+    for agent in (one, two):
+        code, _, err = agent.finish()
+        assert code == 0, err
+        assert token not in err
+    assert token not in place.ask("status", "far", "--json")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -22,7 +23,7 @@ import pytest
 import zmq
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.wire import codec
+from torch_edl.wire import codec, data_server
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
 from torch_edl.wire.channel import CallError
@@ -349,6 +350,47 @@ def test_a_size_that_is_only_announced_takes_no_memory(tmp_path: Path) -> None:
     stub.close()
     for each in silent:
         each.close()
+    echo.server.close()
+
+
+def test_strangers_at_the_encrypted_port_take_nothing_and_stop_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bytes of chance; handshakes that are broken, that announce what never comes, or stop."""
+    monkeypatch.setattr(data_server, "_HANDSHAKE_MS", 1000)
+    echo, chance = Echo("tcp://127.0.0.1:*"), random.Random(5)
+    where = ("127.0.0.1", int(echo.endpoint.rpartition(":")[2]))
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    hello = b"\x05HELLO\x01\x00" + bytes(72) + chance.randbytes(32 + 8 + 80)
+    stub = DataStub(echo.endpoint, TOKEN)
+    assert len(pull(stub, np.arange(3))) == 1
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sent = [
+        b"",
+        greeting[:11],
+        greeting,
+        greeting + b"\x04" + bytes([len(hello)]) + hello,
+        greeting + b"\x06" + (1 << 62).to_bytes(8, "big") + hello,
+        greeting.replace(b"CURVE", b"NULL\0"),
+        chance.randbytes(50_000),
+    ]
+    strangers = [socket.create_connection(where, 20) for _ in range(20 * len(sent))]
+    for number, each in enumerate(strangers):
+        with contextlib.suppress(OSError):
+            each.sendall(sent[number % len(sent)])
+    for _ in range(3):
+        assert len(pull(stub, np.arange(3))) == 1
+        other = DataStub(echo.endpoint, TOKEN)
+        assert len(pull(other, np.arange(3))) == 1
+        other.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    for each in strangers:
+        with contextlib.suppress(ConnectionResetError):
+            while each.recv(4096):
+                pass  # ours speaks first, and then ends it
+        each.close()
+    assert len(pull(stub, np.arange(3))) == 1
+    stub.close()
     echo.server.close()
 
 
