@@ -37,6 +37,7 @@ from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
 from torch_edl.wire.channel import COMMON_OPTIONS, Stub
+from torch_edl.wire.data_plane import COPIED_BYTES
 from torch_edl.wire.data_stub import DataStub
 from torch_edl.wire.framed import Framed
 
@@ -55,6 +56,7 @@ def serve_zeromq_echo() -> None:
     with tempfile.TemporaryDirectory() as folder:
         router = zmq.Context.instance().socket(zmq.ROUTER)
         router.linger = 0
+        router.copy_threshold = COPIED_BYTES
         endpoint = f"ipc://{folder}/echo"
         router.bind(endpoint)
         sys.stdout.write(f"listening on {endpoint}\n")
@@ -321,6 +323,7 @@ def main() -> None:
             channel = grpc.insecure_channel(grpc_echo.address, options=options)
             dealer = zmq.Context.instance().socket(zmq.DEALER)
             dealer.linger = 0
+            dealer.copy_threshold = COPIED_BYTES
             dealer.connect(zeromq_echo.address)
 
             def echo(request: bytes, dealer: Any = dealer) -> object:

@@ -18,6 +18,11 @@ from torch_edl.wire.keys import derived
 LOCAL = "ipc://"
 MAX_FRAME_BYTES = 1 << 30
 """As a message of gRPC. A longer frame ends the connection before any of it is kept."""
+COPIED_BYTES = 1 << 20
+"""Frames up to this size are copied for ZeroMQ. To send a longer one as it lies, pyzmq has ZeroMQ
+tell a thread of the interpreter when the memory is free again. For 256 KB that takes three times as
+long as the copy: a pull and a push of 4,000 rows x 16 take 0.9 ms of CPU in place of 1.6 in the
+client, and 1.8 in place of 2.9 in the server. From about 1 MB on there is no difference."""
 
 
 def is_reachable(endpoint: str) -> bool:

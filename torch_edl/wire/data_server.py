@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
-from torch_edl.wire.data_plane import LOCAL, MAX_FRAME_BYTES, Keys
+from torch_edl.wire.data_plane import COPIED_BYTES, LOCAL, MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.server import status_of
 
@@ -83,6 +83,7 @@ class DataServer:
         self._socket = socket = self._context.socket(zmq.ROUTER)
         socket.linger = 0
         socket.maxmsgsize = MAX_FRAME_BYTES
+        socket.copy_threshold = COPIED_BYTES
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.ipv6 = "[" in endpoint
         if not endpoint.startswith(LOCAL):

@@ -17,7 +17,7 @@ from torch_edl.errors import UsageError
 from torch_edl.wire import data_plane_pb2 as pb
 from torch_edl.wire import pserver_pb2, replica_pb2
 from torch_edl.wire.channel import AWAY, CallError
-from torch_edl.wire.data_plane import MAX_FRAME_BYTES, Keys
+from torch_edl.wire.data_plane import COPIED_BYTES, MAX_FRAME_BYTES, Keys
 from torch_edl.wire.framed import Framed
 
 _FIELDS = {
@@ -124,6 +124,7 @@ class DataStub:
             self._socket = socket
             socket.linger = 0
             socket.maxmsgsize = MAX_FRAME_BYTES
+            socket.copy_threshold = COPIED_BYTES
             socket.ipv6 = "[" in self.address
             # Connections are made here. With -1, ZeroMQ drops what came with the last bytes.
             socket.reconnect_ivl = _NEVER_MS
