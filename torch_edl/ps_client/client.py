@@ -7,7 +7,7 @@ server does not apply the records of a push twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_edl.errors import ServersLostError
-from torch_edl.ps_client.connection import Answer, Resolve, ShardConnection
+from torch_edl.ps_client.connection import Answer, Call, Resolve, ShardConnection
 from torch_edl.ps_client.partition import (
     Floats,
     Ids,
@@ -68,15 +68,13 @@ class PullResult:
 class Pending(Generic[T]):
     """Calls in flight to all servers, and how their answers are combined."""
 
-    def __init__(
-        self, futures: Sequence[Future[Answer]], combine: Callable[[list[Answer]], T]
-    ) -> None:
-        self._futures = futures
+    def __init__(self, calls: Sequence[Call], combine: Callable[[list[Answer]], T]) -> None:
+        self._calls = calls
         self._combine = combine
 
     def done(self) -> bool:
         """Whether every server has answered."""
-        return all(f.done() for f in self._futures)
+        return all(call.done() for call in self._calls)
 
     def wait(self) -> T:
         """What the answers say together.
@@ -86,7 +84,9 @@ class Pending(Generic[T]):
             UsageError: a server rejected the content; the message says why.
         """
         try:
-            return self._combine([f.result() for f in self._futures])
+            for call in self._calls:  # first of all: lost servers are looked for side by side
+                call.settle()
+            return self._combine([call.result() for call in self._calls])
         except CancelledError:
             raise ServersLostError("the connection was closed") from None
 
@@ -301,8 +301,8 @@ class PsClient:
         *,
         timeout_s: float = _TIMEOUT_S,
         known: Sequence[int] | None = None,
-    ) -> list[Future[Answer]]:
-        """Starts one call to each server, and returns the futures.
+    ) -> list[Call]:
+        """Starts one call to each server.
 
         Args:
             known: incarnations of the servers of whose state the calls tell.
@@ -329,7 +329,7 @@ class _Scan:
         """-1: all are read."""
         self.pages: list[pb.ReadRowsResponse] = []
 
-    def start(self) -> Future[Answer]:
+    def start(self) -> Call:
         request = pb.ReadRowsRequest(name=self._table, cursor=self.cursor)
         return self._connection.start(request, timeout_s=_TIMEOUT_S, known=self._incarnation)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from torch_edl.errors import EdlError, ServersLostError, UsageError
 from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import FULL, FULL_RETRY_S
+from torch_edl.wire.data_stub import DataCall
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.pserver_stub import PserverStub
 
@@ -58,8 +60,54 @@ class Answer:
         return codec.from_proto(proto, self.frames)
 
 
+class Call:
+    """A call under way. Errors as in :meth:`Pending.wait`.
+
+    Args:
+        sent: the first attempt; None: there is none.
+        incarnation: of the server that it was sent to.
+        queue: has the thread of the connection make the call, where the attempt is not answered.
+    """
+
+    def __init__(
+        self, sent: DataCall | None, incarnation: int, queue: Callable[[], Future[Answer]]
+    ) -> None:
+        self._sent, self._incarnation, self._queue = sent, incarnation, queue
+        self._answer: Answer | None = None
+        self._queued = queue() if sent is None else None
+
+    def done(self) -> bool:
+        """Whether :meth:`result` returns or raises at once."""
+        if self._sent is not None and self._sent.done():
+            self.settle()
+        return self._answer is not None or (self._queued is not None and self._queued.done())
+
+    def settle(self) -> None:
+        """Waits for the end of the first attempt."""
+        if self._sent is None:
+            return
+        try:
+            answer = self._sent.result()
+        except grpc.RpcError:
+            self._queued = self._queue()
+        else:
+            self._answer = Answer(answer.message, self._incarnation, answer.frames)
+        self._sent = None
+
+    def result(self) -> Answer:
+        """Waits for the answer."""
+        self.settle()
+        if self._answer is None:
+            assert self._queued is not None
+            return self._queued.result()
+        return self._answer
+
+
 class ShardConnection:
-    """Calls the server of one shard, one call after the other, in order.
+    """Calls the server of one shard. Calls reach it in order.
+
+    A call with frames is sent at once, and its answer is taken by whoever asks for it. All other
+    calls, and those that were not answered, are made one after the other in a thread.
 
     Args:
         model: incarnation of the model, which must stay.
@@ -84,26 +132,45 @@ class ShardConnection:
         self._closed = False
         # A thread of its own: grpc's futures start one for each call, which costs more than it.
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard}")
+        self._queued = 0  # calls of that thread
 
     @property
     def incarnation(self) -> int:
         """Of the server that is called now."""
         return self._server.incarnation
 
-    def start(self, request: Any, *, timeout_s: float, known: int = -1) -> Future[Answer]:
-        """Starts a call; the future raises as :meth:`Pending.wait` says.
+    def start(self, request: Any, *, timeout_s: float, known: int = -1) -> Call:
+        """Starts a call.
 
         Args:
             timeout_s: deadline of each attempt in seconds.
             known: incarnation of the server of whose state the request tells (a version, a cursor):
                 to another server it tells nothing.
         """
+        with self._lock:
+            server, stub, is_idle = self._server, self._stub, not self._queued
+        sent = None
+        if is_idle and isinstance(request, Framed):
+            _address(request.message, self._job, server.incarnation, known)
+            sent = stub.start(request, timeout_s=timeout_s)
+        queue = partial(self._queue, request, timeout_s, known)
+        return Call(sent, server.incarnation, queue)
+
+    def _queue(self, request: Any, timeout_s: float, known: int) -> Future[Answer]:
+        """Has the thread make a call."""
+        with self._lock:
+            self._queued += 1
         try:
-            return self._calls.submit(self._call, request, timeout_s, known)
+            call = self._calls.submit(self._call, request, timeout_s, known)
         except RuntimeError:  # after close(), which another thread may call
-            failed: Future[Answer] = Future()
-            failed.set_exception(ServersLostError("the connection was closed"))
-            return failed
+            call = Future()
+            call.set_exception(ServersLostError("the connection was closed"))
+        call.add_done_callback(self._left_queue)
+        return call
+
+    def _left_queue(self, _: Future[Answer]) -> None:
+        with self._lock:
+            self._queued -= 1
 
     def moved(self, server: cluster_pb2.Server) -> None:
         """The master names this server; a call that waits for an earlier one is sent again."""

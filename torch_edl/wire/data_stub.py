@@ -45,8 +45,46 @@ _LOST = (
 _NEVER_MS = 1 << 30  # 12 days
 
 
+class DataCall:
+    """A call that was sent. Whoever asks for its answer takes the answers off the connection, for
+    other calls, too: no thread has to be woken."""
+
+    def __init__(self, stub: DataStub, number: int, deadline: float) -> None:
+        self._stub, self._number, self._deadline = stub, number, deadline
+        self._answer: Framed | None = None
+        self._error: CallError | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the answer is here, or an error: nobody looks at the connection."""
+        return self._answer is not None or self._error is not None
+
+    def done(self) -> bool:
+        """Whether :meth:`result` returns or raises at once."""
+        return self._stub._look(self)
+
+    def result(self) -> Framed:
+        """Waits for the answer, whose frames are views of what came.
+
+        Raises:
+            CallError: with ``code()`` and ``details()``.
+        """
+        if not self.has_ended:
+            self._stub._wait(self)
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
+
+    def _end(self, end: Framed | CallError) -> None:
+        if isinstance(end, CallError):
+            self._error = end
+        else:
+            self._answer = end
+
+
 class DataStub:
-    """Calls one server, one call after the other.
+    """Calls one server. It answers in any order, in general in that of the calls.
 
     Args:
         endpoint: of ZeroMQ, as the master names it.
@@ -56,8 +94,9 @@ class DataStub:
     def __init__(self, endpoint: str, token: str) -> None:
         self.address = endpoint
         self._keys = Keys.of(token)
-        self._lock = threading.Lock()  # held during a call
+        self._lock = threading.Lock()  # of the connection, also while somebody waits at it
         self._made = 0
+        self._waiting: dict[int, DataCall] = {}
         self._closed = False
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # by close()
         self._socket: zmq.Socket[bytes] | None = None
@@ -66,57 +105,89 @@ class DataStub:
         self._poller = zmq.Poller()
 
     def call(self, request: Framed, *, timeout_s: float) -> Framed:
-        """Calls and waits for the answer, whose frames are views of what came.
+        """Calls and waits for the answer, see :meth:`DataCall.result`.
 
         Raises:
-            CallError: with ``code()`` and ``details()``.
             UsageError: a tensor is too large.
         """
-        with self._lock:
-            if any(len(frame) > MAX_FRAME_BYTES for frame in request.frames):
-                raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
-            try:
-                return self._call(request, time.monotonic() + timeout_s)
-            except CallError as error:
-                if error.code() in AWAY:
-                    self._disconnect()  # an answer that comes late finds nobody
-                raise
+        return self.start(request, timeout_s=timeout_s).result()
 
-    def _call(self, request: Framed, deadline: float) -> Framed:
-        socket = self._connected()
-        self._made += 1
-        head = pb.DataRequest(key=self._keys.request, call=self._made)
-        getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
-        content: list[Any] = [head.SerializeToString(), *request.frames]
-        try:
-            socket.send_multipart(content, zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # the connection was refused since
-            raise self._unconnected() from None
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            ready = dict(self._poller.poll(math.ceil(1000 * left)))
-            # An answer may have come between the looks at the socket and at its monitor.
-            if socket in ready or (ready and socket.poll(0)):
-                head_frame, *frames = socket.recv_multipart(copy=False)
-                answer = pb.DataAnswer.FromString(head_frame.bytes)
-                if answer.call == self._made:
-                    return _answered(answer, [frame.buffer for frame in frames])
-                continue
-            if self._closed:
-                raise CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
-            if ready:
-                raise self._unconnected()
-            if not left:
-                text = f"no answer from {self.address}"
-                raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+    def start(self, request: Framed, *, timeout_s: float) -> DataCall:
+        """Sends a call. Waits only while another thread waits for an answer.
+
+        Args:
+            timeout_s: after which the call ends with ``DEADLINE_EXCEEDED``, if somebody looks.
+
+        Raises:
+            UsageError: a tensor is too large.
+        """
+        if any(len(frame) > MAX_FRAME_BYTES for frame in request.frames):
+            raise UsageError(f"a tensor of more than {MAX_FRAME_BYTES} bytes: use more --ps")
+        with self._lock:
+            self._made += 1
+            call = DataCall(self, self._made, time.monotonic() + timeout_s)
+            try:
+                socket = self._connected()
+                head = pb.DataRequest(key=self._keys.request, call=self._made)
+                getattr(head, _FIELDS[type(request.message)]).CopyFrom(request.message)
+                content: list[Any] = [head.SerializeToString(), *request.frames]
+                socket.send_multipart(content, zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # the connection was refused since
+                call._end(self._unconnected())
+                self._disconnect()
+            except CallError as error:
+                call._end(error)
+            else:
+                self._waiting[self._made] = call
+            return call
+
+    def _look(self, call: DataCall) -> bool:
+        if not call.has_ended and self._lock.acquire(blocking=False):
+            try:
+                while not call.has_ended and self._take(0):
+                    pass
+            finally:
+                self._lock.release()
+        return call.has_ended
+
+    def _wait(self, call: DataCall) -> None:
+        with self._lock:
+            while not call.has_ended:
+                left = max(0.0, call._deadline - time.monotonic())
+                if not self._take(math.ceil(1000 * left)) and not left:
+                    del self._waiting[call._number]
+                    text = f"no answer from {self.address}"
+                    call._end(CallError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
+            if call._error is not None and call._error.code() in AWAY:
+                self._disconnect()  # an answer that comes late finds nobody
+
+    def _take(self, wait_ms: int) -> bool:
+        """Takes what came, if anything: an answer, or the end of the connection and of all calls
+        that wait at it."""
+        socket = self._socket
+        assert socket is not None, "a call waits without a connection"
+        ready = dict(self._poller.poll(wait_ms))
+        # An answer may have come between the looks at the socket and at its monitor.
+        if socket in ready or (ready and socket.poll(0)):
+            head_frame, *frames = socket.recv_multipart(copy=False)
+            answer = pb.DataAnswer.FromString(head_frame.bytes)
+            call = self._waiting.pop(answer.call, None)
+            if call is not None:
+                call._end(_answered(answer, [frame.buffer for frame in frames]))
+        elif ready:
+            self._disconnect()
+        return bool(ready)
 
     def _unconnected(self) -> CallError:
         return CallError(grpc.StatusCode.UNAVAILABLE, f"no connection to {self.address}")
 
+    def _cut_off(self) -> CallError:
+        return CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
+
     def _connected(self) -> zmq.Socket[bytes]:
         """The socket, connected anew if the connection was lost meanwhile."""
         if self._closed:
-            raise CallError(grpc.StatusCode.CANCELLED, "the connection was closed")
+            raise self._cut_off()
         if self._monitor is not None and self._monitor.poll(0):
             self._disconnect()
         if self._socket is None:
@@ -139,6 +210,9 @@ class DataStub:
         return self._socket
 
     def _disconnect(self) -> None:
+        for call in self._waiting.values():
+            call._end(self._cut_off() if self._closed else self._unconnected())
+        self._waiting.clear()
         self._poller = zmq.Poller()
         self._end()
         self._socket = self._monitor = None
@@ -160,11 +234,11 @@ def _end(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
     socket.close(0)
 
 
-def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed:
+def _answered(answer: pb.DataAnswer, frames: list[Any]) -> Framed | CallError:
     if answer.code:
         code = _CODES.get(answer.code, grpc.StatusCode.UNKNOWN)
-        raise CallError(code, answer.details)
+        return CallError(code, answer.details)
     which = answer.WhichOneof("answer")
     if which is None:
-        raise CallError(grpc.StatusCode.INTERNAL, "an empty answer")
+        return CallError(grpc.StatusCode.INTERNAL, "an empty answer")
     return Framed(getattr(answer, which), frames)

@@ -10,7 +10,7 @@ from torch_edl.wire import cluster_pb2, replica_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import Stub
 from torch_edl.wire.data_plane import is_reachable
-from torch_edl.wire.data_stub import DataStub
+from torch_edl.wire.data_stub import DataCall, DataStub
 from torch_edl.wire.framed import Framed
 from torch_edl.wire.services import Services
 
@@ -48,6 +48,16 @@ class PserverStub:
         if isinstance(request, Framed) and data is not None:
             return data.call(request, timeout_s=timeout_s)
         return Framed(self._call(request, timeout_s))
+
+    def start(self, request: Message | Framed, *, timeout_s: float) -> DataCall | None:
+        """Sends a call, unless it would take a thread to wait for its answer.
+
+        Raises:
+            UsageError: the request is larger than the server takes.
+        """
+        if self._data is None or not isinstance(request, Framed):
+            return None
+        return self._data.start(request, timeout_s=timeout_s)
 
     def _call(self, request: Message | Framed, timeout_s: float) -> Any:
         if not isinstance(request, Framed):

@@ -204,6 +204,45 @@ def test_a_server_that_dies_within_a_call_is_noticed_at_once(
     process.stdout.close()
 
 
+def test_calls_are_answered_out_of_order(echo: Echo, connect: Callable[..., DataStub]) -> None:
+    stub = connect(echo.endpoint)
+    slow = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=20)
+    ahead = [stub.start(Framed(ps.PullRequest(dense_version=n)), timeout_s=20) for n in range(3)]
+    assert [call.result().message.version for call in reversed(ahead)] == [2, 1, 0]
+    assert all(call.done() for call in ahead)
+    assert not slow.done()
+    echo.gate.set()
+    while not slow.done():
+        time.sleep(0)
+    assert slow.result().message.accepted
+
+
+def test_a_thread_takes_the_answers_of_others(echo: Echo, connect: Callable[..., DataStub]) -> None:
+    stub = connect(echo.endpoint)
+    slow = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=20)
+    quick = stub.start(Framed(ps.PullRequest(dense_version=3)), timeout_s=20)
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(slow.result)
+        while not quick.has_ended:
+            assert not waits.done()
+        assert quick.result().message.version == 3
+        echo.gate.set()
+        assert waits.result(20).message.accepted
+
+
+def test_a_deadline_ends_the_connection_and_the_calls_on_it(
+    echo: Echo, connect: Callable[..., DataStub]
+) -> None:
+    """The answer that comes late finds nobody; those behind it would not be found either."""
+    stub = connect(echo.endpoint)
+    late = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=0.2)
+    other = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=20)
+    assert refused(late.result)[0] is CODES.DEADLINE_EXCEEDED
+    assert other.done()
+    assert refused(other.result)[0] is CODES.UNAVAILABLE
+    assert pull(stub, np.arange(2))[0].tolist() == [0, 1]
+
+
 def test_closing_ends_a_call(echo: Echo, connect: Callable[..., DataStub]) -> None:
     stub = connect(echo.endpoint)
     with ThreadPoolExecutor(1) as caller:
