@@ -11,7 +11,7 @@ from torch_edl.errors import UsageError
 from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
-from torch_edl.wire.channel import Stub
+from torch_edl.wire.channel import REFUSED, Stub
 
 CALL_TIMEOUT_S = 5.0
 
@@ -36,8 +36,7 @@ def ask(job: JobFolder, request: Message) -> Any:
         # A master that was killed is started again, which takes less.
         return stub.call(request, timeout_s=CALL_TIMEOUT_S, wait=True)
     except grpc.RpcError as error:
-        rejected = error.code() == grpc.StatusCode.INVALID_ARGUMENT
-        if not rejected and not job.has_master():
+        if error.code() not in REFUSED and not job.has_master():
             raise UsageError(f"{job.name}: it ended just now; see torch-edl status") from error
         raise refused(job.name, error) from error
     finally:
@@ -46,7 +45,7 @@ def ask(job: JobFolder, request: Message) -> Any:
 
 def refused(job: str, error: grpc.RpcError) -> UsageError:
     """What a call that failed means for the user."""
-    if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+    if error.code() in REFUSED:
         return UsageError(f"{job}: {error.details()}")
     code = error.code().name.lower()
     return UsageError(f"{job}: its master does not answer ({code}); try again")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from torch_edl.files import write_text
 from torch_edl.jobs import calls, catalog
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.master_process import MasterProcess
+from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.endpoint import LOOPBACK, is_secure
 
 
@@ -84,3 +86,13 @@ def test_a_master_that_cannot_begin_says_why(job: JobFolder, master: MasterProce
     write_text(job.config_file, '{"kind": "none"}')
     with pytest.raises(UsageError, match=r"job\.json: "):
         master.start_and_listen()
+
+
+@pytest.mark.parametrize("master", [LOOPBACK, "0.0.0.0"], indirect=True)
+def test_a_command_with_another_token_says_so(job: JobFolder, master: MasterProcess) -> None:
+    master.start_and_listen()
+    found = job.master()
+    assert found is not None
+    job.note_master(dataclasses.replace(found, token="0123456789abcdef" * 2))
+    with pytest.raises(UsageError, match=r"job token|TORCH_EDL_TOKEN"):
+        calls.ask(job, pb.GetStatusRequest())
