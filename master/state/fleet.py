@@ -24,6 +24,7 @@ from master.state.processes import (
     Process,
     to_end_now,
 )
+from master.state.roster import Roster
 from master.state.server_command import ServerCommand
 from master.state.servers import Servers
 from master.state.spares import Spares
@@ -78,7 +79,7 @@ class Fleet:
         self._worker_module = worker_module
         self._server_module = server_module
         self.external = external
-        self._processes: dict[tuple[str, int], Process] = {}
+        self._processes = Roster()
         self.incarnation = 0
         """Of the model; from 1 once the strategy is known."""
         self.restored_from = ""
@@ -102,15 +103,15 @@ class Fleet:
     # ---- what it says ----
 
     def __iter__(self) -> Iterator[Process]:
-        return iter(self._processes.values())
+        return iter(self._processes)
 
     def process(self, role: str, id: int) -> Process | None:
-        """A process that the job has or had."""
-        return self._processes.get((role, id))
+        """A process that the job has, or had not long ago."""
+        return self._processes.get(role, id)
 
     def alive(self, role: str | None = None) -> list[Process]:
         """Processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
-        return [p for p in self._processes.values() if p.state != EXITED and role in (None, p.kind)]
+        return self._processes.alive(role)
 
     def cluster(self, *, starting: bool = False) -> pb.Cluster | None:
         """The servers of today; None before the strategy is known.
@@ -155,11 +156,11 @@ class Fleet:
     def adopt(self, id: int, pid: int, log: str = "") -> None:
         """An agent started this worker."""
         assert self.external
-        self._processes["worker", id] = Process("worker", id, state=RUNNING, pid=pid, log=log)
+        self._processes.add(Process("worker", id, state=RUNNING, pid=pid, log=log))
 
     def abandon(self, worker: int, exit: str) -> None:
         """A worker that an agent started ended, or is counted on no longer."""
-        process = self._processes.get(("worker", worker))
+        process = self._processes.get("worker", worker)
         if process is not None and process.state != EXITED:
             process.state, process.exit = EXITED, exit
 
@@ -211,7 +212,7 @@ class Fleet:
         Args:
             by: when it is to be gone; one of ours that is not is stopped.
         """
-        process = self._processes.get(("worker", worker))
+        process = self._processes.get("worker", worker)
         if process is not None and process.state in (STARTING, RUNNING):
             process.state, process.stop_by = DRAINING, by
 
@@ -323,7 +324,8 @@ class Fleet:
         return self.spares.ready(self.alive("spare"), now) or last
 
     def _fit_workers(self, now: float) -> list[Action]:
-        staying = [p for p in self.alive("worker") if p.state in (PENDING, STARTING, RUNNING)]
+        workers = self.alive("worker")
+        staying = [p for p in workers if p.state in (PENDING, STARTING, RUNNING)]
         wanted = self.workers_wanted
         if len(staying) > wanted:
             # Those that came last leave; one that only starts has nothing to finish.
@@ -332,8 +334,7 @@ class Fleet:
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)
         # Not before those that hang are gone: never more than the maximum run at once.
-        ending = sum(p.state in (DRAINING, STOPPING) for p in self.alive("worker"))
-        missing, spares = wanted - len(staying) - ending, self.alive("spare")
+        missing, spares = wanted - len(workers), self.alive("spare")
         if len(staying) >= wanted:
             more = self.spares.missing(len(spares), staying, now)
             return [self._start_worker(now, spare=True) for _ in range(more)]
@@ -375,8 +376,7 @@ class Fleet:
         self._duties = dict(state["duties"])
         self.spares.from_state(state["spares"])
         for each in state["processes"]:
-            process = Process.from_state(each, now)
-            self._processes[process.role, process.id] = process
+            self._processes.add(Process.from_state(each, now))
         self.servers.from_state(state["servers"], self.alive("ps"))
 
     def _start(
@@ -385,7 +385,7 @@ class Fleet:
         id = self._next_id[role]
         self._next_id[role] += 1
         process = Process(role, id, state=self._first_state, started_at=now, place=place)
-        self._processes[role, id] = process
+        self._processes.add(process)
         spec = ProcessSpec(
             role=role,
             id=id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from master.state.actions import Failure
@@ -157,8 +157,8 @@ class Process:
             self.stop_by = 0.0
 
     def to_state(self) -> dict[str, Any]:
-        """What a restarted master needs, as JSON can say it."""
-        return asdict(self)
+        """What a restarted master needs, as JSON can say it: the fields that say something."""
+        return {name: value for name, value in vars(self).items() if value != _UNTOLD[name]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], now: float) -> Process:
@@ -173,6 +173,10 @@ class Process:
         if process.state == STOPPING:
             process.state = DRAINING
         return process
+
+
+# Fields that are left out where they are as in every process; times are always told.
+_UNTOLD = {f.name: MISSING if f.name.endswith("_at") else f.default for f in fields(Process)}
 
 
 def to_end_now(

@@ -95,10 +95,13 @@ class TaskScheduler:
             return (self.evaluations.records_done if self.evaluations is not None else 0), 0
         records, steps = self.main.records_done, self.main.steps_done
         for member in members:
-            # A heartbeat may count what a report has counted since: never more than is open.
-            open_records, open_steps = self.main.open_steps(member.id)
-            records += min(max(0, member.heartbeat.records - member.reported_records), open_records)
-            steps += min(max(0, member.heartbeat.steps - member.reported_steps), open_steps)
+            ahead = member.heartbeat.records - member.reported_records
+            ahead_steps = member.heartbeat.steps - member.reported_steps
+            if ahead > 0 or ahead_steps > 0:
+                # A heartbeat may count what a report has counted since: never more than is open.
+                open_records, open_steps = self.main.open_steps(member.id)
+                records += min(max(0, ahead), open_records)
+                steps += min(max(0, ahead_steps), open_steps)
         return records, steps
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:

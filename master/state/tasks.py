@@ -6,25 +6,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from master.state.leases import Hand, Lease
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A task in somebody's hands."""
-
-    id: int
-    task: Task
-    worker: int
-    offset: int
-    """Records of the task known to be committed."""
-    retried: bool
-    """Somebody had it before."""
 
 
 class TaskQueue:
@@ -62,8 +49,7 @@ class TaskQueue:
 
     def _clear(self, progress: Watermarks) -> None:
         self._doing: dict[int, Lease] = {}
-        self._by_worker: dict[int, dict[int, Lease]] = {}
-        self._deadlines: dict[int, float] = {}
+        self._hands: dict[int, Hand] = {}  # of workers that have leases
         self._back: list[int] = []  # heap of tasks that came back
         self._waiting: dict[int, int] = {}  # task that came back -> its last lease, 0: none
         self._late: dict[int, int] = {}  # last lease -> task that came back
@@ -142,15 +128,13 @@ class TaskQueue:
 
     def held_by(self, worker: int) -> Sequence[Lease]:
         """What a worker has, oldest first."""
-        return tuple(self._by_worker.get(worker, {}).values())
+        hand = self._hands.get(worker)
+        return () if hand is None else tuple(hand.leases.values())
 
     def open_steps(self, worker: int) -> tuple[int, int]:
         """(records, minibatches) that a worker has not reported yet of what it holds."""
-        records = steps = 0
-        for lease in self._by_worker.get(worker, {}).values():
-            records += lease.task.records - lease.offset
-            steps += self.space.steps_of(lease.task.records) - self.space.steps_of(lease.offset)
-        return records, steps
+        hand = self._hands.get(worker)
+        return (0, 0) if hand is None else (hand.records, hand.steps)
 
     def progress(self) -> Watermarks:
         """What is done, for a checkpoint; the inverse of :meth:`restore`."""
@@ -207,8 +191,13 @@ class TaskQueue:
 
     def _hold(self, lease: Lease, now: float) -> None:
         self._doing[lease.id] = lease
-        self._by_worker.setdefault(lease.worker, {})[lease.id] = lease
-        self._deadlines.setdefault(lease.worker, now + self.timeout_s)
+        hand = self._hands.get(lease.worker)
+        if hand is None:
+            hand = self._hands[lease.worker] = Hand(now + self.timeout_s)
+        hand.take(lease, self._open_steps(lease))
+
+    def _open_steps(self, lease: Lease) -> int:
+        return self.space.steps_of(lease.task.records) - self.space.steps_of(lease.offset)
 
     def advance(self, records: int) -> None:
         """The first ``records`` records in the order of tasks are done; never goes back.
@@ -229,8 +218,8 @@ class TaskQueue:
 
     def touch(self, worker: int, now: float) -> None:
         """The worker made progress: its leases live on."""
-        if worker in self._deadlines:
-            self._deadlines[worker] = now + self.timeout_s
+        if (hand := self._hands.get(worker)) is not None:
+            hand.deadline = now + self.timeout_s
 
     def complete_lease(self, lease_id: int, now: float) -> Lease | None:
         """The task is done; None if the lease is not known, and the report counts for nothing.
@@ -273,8 +262,9 @@ class TaskQueue:
 
     def keep_only(self, worker: int, held: Iterable[int], now: float) -> None:
         """Takes back what a worker does not know that it has (an answer that was lost)."""
-        for lease_id in sorted(self._by_worker.get(worker, {}).keys() - set(held)):
-            self.release(lease_id, now)
+        if (hand := self._hands.get(worker)) is not None:
+            for lease_id in sorted(hand.leases.keys() - set(held)):
+                self.release(lease_id, now)
 
     def drop_worker(self, worker: int) -> None:
         """Takes back all that a worker has."""
@@ -284,14 +274,14 @@ class TaskQueue:
 
     def expire(self, now: float) -> Sequence[int]:
         """Takes back what is held by workers without progress, and returns these workers."""
-        late = [worker for worker, deadline in self._deadlines.items() if deadline <= now]
+        late = [worker for worker, hand in self._hands.items() if hand.deadline <= now]
         for worker in late:
             self.drop_worker(worker)
         return late
 
     def void(self) -> None:
         """Takes back every lease, and no late report of them counts."""
-        for worker in list(self._by_worker):
+        for worker in list(self._hands):
             self.drop_worker(worker)
         self._late.clear()
         self._waiting = dict.fromkeys(self._waiting, 0)
@@ -308,18 +298,18 @@ class TaskQueue:
         """
         if not self._retired <= task_id < self.space.total or task_id in self._ahead:
             return False  # done
-        holder = next((x for x in self._doing.values() if x.task.id == task_id), None)
-        if holder is not None:
-            if holder.id > lease_id:
-                return False
-            self._forget(holder)
-        elif task_id in self._waiting:
+        if task_id in self._waiting:
             self._late.pop(self._waiting.pop(task_id), None)
-        else:
+        elif task_id >= self._next:
             # Those between may have been leased as well.
             for id in range(self._next, task_id):
                 self._return(id, 0)
             self._next = task_id + 1
+        else:
+            holder = next(x for x in self._doing.values() if x.task.id == task_id)
+            if holder.id > lease_id:
+                return False
+            self._forget(holder)
         self._retried.add(task_id)
         offset = self._offsets.get(task_id, 0)
         self._hold(Lease(lease_id, self.space.task(task_id), worker, offset, True), now)
@@ -358,11 +348,10 @@ class TaskQueue:
 
     def _forget(self, lease: Lease) -> None:
         del self._doing[lease.id]
-        mine = self._by_worker[lease.worker]
-        del mine[lease.id]
-        if not mine:
-            del self._by_worker[lease.worker]
-            del self._deadlines[lease.worker]
+        hand = self._hands[lease.worker]
+        hand.drop(lease, self._open_steps(lease))
+        if not hand.leases:
+            del self._hands[lease.worker]
 
     def _return(self, id: int, lease_id: int) -> None:
         heapq.heappush(self._back, id)

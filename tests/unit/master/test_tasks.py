@@ -40,6 +40,18 @@ class TestTaskQueue:
         assert q.complete
         assert q.epoch == 2
 
+    def test_what_is_open_of_all_that_a_worker_has(self):
+        q = queue(TaskSpace([Shard("a", 30)], 10, batch_size=4))
+        leases = [q.lease(1, 0.0) for _ in range(3)]
+        assert q.open_steps(1) == (30, 9)
+        q.release(leases[0].id, 0.0, committed=8)
+        q.complete_lease(leases[1].id, 0.0)
+        assert q.open_steps(1) == (10, 3)
+        q.lease(1, 0.0)  # the rest of the first task
+        assert q.open_steps(1) == (12, 4)
+        q.drop_worker(1)
+        assert q.open_steps(1) == (0, 0)
+
     def test_a_released_task_goes_on_where_it_was(self):
         q = queue(TaskSpace([Shard("a", 10)], 10, batch_size=2))
         first = q.lease(1, 0.0)
