@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.events import Clock
-from benchmarks.cluster.machines import PENDING, RUNNING, End, Pod
+from benchmarks.cluster.machines import RUNNING, End, Pod
 from benchmarks.cluster.machines import Process as PodProcess
 from benchmarks.cluster.meter import Meter
 from benchmarks.cluster.scheduler import Scheduler
@@ -28,7 +28,7 @@ from master.state.restart import to_state
 from master.state.server_calls import ServerCalls
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.processes.spec import ProcessExit
+from torch_edl.processes.spec import ProcessExit, ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 
 _MASTER_STARTS_S = 1.0  # no torch is imported
@@ -87,6 +87,19 @@ class _Master:
         raise AssertionError("the machine of the master stays")
 
 
+class _Watched:
+    """A process of which the master hears when it runs, as the API of Kubernetes says."""
+
+    def __init__(self, process: PodProcess, runs: Callable[[Pod], None]) -> None:
+        self._process = process
+        self._runs = runs
+        self.terminate, self.kill = process.terminate, process.kill
+
+    def run(self, pod: Pod) -> None:
+        self._runs(pod)
+        self._process.run(pod)
+
+
 class TrainingJob:
     """One job, from its submission until its last process has ended.
 
@@ -112,7 +125,7 @@ class TrainingJob:
             ),
         )
         self.watermarks = Watermarks(TaskSpace.for_training(self._shards, self.config))
-        fleet = Fleet(spec.name, workers=spec.max_workers, servers=spec.servers)
+        fleet = Fleet(spec.name, workers=spec.max_workers, servers=spec.servers, asks=True)
         self.job = Job(self.config, fleet, folder=Path("/job"))
         self._calls, self._server_calls = Calls(self.job, cores=1), ServerCalls(self.job)
         calls = self._calls
@@ -162,7 +175,6 @@ class TrainingJob:
 
     def _tick(self) -> bool:
         job, now = self.job, self.clock.now
-        self._count_from_placement()
         actions = self._meter("tick", job.tick, now)
         for action in actions:
             if isinstance(action, Start):
@@ -186,14 +198,6 @@ class TrainingJob:
         self._scheduler.release(self.spec.name)
         return False
 
-    def _count_from_placement(self) -> None:
-        """The time in which a process must register begins when its pod is placed."""
-        for (role, id), pod in self._pods.items():
-            if pod.state == PENDING:
-                process = self.job.fleet.process(role, id)
-                assert process is not None
-                process.started_at = self.clock.now
-
     def _keep(self) -> bool:
         text = self._meter("state", lambda: json.dumps(to_state(self.job)))
         self.state_bytes = max(self.state_bytes, len(text))
@@ -213,9 +217,15 @@ class TrainingJob:
             server = self.job.fleet.process(role, id)
             assert server is not None
             process = Server(lambda: self._register(server), self.exited)
+
+        def runs(pod: Pod) -> None:
+            assert pod.machine is not None
+            self._apply(ProcessRuns(role=role, id=id, node=pod.machine.name))
+
         self._meter.calls["api: create"] += 1
-        self._pods[role, id] = self._pod(role, id, process, lambda end: self._ended(role, id, end))
-        self._apply(Started(role, id, 1))
+        watched = _Watched(process, runs)
+        self._pods[role, id] = self._pod(role, id, watched, lambda end: self._ended(role, id, end))
+        self._apply(Started(role, id, 0))
 
     def _pod(self, role: str, id: int, process: PodProcess, ended: Callable[[End], None]) -> Pod:
         spec, is_worker = self.spec, role == "worker"
