@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
-_COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#c44e52")
+_COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#c44e52", "#937860", "#da8bc3", "#8c8c8c")
 
 
-def figure(rows: int, *, title: str) -> tuple[Any, Sequence[Any]]:
-    """A figure with so many diagrams, one below the other, and the same time axis."""
+def figure(rows: int, *, title: str, share: bool = True) -> tuple[Any, Sequence[Any]]:
+    """A figure with so many diagrams, one below the other; ``share``: with the same time axis."""
     try:
         import matplotlib
     except ImportError as error:
@@ -22,7 +22,7 @@ def figure(rows: int, *, title: str) -> tuple[Any, Sequence[Any]]:
     from matplotlib import pyplot
 
     made, axes = pyplot.subplots(
-        rows, 1, figsize=(7.5, 0.6 + 2.2 * rows), sharex=True, squeeze=False, layout="constrained"
+        rows, 1, figsize=(7.5, 0.6 + 2.2 * rows), sharex=share, squeeze=False, layout="constrained"
     )
     made.suptitle(title, fontsize=10)
     return made, [row[0] for row in axes]
@@ -45,6 +45,23 @@ def stack(
     axis.set_ylabel("CPUs")
     axis.margins(x=0)
     axis.legend(loc="lower right", fontsize=8)
+
+
+def bars(axis: Any, names: Sequence[str], parts: Sequence[Mapping[str, float]]) -> None:
+    """One bar for each name, of parts on top of each other; the smallest parts are one."""
+    largest = {key for each in parts for key in sorted(each, key=lambda k: -each[k])[:5]}
+    below = [0.0] * len(names)
+    for number, key in enumerate([*sorted(largest), "other"]):
+        heights = [
+            each.get(key, 0.0)
+            if key != "other"
+            else sum(value for name, value in each.items() if name not in largest)
+            for each in parts
+        ]
+        colour = _COLOURS[number % len(_COLOURS)]
+        axis.bar(names, heights, bottom=below, label=key, color=colour)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
 
 
 def save(made: Any, name: str) -> str:

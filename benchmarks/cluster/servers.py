@@ -25,6 +25,11 @@ class Watermarks:
         self.duplicates = 0
         """Records that were pushed again."""
 
+    @property
+    def tasks(self) -> int:
+        """Tasks of the job."""
+        return len(self._marks)
+
     def of(self, task: int) -> int:
         """The first record of a task that was not applied."""
         return self._marks[task]

@@ -1,0 +1,113 @@
+"""One training job of low priority beside an autoscaled web service, over a day.
+
+    python -m benchmarks.cluster.beside_nginx [--seed 0]
+
+NGINX has a daily load curve and the priority; its replicas are added and removed as Kubernetes'
+autoscaler does (70% of a CPU of work for each replica, a look every 15 s, five minutes before
+replicas go). The training job takes every CPU that is left, and gives it back: a replica that fits
+nowhere preempts a worker, which finishes its update and returns its tasks. The published figure is
+a utilisation above 90% throughout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+from benchmarks.cluster import plots
+from benchmarks.cluster.jobs import JobSpec
+from benchmarks.cluster.machines import Machine, Times
+from benchmarks.cluster.service import DAY_S, Service, daily_load
+from benchmarks.cluster.speed import Speed
+from benchmarks.cluster.world import World
+from benchmarks.report import report
+
+CPUS, MACHINES = 320, 10
+RECORDS_PER_S, TASK_S = 512, 60
+_STARTED_S = 300.0
+"""From then on the utilisation counts."""
+
+
+def run(*, seed: int = 0, day_s: float = DAY_S) -> tuple[World, Service]:
+    """From midnight until the job has ended, which has work for about a day."""
+    machines = [Machine(f"machine-{i}", CPUS // MACHINES) for i in range(MACHINES)]
+    world = World(machines, seed=seed, times=Times(pull_s=20.0), sample_s=15.0)
+    load = daily_load(random.Random(seed + 1), low=30, high=150)
+    service = Service(
+        "nginx",
+        world.clock,
+        world.scheduler,
+        world.usage,
+        load=load,
+        until_s=2 * DAY_S,
+    )
+    left = sum(CPUS - load(t) / 0.7 - 5 for t in range(0, int(day_s), 60)) * 60
+    job = JobSpec(
+        name="training",
+        records=int(left * RECORDS_PER_S * 0.97),
+        records_per_task=RECORDS_PER_S * TASK_S,
+        speed=Speed(records_per_s=RECORDS_PER_S),
+        max_workers=CPUS,
+        # Of a day every tenth of a second there would be too many.
+        heartbeat_s=10.0,
+        tick_s=1.0,
+        seed=seed,
+    )
+    world.submit(job)
+    world.run_jobs()
+    return world, service
+
+
+def _figures(world: World, service: Service) -> dict[str, Any]:
+    usage, job = world.usage, world.jobs[0]
+    assert job.ended_at is not None
+    counts = [i for i, t in enumerate(usage.times) if _STARTED_S <= t < job.ended_at - 60]
+    bound, busy = usage.total("bound"), usage.total("busy")
+    alone = usage.series["bound"]["nginx"]
+    waited = sorted(world.scheduler.waited_s["nginx"])
+    return {
+        "hours": round(world.clock.now / 3600, 1),
+        "utilisation_mean": round(sum(bound[i] for i in counts) / len(counts) / CPUS, 3),
+        "utilisation_least": round(min(bound[i] for i in counts) / CPUS, 3),
+        "at_work_mean": round(sum(busy[i] for i in counts) / len(counts) / CPUS, 3),
+        "at_work_least": round(min(busy[i] for i in counts) / CPUS, 3),
+        "nginx_alone_mean": round(sum(alone[i] for i in counts) / len(counts) / CPUS, 3),
+        "nginx_least_most": [int(min(alone[i] for i in counts)), int(max(alone))],
+        "nginx_waits_median_s": round(waited[len(waited) // 2], 2),
+        "nginx_waits_longest_s": round(waited[-1], 1),
+        "nginx_overloaded_s": round(service.overloaded_s),
+        "preempted": world.scheduler.preempted,
+        "workers_lost": job.lost,
+        "records": job.spec.records,
+        "records_twice": job.watermarks.duplicates,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args().seed
+    world, service = run(seed=seed)
+    figures, usage = _figures(world, service), world.usage
+    made, axes = plots.figure(2, title="One training job of low priority beside NGINX, over a day")
+    hours = [t / 3600 for t in usage.times]
+    plots.stack(axes[0], hours, usage.series["bound"], total=CPUS)
+    axes[1].plot(hours, [each / CPUS for each in usage.total("bound")], label="held by pods")
+    axes[1].plot(
+        hours, [each / CPUS for each in usage.total("busy")], label="at work", linewidth=0.7
+    )
+    axes[1].axhline(0.9, color="black", linewidth=0.8, linestyle="--")
+    axes[1].set_ylim(0, 1.05)
+    axes[1].set_ylabel("share of the CPUs")
+    axes[1].set_xlabel("hours")
+    axes[1].legend(loc="lower right", fontsize=8)
+    picture = plots.save(made, "beside_nginx")
+    report(
+        "cluster_beside_nginx",
+        {"seed": seed, **figures, "published": "above 0.9", "picture": picture},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Up to 10,000 workers on machines that are taken away: what the master takes as the job grows.
+
+    python -m benchmarks.cluster.many_workers [--workers 100 1000 10000] [--seed 0]
+
+Eight workers on each machine, a task of two seconds for each (so that 10,000 workers lease 5,000
+tasks a second), and machines that live as ``spot.Lifetimes`` says; when all workers train, the
+provider takes a tenth of the machines at once. A machine has 30 s of notice, but for one in ten,
+which has none. The last job has ten million tasks, and is not trained to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+from benchmarks.cluster import plots
+from benchmarks.cluster.jobs import JobSpec
+from benchmarks.cluster.machines import Machine, Times
+from benchmarks.cluster.sizes import bytes_of
+from benchmarks.cluster.speed import Speed
+from benchmarks.cluster.spot import Lifetimes, Spot
+from benchmarks.cluster.world import World
+from benchmarks.report import report
+
+WORKERS_PER_MACHINE = 8
+TASK_S = 2.0
+RECORDS_PER_TASK, RECORDS_PER_S = 1024, 512
+TASKS_PER_WORKER = 60
+SERVERS = 4
+# The scheduler places 100 pods a second.
+_ALL_TRAIN_S = 75.0
+
+
+def run(workers: int, *, seed: int = 0, tasks: int = 0) -> dict[str, Any]:
+    """One job; with ``tasks``, a longer one, which is left when others would have ended."""
+    machines = [
+        *(Machine(f"spot-{i}", 8, spot=True) for i in range(-(-workers // WORKERS_PER_MACHINE))),
+        Machine("reserved", 1 + SERVERS),
+    ]
+    world = World(machines, seed=seed, times=Times(pull_s=20.0), sample_s=5.0)
+    spec = JobSpec(
+        name="job",
+        records=(tasks or workers * TASKS_PER_WORKER) * RECORDS_PER_TASK,
+        records_per_task=RECORDS_PER_TASK,
+        speed=Speed(records_per_s=RECORDS_PER_S),
+        max_workers=workers,
+        servers=SERVERS,
+        keeps_state=True,
+        seed=seed,
+    )
+    job = world.submit(spec)
+    spot = Spot(
+        world.clock,
+        world.scheduler,
+        random.Random(seed + 1),
+        lifetimes=Lifetimes(),
+        running=lambda: job.ended_at is None,
+    )
+    all_train_s = _ALL_TRAIN_S + workers / 100
+    memory: list[int] = []
+    rates: list[float] = []
+    leased = 0
+
+    def look() -> bool:
+        nonlocal leased
+        rates.append((job.leases - leased) / 5.0)
+        leased = job.leases
+        return job.ended_at is None
+
+    world.clock.after(all_train_s, lambda: spot.take_share(0.1))
+    world.clock.after(all_train_s, lambda: memory.append(bytes_of(job.job)))
+    world.clock.every(5.0, look)
+    if tasks:
+        world.clock.run(until_s=all_train_s + 60)
+        assert job.job.done()[0] <= job.watermarks.applied
+    else:
+        world.run_jobs()
+    meter, lost = world.meter, job.lost
+    us = {name: round(ns / 1e3 / job.leases, 1) for name, ns in meter.cpu_ns.items()}
+    trained_s = world.clock.now - (job.began_at or 0.0)
+    return {
+        "workers": workers,
+        "tasks": job.watermarks.tasks,
+        "seconds": round(world.clock.now),
+        "leases": job.leases,
+        "leases_per_s": round(max(rates)),
+        "leases_per_cpu_s": round(job.leases / meter.cpu_s()),
+        "cpu_us_per_lease": round(meter.cpu_s() * 1e6 / job.leases, 1),
+        "by_call_us_per_lease": {name: each for name, each in us.items() if each >= 0.1},
+        "cpu_share": round(meter.cpu_s() / trained_s, 3),
+        "longest_ms": {
+            name: round(meter.longest_ns[name] / 1e6, 1) for name in ("tick", "state", "Lease")
+        },
+        "us_per_call": meter.us_per_call(),
+        "memory_kb_per_worker": round(memory[0] / workers / 1e3, 1),
+        "state_bytes_per_worker": round(job.state_bytes / workers),
+        "machines_taken": spot.taken,
+        "workers_lost": lost,
+        "api_creates": meter.calls["api: create"],
+        "api_deletes": meter.calls["api: delete"],
+        "records_twice": job.watermarks.duplicates,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    points = [run(workers, seed=given.seed) for workers in given.workers]
+    long = run(given.workers[-1], seed=given.seed, tasks=10_000_000)
+    made, axes = plots.figure(2, title="One job on machines that are taken away", share=False)
+    plots.bars(
+        axes[0],
+        [f"{point['workers']:,}" for point in points],
+        [point["by_call_us_per_lease"] for point in points],
+    )
+    axes[0].set_ylabel("CPU of the master,\nus per lease")
+    names = [f"{point['workers']:,}" for point in points] + ["10 million\ntasks"]
+    axes[1].bar(names, [p["memory_kb_per_worker"] for p in [*points, long]], color="#55a868")
+    axes[1].set_ylabel("memory of the job's\nstate, KB per worker")
+    axes[1].set_xlabel("workers")
+    picture = plots.save(made, "many_workers")
+    for point in [*points, long]:
+        report("cluster_many_workers", {"seed": given.seed, **point, "picture": picture})
+
+
+if __name__ == "__main__":
+    main()
