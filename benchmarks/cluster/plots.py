@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PICTURES = Path(__file__).resolve().parents[1] / "pictures"
-_COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#c44e52", "#937860", "#da8bc3", "#8c8c8c")
+COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#c44e52", "#937860", "#da8bc3", "#8c8c8c")
 
 
 def figure(rows: int, *, title: str, share: bool = True) -> tuple[Any, Sequence[Any]]:
@@ -36,7 +36,7 @@ def stack(
         times,
         *users.values(),
         labels=list(users),
-        colors=_COLOURS[: len(users)],
+        colors=COLOURS[: len(users)],
         step="post",
         linewidth=0,
     )
@@ -58,7 +58,7 @@ def bars(axis: Any, names: Sequence[str], parts: Sequence[Mapping[str, float]]) 
             else sum(value for name, value in each.items() if name not in largest)
             for each in parts
         ]
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         axis.bar(names, heights, bottom=below, label=key, color=colour)
         below = [low + height for low, height in zip(below, heights, strict=True)]
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)

@@ -10,7 +10,9 @@ from benchmarks.cluster.jobs import JobSpec
 from benchmarks.cluster.machines import End, Kubelets, Machine, Pod, Times
 from benchmarks.cluster.scheduler import Scheduler
 from benchmarks.cluster.servers import Watermarks
+from benchmarks.cluster.service import Service
 from benchmarks.cluster.speed import Speed
+from benchmarks.cluster.spot import Lifetimes, Spot
 from benchmarks.cluster.usage import Usage
 from benchmarks.cluster.world import World
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -219,3 +221,55 @@ def test_a_run_is_a_function_of_its_seed() -> None:
         ends.append(world.run_jobs())
     assert ends[0] == ends[1]
     assert ends[0] != ends[2]
+
+
+def test_lifetimes_follow_their_law() -> None:
+    law, rng = Lifetimes(), random.Random(0)
+    lives = sorted(law.draw(rng) for _ in range(2_000))
+    for hours in (0.5, 2.0, 12.0, 23.5):
+        share = sum(life <= hours * 3600 for life in lives) / len(lives)
+        assert share == pytest.approx(law.before(hours * 3600), abs=0.03)
+    assert lives[-1] <= law.limit
+
+
+def test_machines_come_back_and_the_job_goes_on() -> None:
+    machines = [*(Machine(f"s{i}", 4, spot=True) for i in range(3)), Machine("stays", 3)]
+    world = World(machines, seed=0, times=Times(pull_s=5.0))
+    job = world.submit(_JOB)
+    spot = Spot(
+        world.clock,
+        world.scheduler,
+        random.Random(0),
+        lifetimes=Lifetimes(share=1.0, early=30.0),
+        notice_s=3.0,
+        unannounced=0.5,
+        back_s=5.0,
+        running=lambda: job.ended_at is None,
+    )
+    world.run_jobs()  # checks the records
+    assert spot.taken > 3
+    assert job.lost > 3
+
+
+def test_replicas_follow_the_load_and_a_worker_makes_room() -> None:
+    world = _world(seed=0)
+    job = world.submit(_JOB)
+    service = Service(
+        "web",
+        world.clock,
+        world.scheduler,
+        world.usage,
+        load=lambda t: 4.0 if 30 <= t < 60 else 0.5,
+        target=0.7,
+        until_s=1_000.0,
+    )
+    world.clock.run(until_s=29.0)
+    assert world.usage.bound["web"] == 1
+    world.clock.run(until_s=50.0)
+    assert (world.usage.busy["web"], service.most) == (6, 6)
+    assert sum(world.usage.bound.values()) == 16  # all CPUs
+    assert world.scheduler.preempted > 0
+    world.run_jobs()
+    assert job.lost == world.scheduler.preempted
+    world.clock.run(until_s=600.0)
+    assert world.usage.bound["web"] == 1
