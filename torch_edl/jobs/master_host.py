@@ -22,7 +22,15 @@ from torch_edl.errors import UsageError
 from torch_edl.jobs import calls, catalog
 from torch_edl.jobs.folder import ENDED, JobFolder, jobs_home
 from torch_edl.jobs.master_process import MasterProcess
-from torch_edl.wire.endpoint import LOOPBACK, is_listening, is_local, is_same, split
+from torch_edl.wire.endpoint import (
+    LOOPBACK,
+    is_listening,
+    is_local,
+    is_loopback_name,
+    is_same,
+    is_secure,
+    split,
+)
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +102,13 @@ def find_or_start(
     """
     if not is_local(endpoint):
         return JobMaster(address=endpoint, token=_named_token(endpoint))
+    if is_secure(endpoint) and is_loopback_name(endpoint):
+        log.warning(
+            "%s: %s is a loopback address on this machine (see /etc/hosts), so no other machine "
+            "reaches the master; name an address of this machine that others reach",
+            endpoint,
+            split(endpoint)[0],
+        )
     place = names[0] if endpoint == ANY_PORT else f"port-{split(endpoint)[1]}"
     with _one_at_a_time(place):
         found = _find(endpoint, names)

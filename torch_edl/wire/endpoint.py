@@ -41,10 +41,7 @@ def is_secure(endpoint: str) -> bool:
     if endpoint.startswith(TLS):
         return True
     host = endpoint.rpartition(":")[0].strip("[]")
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host != "localhost"
+    return host != "localhost" and not _is_loopback(host)
 
 
 def is_any(endpoint: str) -> bool:
@@ -65,6 +62,14 @@ def is_local(endpoint: str) -> bool:
             probe.bind(address)
             return True
     return False
+
+
+def is_loopback_name(endpoint: str) -> bool:
+    """Whether the host is a name that means this machine to itself alone, as Debian's
+    ``/etc/hosts`` has the name of the machine."""
+    host, _ = split(endpoint)
+    found = _addresses(host)
+    return host not in found and bool(found) and all(map(_is_loopback, found))
 
 
 def own_address(endpoint: str) -> str:
@@ -101,6 +106,13 @@ def is_listening(endpoint: str) -> bool:
         with socket.create_connection(split(endpoint), timeout=_CONNECT_TIMEOUT_S):
             return True
     except OSError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
         return False
 
 
