@@ -129,6 +129,8 @@ class Stub:
                 ("grpc.service_config", json.dumps(_RETRY)),
                 # Each stub its own connection: a closed one must not live on in a shared pool.
                 ("grpc.use_local_subchannel_pool", 1),
+                # gRPC obeys http_proxy even for loopback, and would send a proxy the token.
+                ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
             ],
