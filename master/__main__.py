@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -25,9 +26,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from master.runtime import persistence
+from master.runtime.cluster import Cluster
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.loop import run
+from master.runtime.place import Machine, Place
 from master.runtime.scan import scan
 from master.runtime.service import Service
 from master.runtime.store.base import Store
@@ -43,15 +46,13 @@ from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.jobs.master_process import SUPERSEDED
-from torch_edl.processes.adoption import find
-from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals
 from torch_edl.ps_server.identity import run_of
 
 log = logging.getLogger(__name__)
 
-_LOOPBACK = "127.0.0.1:0"
 _LINGER_S = 10.0
 _ROOM_POLL_S = 0.5
 
@@ -75,8 +76,9 @@ def main(
     stop.install()
     setup_logging("master", 0)
     folder = JobFolder(name)
+    place: Place = Cluster.of_environment(os.environ) or Machine(options.listen)
     try:
-        config = folder.config()
+        config = place.prepare(folder)
         token = os.environ.get(ENV_TOKEN, "")
         if not token:
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
@@ -86,10 +88,12 @@ def main(
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
         journals = _journals(config, folder, token)
+        life = left["fleet"]["life"] if left is not None else secrets.token_hex(3)
+        launcher = place.launcher(config, folder, token, life)
     except (EdlError, OSError) as error:
         log.error("%s", error)
-        return stop.exit_code or 2
-    launcher = LocalLauncher(folder.logs)
+        return stop.exit_code or place.refused(error)
+    temporary = place.temporary(config, folder)
     fleet = Fleet(
         name,
         workers=config.cluster.max_workers,
@@ -100,25 +104,32 @@ def main(
         server_module=server_module,
         external=config.kind == "script",
         spares=config.cluster.spares,
+        asks=place.asks,
+        life=life,
     )
     job = Job(
         config,
         fleet,
-        folder=folder.dir,
+        folder=temporary,
         resumed=resumed,
         wall_offset_s=time.time() - time.monotonic(),
     )
     journal = Journal(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is None:
-        for text in _left_journals(config, journals):
+        for text in [*_left_journals(config, journals), *place.warnings(config)]:
             job.lifecycle.note("warning", text, time.monotonic())
     else:
         from_state(job, left, time.monotonic())
-        _adopt(fleet, launcher, token, time.monotonic())
+        try:
+            _adopt(fleet, launcher, time.monotonic())
+        except EdlError as error:  # it does not answer where the processes are
+            log.error("%s", error)
+            lock.release()
+            return place.refused(error)
     job.start(time.monotonic())
     service = Service(
-        job, clock=time.monotonic, log_path=launcher.log_path, cores=len(os.sched_getaffinity(0))
+        job, clock=time.monotonic, log_path=launcher.log_path, cores=place.cores(config)
     )
     kept = persistence.Persistence(
         service,
@@ -130,45 +141,55 @@ def main(
     service.keeper = kept
     # Workers of a master that went before look for its successor where it was.
     earlier = folder.master() if left is not None else None
-    listen = options.listen or (earlier.listen if earlier is not None else "") or _LOOPBACK
     try:
-        address = service.listen(token, listen)
-        fleet.env.update({ENV_MASTER: address, ENV_TOKEN: token})
+        address = service.listen(token, place.listen(earlier.listen if earlier is not None else ""))
+        fleet.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)
         _with_room(lambda: folder.note_master(where), stop, waits=goes_on)
     except (UsageError, OSError) as error:
         log.error("%s", error)
         service.close()
         kept.close()
-        return stop.exit_code or 2
+        return stop.exit_code or place.refused(error)
+    over = not place.hands_over
     effects = Effects(service.apply, token=token)
     try:
         if job.preparation.needs_scan:
             threading.Thread(
                 target=lambda: service.apply(scan(config)), name="scan", daemon=True
             ).start()
-        run(service, launcher, effects, stop, journal)
+        over = run(service, launcher, effects, stop, journal, hands_over=place.hands_over)
         # Whoever started us may be gone; nobody else waits for the end.
-        if job.workforce.awaits_outcome and os.getppid() == parent:
+        if over and job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
+    except Exception:
+        if over:
+            raise
+        log.exception("the master failed; the next one goes on with the job")
     finally:
-        launcher.stop_all(grace_s=0)
+        if over:
+            launcher.stop_all(grace_s=0)
+        launcher.close()
         service.close()
-        kept.close(over=True)
-        # The final state of a job that keeps no checkpoints.
-        shutil.rmtree(folder.dir / "final", ignore_errors=True)
-        failed = job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
-        if failed and journals.exists():
-            log.warning("the journals of this job stay in %s, since it failed", journals)
-        else:
-            shutil.rmtree(journals, ignore_errors=True)
-            with contextlib.suppress(OSError):  # journals of other runs are there
-                journals.parent.rmdir()
-        if config.checkpoint.dir and config.kind == "train":
-            layout.remove_leftovers(config.checkpoint.dir)
-    outcome = job.lifecycle.outcome
-    assert outcome is not None
-    return stop.exit_code if outcome.state == "stopped" and stop.exit_code else outcome.exit_code
+        kept.close(over=over)
+        if over:
+            _tidy(job, temporary, journals)
+    return place.exit_code(job.lifecycle.outcome if over else None, stop)
+
+
+def _tidy(job: Job, temporary: Path, journals: Path) -> None:
+    """Removes what nobody needs of a job that is over."""
+    # The final state of a job that keeps no checkpoints.
+    shutil.rmtree(temporary / "final", ignore_errors=True)
+    failed = job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
+    if failed and journals.exists():
+        log.warning("the journals of this job stay in %s, since it failed", journals)
+    else:
+        shutil.rmtree(journals, ignore_errors=True)
+        with contextlib.suppress(OSError):  # journals of other runs are there
+            journals.parent.rmdir()
+    if job.config.checkpoint.dir and job.config.kind == "train":
+        layout.remove_leftovers(job.config.checkpoint.dir)
 
 
 def _open(config: JobConfig, folder: JobFolder) -> Lock:
@@ -199,20 +220,24 @@ def _give_way(why: str) -> None:
     os._exit(SUPERSEDED)
 
 
-def _adopt(fleet: Fleet, launcher: LocalLauncher, token: str, now: float) -> None:
+def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
     """Takes over the processes that the master before started; those that have ended meanwhile are
     reported as such by the launcher."""
-    found = find(token)
-    for process in fleet.launched():
-        if not process.pid:  # it died when it had noted the start, and not yet the pid
-            pid, since = found.get(f"{process.role}-{process.id}", (0, 0))
-            if not pid:
-                fleet.not_started(process.role, process.id, "was not started", now)
-                if process in fleet.servers:
-                    fleet.servers.vacate(process)
-                continue
-            fleet.started(process.role, process.id, pid, since)
-        launcher.adopt(process.role, process.id, process.pid, process.since)
+    processes = fleet.launched()
+    known = [
+        Known(role=p.role, id=p.id, pid=p.pid, since=p.since, started_as=p.started_as)
+        for p in processes
+    ]
+    taken = launcher.adopt(known)
+    for process in processes:
+        found = taken[process.role, process.id]
+        if found is not None:
+            fleet.started(process.role, process.id, found.pid, found.since)
+            continue
+        # The master before died when it had noted the start, and nothing else.
+        fleet.not_started(process.role, process.id, "was not started", now)
+        if process in fleet.servers:
+            fleet.servers.vacate(process)
 
 
 def _with_room(write: Callable[[], T], stop: StopSignals, *, waits: bool) -> T:

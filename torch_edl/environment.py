@@ -19,6 +19,8 @@ ENV_NODE = "TORCH_EDL_NODE"
 """Name of the agent that started a worker of a script."""
 ENV_HOST = "TORCH_EDL_HOST"
 """The address at which the other processes of a job reach this one; unset: loopback."""
+ENV_MASTER_AWAY = "TORCH_EDL_MASTER_AWAY"
+"""Seconds after which a process ends by itself that no master has answered; unset: a minute."""
 ENV_PROCESS = "TORCH_EDL_PROCESS"
 """``worker-3``: what a process is in its job; by this and by the token of the job, the processes of
 a job are found when the process that started them is gone."""
@@ -35,6 +37,18 @@ def hash_environment(seed: int) -> dict[str, str]:
     empty where the user has set the salt.
     """
     return {} if os.environ.get(_HASH_SEED) else {_HASH_SEED: str(seed % 2**32)}
+
+
+def own_host() -> str:
+    """The address at which the other processes of the job reach this one, as in ``host:port``."""
+    host = os.environ.get(ENV_HOST) or "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def master_away_s() -> float:
+    """Seconds after which this process ends that no master has answered. The pod of a master may
+    wait for a node, and whoever deletes a job deletes its pods."""
+    return float(os.environ.get(ENV_MASTER_AWAY) or 60.0)
 
 
 def edl_home() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from master.runtime.effects import Effects
@@ -9,29 +10,48 @@ from master.runtime.journal import Journal
 from master.runtime.service import Service
 from master.state.actions import Action, Become, NotStarted, Remove, Start, Started, Stop
 from torch_edl.processes.adoption import start_time
-from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.signals import StopSignals
+from torch_edl.processes.spec import ProcessExit
+
+log = logging.getLogger(__name__)
 
 # How soon an exit of a process is noticed.
 _POLL_S = 0.1
 
 
 def run(
-    service: Service, launcher: LocalLauncher, effects: Effects, stop: StopSignals, journal: Journal
-) -> None:
-    """Runs the job until every process has ended."""
+    service: Service,
+    launcher: Launcher,
+    effects: Effects,
+    stop: StopSignals,
+    journal: Journal,
+    *,
+    hands_over: bool = False,
+) -> bool:
+    """Runs the job until every process has ended; returns whether it did.
+
+    Args:
+        hands_over: a signal ends this master, and not the job: another one goes on with it.
+    """
     job = service.job
     waiting: list[Action] = []  # until the state that they come from is kept
     while True:
-        exits = launcher.poll()
+        if stop.name and hands_over:
+            log.warning("%s: leaving the job to the next master", stop.name)
+            return False
+        heard = launcher.poll()
         with service.changed:
             now = time.monotonic()
             if stop.name:
                 job.stop(stop.name, now, at_once=stop.count > 1)
-            for exit in exits:
-                job.exited(exit, now, log=launcher.log_path(exit.role, exit.id))
+            for each in heard:
+                if isinstance(each, ProcessExit):
+                    job.exited(each, now, log=launcher.log_path(each.role, each.id))
+                else:
+                    job.apply(each, now)
             actions = job.tick(now)
-            news, job.changed = job.changed or bool(exits or actions), False
+            news, job.changed = job.changed or bool(heard or actions), False
             if news or job.lifecycle.outcome is not None or job.tasks.available:
                 service.changed.notify_all()
             over = job.lifecycle.over
@@ -56,7 +76,7 @@ def run(
                     _act(action, service, launcher, effects)
             waiting.clear()
         if over:
-            return
+            return True
         with service.changed:
             service.changed.wait(_POLL_S)
 
@@ -77,12 +97,13 @@ def _is_kept(service: Service) -> bool:
     return True
 
 
-def _act(action: Action, service: Service, launcher: LocalLauncher, effects: Effects) -> None:
+def _act(action: Action, service: Service, launcher: Launcher, effects: Effects) -> None:
     match action:
         case Start(spec):
             try:
                 pid = launcher.start(spec)
-                service.apply(Started(spec.role, spec.id, pid, start_time(pid)))
+                since = start_time(pid) if pid else 0
+                service.apply(Started(spec.role, spec.id, pid, since))
             except OSError as error:
                 service.apply(NotStarted(spec.role, spec.id, str(error)))
         case Stop():

@@ -57,7 +57,7 @@ async def serve(folder: Path, listening: socket.socket) -> None:
     access, watches, faults = Access(store, admin, restricted), Watches(store), Faults()
     server = ApiServer(store, access, watches, faults, PodRequests(store, NoNodes()))
     control = Control(store, access, watches, faults, server.operations)
-    runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.SockSite(runner, listening, ssl_context=_tls(folder)).start()
     store.create(NAMESPACES, {

@@ -85,7 +85,7 @@ class Operations:
             )  # fmt: skip
         after = copy.deepcopy(thing)
         if sub == "status":
-            after = {**before, "status": after.get("status", {})}
+            after = {**copy.deepcopy(before), "status": after.get("status", {})}
         elif kind.has_status and "status" in before:
             after["status"] = before["status"]
         # A writer cannot change these.

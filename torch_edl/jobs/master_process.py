@@ -13,6 +13,7 @@ from torch_edl.errors import EdlError, JobFailedError, UsageError
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.log_tail import last_error, last_lines
 from torch_edl.processes.adoption import find
+from torch_edl.processes.launcher import Known
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
@@ -164,10 +165,12 @@ class MasterProcess:
         self._hold.close()
 
     def _end_orphans(self) -> None:
-        for name, (pid, started) in find(self.token).items():
+        known = []
+        for name, (pid, since) in find(self.token).items():
             if name.startswith(("worker-", "ps-")):
                 role, _, id = name.partition("-")
-                self._launcher.adopt(role, int(id), pid, started)
+                known.append(Known(role=role, id=int(id), pid=pid, since=since))
+        self._launcher.adopt(known)
         self._launcher.stop_all(grace_s=0)
 
     def cause(self) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch_edl.environment import ENV_HOME, ENV_HOST, ENV_PROCESS, ENV_TOKEN
-from torch_edl.kubernetes import names
+from torch_edl.environment import ENV_HOME, ENV_HOST, ENV_MASTER_AWAY, ENV_PROCESS, ENV_TOKEN
+from torch_edl.kubernetes import names, template
 from torch_edl.placement import KubernetesConfig
 
 Manifest = dict[str, Any]
@@ -22,6 +22,8 @@ USER = 1000
 
 # What a process needs to end after its own grace period is over.
 _AFTER_GRACE_S = 5
+# The next pod of a master may wait for a node and pull its image.
+_MASTER_AWAY_S = 900
 # Most of the nodes that a pod avoids: a node is named in the pod, which has a size.
 _MOST_AVOIDED = 20
 _HOSTNAME = "kubernetes.io/hostname"
@@ -81,13 +83,19 @@ def process_pod(
         config,
         role=role,
         command=command,
-        env={ENV_PROCESS: f"{role}-{id}", ENV_HOME: f"{names.TMP}/torch-edl", **env},
+        env={
+            ENV_PROCESS: f"{role}-{id}",
+            ENV_HOME: f"{names.TMP}/torch-edl",
+            ENV_MASTER_AWAY: str(_MASTER_AWAY_S),
+            **env,
+        },
         grace_s=grace_s,
         priority_class=priority_class,
     )
     if avoid:
         spec["affinity"] = _away_from(avoid[:_MOST_AVOIDED])
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return template.merge(pod, config.template)
 
 
 def pod_spec(

@@ -52,7 +52,16 @@ class PodGone:
     """Its last state that is known."""
 
 
-Change = PodSeen | PodGone
+@dataclass(frozen=True)
+class PodsListed:
+    """All pods that there are; behind the changes that the list has brought."""
+
+    names: frozenset[str]
+    began: float
+    """When the list was asked for, on the monotonic clock."""
+
+
+Change = PodSeen | PodGone | PodsListed
 
 
 class Mirror:
@@ -62,8 +71,6 @@ class Mirror:
     def __init__(self) -> None:
         self.version = ""
         """From which a watch continues."""
-        self.complete = False
-        """The pods have been listed."""
         self._pods: dict[str, PodState] = {}
 
     def get(self, name: str) -> PodState | None:
@@ -80,7 +87,7 @@ class Mirror:
         for pod in pods:
             changes += self._replaced(before.pop(pod.name, None), pod)
             self._pods[pod.name] = pod
-        self.version, self.complete = version, True
+        self.version = version
         return [*map(PodGone, before.values()), *changes]
 
     def apply(self, event: WatchEvent) -> list[Change]:
@@ -186,8 +193,7 @@ class Watch:
 
     Args:
         selector: of the pods.
-        changed: is called in that thread with what has changed, in order; and once after the first
-            list, even if nothing has.
+        changed: is called in that thread with what has changed, in order.
         failed: is called in that thread with why the cluster cannot be followed.
     """
 
@@ -238,12 +244,12 @@ class Watch:
             self._closed.wait(wait_s)
 
     def _list(self) -> None:
+        began = time.monotonic()
         pods, version = self._api.list("Pod", self._selector, read=read_pod)
-        first = not self._mirror.complete
         changes = self._mirror.listed(pods, version)
         self._pace.listed()
-        if changes or first:
-            self._changed(changes)
+        listed = PodsListed(frozenset(pod.name for pod in self._mirror), began)
+        self._changed([*changes, listed])
 
     def _follow(self) -> None:
         stream = self._api.watch(

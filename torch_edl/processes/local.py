@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch_edl.environment import ENV_PROCESS
-from torch_edl.processes import exec_child
-from torch_edl.processes.adoption import AdoptedGroup
+from torch_edl.processes import adoption, exec_child
 from torch_edl.processes.child_group import ChildGroup, Group
+from torch_edl.processes.launcher import Known
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 
 log = logging.getLogger(__name__)
@@ -30,10 +32,14 @@ class LocalLauncher:
 
     One thread owns it, the main one: children follow the *thread* that forked them, see
     :mod:`torch_edl.processes.exec_child`.
+
+    Args:
+        token: of the job, by which its processes are found that nobody knows the pid of.
     """
 
-    def __init__(self, log_dir: str | Path) -> None:
+    def __init__(self, log_dir: str | Path, *, token: str = "") -> None:
         self._log_dir = Path(log_dir)
+        self._token = token
         self._running: dict[tuple[str, int], Group] = {}
         self._logs: dict[tuple[str, int], str] = {}  # of processes that had another role
 
@@ -65,14 +71,21 @@ class LocalLauncher:
         self._running[key] = ChildGroup(process)
         return process.pid
 
-    def adopt(self, role: str, id: int, pid: int, started: int) -> None:
-        """Takes over a process that an earlier launcher started, and that outlived it. Its end is
-        reported without an exit code, which only the parent of a process learns.
-
-        Args:
-            started: see :func:`torch_edl.processes.adoption.start_time`.
-        """
-        self._running[role, id] = AdoptedGroup(pid, started)
+    def adopt(self, known: Sequence[Known]) -> dict[tuple[str, int], Known | None]:
+        """Takes over the processes that an earlier launcher started, and that outlived it. Their
+        end is reported without an exit code, which only the parent of a process learns. One whose
+        pid was not noted is found by the token of the job."""
+        found = adoption.find(self._token) if self._token else {}
+        taken: dict[tuple[str, int], Known | None] = {}
+        for each in known:
+            key = (each.role, each.id)
+            if not each.pid:
+                pid, since = found.get(each.started_as or f"{each.role}-{each.id}", (0, 0))
+                each = replace(each, pid=pid, since=since)
+            taken[key] = each if each.pid else None
+            if each.pid:
+                self._running[key] = adoption.AdoptedGroup(each.pid, each.since)
+        return taken
 
     def poll(self) -> list[ProcessExit]:
         """Processes that ended since the last call, each once; kills those whose grace is over."""
@@ -112,6 +125,10 @@ class LocalLauncher:
         while self._running:
             self.poll()
             time.sleep(_STOP_ALL_POLL_S)
+
+    def close(self) -> None:
+        """Leaves the processes that run as they are."""
+        self._running.clear()
 
     def log_path(self, role: str, id: int) -> str:
         """The file with the output of a process."""

@@ -15,7 +15,7 @@ from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.config import SYNC_MODES, TRANSPORTS, TrainConfig
 from torch_edl.durability import FSYNC_MODES
-from torch_edl.environment import ENV_MASTER, ENV_TOKEN
+from torch_edl.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.data_plane import DataPlane
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard", type=int, required=True, help="index of this shard, from 0")
     parser.add_argument("--shards", type=int, required=True, help="number of shards")
     parser.add_argument("--incarnation", type=int, required=True, help="incarnation of the servers")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--host", default=own_host(), help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
     parser.add_argument("--transport", choices=TRANSPORTS, default="zeromq")
     parser.add_argument("--mode", choices=SYNC_MODES, default="async")

@@ -29,7 +29,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 _HOST = "job.torch-edl"
 # The clocks of machines may differ by any time, and the keys live as long as the job.
-_BEGIN = datetime.datetime(1970, 1, 1)
+_BEGIN = datetime.datetime(2000, 1, 1)
 _END = datetime.datetime(9999, 12, 31, 23, 59, 59)
 _ORDER = 0xFFFFFFFF_00000000_FFFFFFFF_FFFFFFFF_BCE6FAAD_A7179E84_F3B9CAC2_FC632551  # of P-256
 

@@ -129,10 +129,11 @@ class Stub:
                 ("grpc.service_config", json.dumps(_RETRY)),
                 # Each stub its own connection: a closed one must not live on in a shared pool.
                 ("grpc.use_local_subchannel_pool", 1),
-                # gRPC obeys http_proxy even for loopback, and would send a proxy the token.
-                ("grpc.enable_http_proxy", 0),
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
+                # A name means another address when the master's pod is another one; the default
+                # would keep the old one for half a minute.
+                ("grpc.dns_min_time_between_resolutions_ms", 1000),
             ],
         )
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"calls-{address}")

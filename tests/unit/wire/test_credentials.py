@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -110,22 +109,6 @@ print(stub.call(master_pb2.GetStatusRequest(), timeout_s=20).job)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "ours\n", done.stderr
-
-
-@pytest.mark.parametrize("host", [ENCRYPTED, PLAIN])
-def test_no_proxy_of_the_environment_gets_to_see_a_call(
-    listen: Callable[..., str],
-    connect: Connect,
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        proxy.setblocking(False)
-        for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        assert ask(connect(listen(host))) == "ours"
-        with pytest.raises(BlockingIOError):
-            proxy.accept()
 
 
 def test_nothing_of_it_is_imported_for_loopback() -> None:

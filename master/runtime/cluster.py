@@ -1,0 +1,147 @@
+"""A master in a pod, whose processes are pods: how it is reached, and what it cannot keep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from master.state.lifecycle import Outcome
+from torch_edl.config import JobConfig
+from torch_edl.environment import ENV_HOST, ENV_TOKEN
+from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.files import write_text
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.kubernetes import names, shared_paths
+from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.job import ENV_JOB_UID, ENV_NAMESPACE
+from torch_edl.kubernetes.launcher import KubernetesLauncher, Manifest
+from torch_edl.kubernetes.pod import Owner, process_pod
+from torch_edl.processes.launcher import Launcher
+from torch_edl.processes.signals import StopSignals
+from torch_edl.processes.spec import ProcessSpec
+
+# Exit codes: the Job of the master starts it again after the second one only.
+_USAGE, _TRY_AGAIN, _STOPPED = 2, 75, 130
+# What all processes of a job must have in common.
+_SHARED_VARIABLES = ("PYTHONHASHSEED",)
+# Threads of a worker whose pod asks for no number of cores.
+_THREADS = 4
+
+
+class Cluster:
+    """The processes are pods of the namespace of this one.
+
+    Args:
+        namespace: of all pods.
+        job_uid: of the Job of the master.
+        host: the address of this pod.
+    """
+
+    asks = True
+    hands_over = True
+
+    def __init__(self, *, namespace: str, job_uid: str, host: str) -> None:
+        self._namespace = namespace
+        self._job_uid = job_uid
+        self._host = host
+
+    @classmethod
+    def of_environment(cls, env: Mapping[str, str]) -> Cluster | None:
+        """None: this process is in no pod that the Job of a master has made."""
+        if not env.get(ENV_JOB_UID):
+            return None
+        namespace = env.get(ENV_NAMESPACE, "default")
+        return cls(namespace=namespace, job_uid=env[ENV_JOB_UID], host=env.get(ENV_HOST, ""))
+
+    def prepare(self, folder: JobFolder) -> JobConfig:
+        # The state of a job that continues is there already, if a claim keeps it.
+        text = (Path(names.FILES) / names.CONFIG_KEY).read_text(encoding="utf-8")
+        folder.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_text(folder.config_file, text)
+        config = folder.config()
+        shared_paths.check(config)
+        return config
+
+    def warnings(self, config: JobConfig) -> Sequence[str]:
+        if config.durability.etcd_endpoints or config.kubernetes.state_claim:
+            return ()
+        if config.checkpoint.dir:
+            then = "the job returns to its newest checkpoint"
+        else:
+            then = "the job begins anew, since it has no --checkpoint-dir"
+        text = (
+            f"the state of this job is lost with the pod of its master: {then} when that is "
+            "preempted or evicted; --store etcd://HOST:PORT or --state-claim NAME keeps the state"
+        )
+        return [text]
+
+    def launcher(
+        self, config: JobConfig, folder: JobFolder, token: str, incarnation: str
+    ) -> Launcher:
+        owner = Owner(name=names.master(config.name), uid=self._job_uid)
+        shared = {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
+
+        def manifest(spec: ProcessSpec) -> Manifest:
+            # The Secret has the token.
+            env = {name: value for name, value in spec.env.items() if name != ENV_TOKEN}
+            return process_pod(
+                config.name,
+                config.kubernetes,
+                role=spec.role,
+                id=spec.id,
+                incarnation=incarnation,
+                command=["python", "-P", "-m", spec.module, *spec.args],
+                env={**shared, **env},
+                grace_s=config.cluster.grace_s,
+                owner=owner,
+                priority_class=_priority_class(config, spec),
+                avoid=spec.avoid,
+            )
+
+        api = Api.in_cluster(self._namespace)
+        return KubernetesLauncher(api, job=config.name, incarnation=incarnation, manifest=manifest)
+
+    def temporary(self, config: JobConfig, folder: JobFolder) -> Path:
+        return shared_paths.temporary(config, folder.dir)
+
+    def listen(self, earlier: str) -> str:
+        # At loopback, too: that is where a port arrives that a client forwards.
+        return f"{'[::]' if ':' in self._host else '0.0.0.0'}:{names.MASTER_PORT}"
+
+    def address(self, job: str, address: str) -> str:
+        return f"{names.master_host(job, self._namespace)}:{names.MASTER_PORT}"
+
+    def cores(self, config: JobConfig) -> int:
+        # Every worker has those of its own pod.
+        asked = config.kubernetes.resources("worker").get("cpu", "")
+        own = min(_THREADS, len(os.sched_getaffinity(0)))
+        return (_whole_cores(asked) if asked else own) * config.cluster.max_workers
+
+    def refused(self, error: Exception) -> int:
+        # A master on a node that is cut off may hold the lock of the job for a while.
+        final = isinstance(error, UsageError) and not isinstance(
+            error.__cause__, StoreConflictError
+        )
+        return _USAGE if final else _TRY_AGAIN
+
+    def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
+        if outcome is None:
+            return stop.exit_code or _TRY_AGAIN
+        return _STOPPED if outcome.state == "stopped" else outcome.exit_code
+
+
+def _whole_cores(quantity: str) -> int:
+    number, milli = quantity.removesuffix("m"), quantity.endswith("m")
+    try:
+        cores = float(number) / (1000 if milli else 1)
+    except ValueError:  # a suffix that nobody uses for cores
+        return 1
+    return max(1, int(cores))
+
+
+def _priority_class(config: JobConfig, spec: ProcessSpec) -> str:
+    pods = config.kubernetes
+    if spec.role == "worker" and spec.place >= 0:
+        return pods.worker_priority_class(spec.place, config.cluster.max_workers)
+    return pods.priority_class

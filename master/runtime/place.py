@@ -1,0 +1,131 @@
+"""Where a master and its processes run: what differs from place to place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from master.state.lifecycle import Outcome
+from torch_edl.config import JobConfig
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.processes.launcher import Launcher
+from torch_edl.processes.local import LocalLauncher
+from torch_edl.processes.signals import StopSignals
+
+_LOOPBACK = "127.0.0.1:0"
+_USAGE = 2
+
+
+class Place(Protocol):
+    """One machine, or a cluster."""
+
+    asks: bool
+    """Processes are asked for, and run when there is room."""
+    hands_over: bool
+    """A master that is asked to end leaves the job to the next one."""
+
+    def prepare(self, folder: JobFolder) -> JobConfig:
+        """The configuration of the job, with whose folder all is well.
+
+        Raises:
+            UsageError: the job cannot run here.
+            OSError: the folder cannot be written.
+        """
+        ...
+
+    def warnings(self, config: JobConfig) -> Sequence[str]:
+        """What the user is to know when the job starts."""
+        ...
+
+    def launcher(
+        self, config: JobConfig, folder: JobFolder, token: str, incarnation: str
+    ) -> Launcher:
+        """Starts the processes.
+
+        Args:
+            incarnation: of the state of the job.
+        """
+        ...
+
+    def temporary(self, config: JobConfig, folder: JobFolder) -> Path:
+        """The folder for what the processes hand to each other and nobody keeps."""
+        ...
+
+    def listen(self, earlier: str) -> str:
+        """Where the master listens.
+
+        Args:
+            earlier: where the master before did; empty: this is the first one.
+        """
+        ...
+
+    def address(self, job: str, address: str) -> str:
+        """Where the processes of the job find the master.
+
+        Args:
+            address: where this process does.
+        """
+        ...
+
+    def cores(self, config: JobConfig) -> int:
+        """Cores that all workers share."""
+        ...
+
+    def refused(self, error: Exception) -> int:
+        """The exit code of a master that cannot begin."""
+        ...
+
+    def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
+        """The exit code of a master.
+
+        Args:
+            outcome: of the job; None: the next master goes on.
+        """
+        ...
+
+
+class Machine:
+    """All processes run on this machine.
+
+    Args:
+        listen: as the command says; empty: where the master before did, or at loopback.
+    """
+
+    asks = False
+    hands_over = False
+
+    def __init__(self, listen: str) -> None:
+        self._listen = listen
+
+    def prepare(self, folder: JobFolder) -> JobConfig:
+        return folder.config()
+
+    def warnings(self, config: JobConfig) -> Sequence[str]:
+        return ()
+
+    def launcher(
+        self, config: JobConfig, folder: JobFolder, token: str, incarnation: str
+    ) -> Launcher:
+        return LocalLauncher(folder.logs, token=token)
+
+    def temporary(self, config: JobConfig, folder: JobFolder) -> Path:
+        return folder.dir
+
+    def listen(self, earlier: str) -> str:
+        return self._listen or earlier or _LOOPBACK
+
+    def address(self, job: str, address: str) -> str:
+        return address
+
+    def cores(self, config: JobConfig) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def refused(self, error: Exception) -> int:
+        return _USAGE
+
+    def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
+        assert outcome is not None
+        stopped = outcome.state == "stopped" and stop.exit_code
+        return stop.exit_code if stopped else outcome.exit_code

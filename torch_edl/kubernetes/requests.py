@@ -1,0 +1,138 @@
+"""Calls to the API server in parallel, as fast as the server takes them.
+
+A call that the server has no time for (429, 5xx, no answer) is made again, after the time that the
+server names or one that doubles; while the server asks to be left alone, no call is begun at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch_edl.kubernetes.failures import ClusterError, NoAnswerError, QuotaError
+
+# Of one master: an API server has a hundred or so calls in flight from all its clients.
+_PARALLEL = 16
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
+_CLOSE_S = 5.0
+# Somebody has to end before there is room.
+_QUOTA_BACKOFF_S = 5.0
+
+
+@dataclass
+class _Call:
+    make: Callable[[], None]
+    done: Callable[[ClusterError | None], None]
+    delayed: Callable[[ClusterError], None]
+    failures: int = 0
+
+
+class Pacing:
+    """When a call that failed is made again, and when any call. Pure.
+
+    Args:
+        jitter: gives numbers from 0 to 1.
+    """
+
+    def __init__(self, jitter: Callable[[], float] = random.random) -> None:
+        self.rest_until = 0.0
+        """No call is begun before."""
+        self._jitter = jitter
+
+    def again_at(self, error: ClusterError, failures: int, now: float) -> float | None:
+        """When a call is made again that has failed so often; None: never."""
+        if isinstance(error, QuotaError):
+            first_s = _QUOTA_BACKOFF_S
+        elif isinstance(error, NoAnswerError):
+            first_s = _FIRST_BACKOFF_S
+        else:
+            return None
+        wait_s = min(first_s * 2.0 ** min(failures - 1, 10), _LONGEST_BACKOFF_S)
+        wait_s *= 0.5 + 0.5 * self._jitter()
+        if error.status == 429:
+            self.rest_until = max(self.rest_until, now + max(error.retry_after_s, 1.0))
+        return now + max(wait_s, error.retry_after_s)
+
+
+class Requests:
+    """Threads that make calls, which may be repeated: each has the same effect once and twice."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: list[tuple[float, int, _Call]] = []
+        self._numbers = itertools.count()
+        self._pacing = Pacing()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+
+    def submit(
+        self,
+        make: Callable[[], None],
+        *,
+        done: Callable[[ClusterError | None], None],
+        delayed: Callable[[ClusterError], None],
+    ) -> None:
+        """Has a call made soon.
+
+        Args:
+            make: makes it.
+            done: is called in another thread, once: with None, or why the call will not be made
+                again.
+            delayed: is called in another thread when the call has failed and will be made again.
+        """
+        with self._changed:
+            self._push(0.0, _Call(make, done, delayed))
+            if not self._idle and len(self._threads) < _PARALLEL:
+                thread = threading.Thread(target=self._run, name="requests", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def close(self) -> None:
+        """Drops the calls that were not begun, and waits a little for the others."""
+        with self._changed:
+            self._closed = True
+            self._calls.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=_CLOSE_S)
+
+    def _push(self, at: float, call: _Call) -> None:
+        heapq.heappush(self._calls, (at, next(self._numbers), call))
+        self._changed.notify()
+
+    def _next(self) -> _Call | None:
+        """The next call when its time has come; None: closed."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                due = max(self._calls[0][0], self._pacing.rest_until) if self._calls else None
+                if due is not None and due <= now:
+                    return heapq.heappop(self._calls)[2]
+                self._idle += 1
+                self._changed.wait(None if due is None else due - now)
+                self._idle -= 1
+            return None
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call.make()
+            except ClusterError as error:
+                call.failures += 1
+                with self._changed:
+                    at = self._pacing.again_at(error, call.failures, time.monotonic())
+                    if at is not None:
+                        self._push(at, call)
+                if at is None:
+                    call.done(error)
+                else:
+                    call.delayed(error)
+            else:
+                call.done(None)

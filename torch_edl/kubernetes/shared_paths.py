@@ -1,0 +1,99 @@
+"""Paths that processes of several pods use: they must be on a volume that all pods have. Pure.
+
+On one machine a path means the same to all processes. A pod has a root of its own, so what one
+process writes there, such as its part of a checkpoint, no other one ever finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.kubernetes import names
+
+_VOLUME = "add --volume claim=NAME,path={folder} (of a claim that many pods can write to)"
+# Sources of volumes that nobody can write to, and one that each pod has for itself.
+_FIXED = ("configMap", "secret")
+_OWN = "emptyDir"
+
+
+def check(config: JobConfig) -> None:
+    """Refuses a job whose processes would look in vain for each other's files.
+
+    Raises:
+        UsageError: names the option, the path and the volume that is missing.
+    """
+    if config.durability.mode == "journal" and not config.durability.journal_dir:
+        raise UsageError(
+            "--durability journal: the journal of a server would be gone with its pod; add "
+            "--journal-dir on a --volume, or take --durability replica"
+        )
+    mounts = _mounts(config)
+    for option, path in _written(config):
+        if not path:
+            continue
+        inside = [each for each in mounts if PurePosixPath(path).is_relative_to(each)]
+        fix = _VOLUME.format(folder=PurePosixPath(path).parent)
+        if not inside:
+            raise UsageError(
+                f"{option} {path}: no volume is mounted there, and each pod would write to a "
+                f"folder of its own; {fix}"
+            )
+        why = mounts[max(inside, key=lambda each: len(PurePosixPath(each).parts))]
+        if why:
+            raise UsageError(f"{option} {path}: the volume there {why}; {fix}")
+
+
+def temporary(config: JobConfig, own: Path) -> Path:
+    """A folder for what the processes of a job hand to each other and nobody keeps.
+
+    Args:
+        own: the folder of the job, which is the master's alone.
+    """
+    checkpoint = config.checkpoint
+    if checkpoint.dir or not checkpoint.output or config.kind != "train":
+        return own
+    return Path(checkpoint.output).parent / f".{names.of_job(config.name)}"
+
+
+def _written(config: JobConfig) -> Iterator[tuple[str, str]]:
+    yield "--checkpoint-dir", config.checkpoint.dir
+    yield "--output", config.checkpoint.output
+    yield "--journal-dir", config.durability.journal_dir
+    yield "--tensorboard", config.tensorboard
+
+
+def _mounts(config: JobConfig) -> dict[str, str]:
+    """The folders of volumes, and why processes cannot share what they write there; empty: they
+    can."""
+    volumes, mounts = config.kubernetes.volumes
+    spec = _mapping(config.kubernetes.template, "spec")
+    ours = [c for c in _list(spec, "containers") if c.get("name") == names.CONTAINER]
+    volumes = [*volumes, *_list(spec, "volumes")]
+    mounts = [*mounts, *(_list(ours[0], "volumeMounts") if ours else [])]
+    by_name = {str(each.get("name")): each for each in volumes}
+    return {
+        str(each.get("mountPath")): _why_not(by_name.get(str(each.get("name")), {}), each)
+        for each in mounts
+    }
+
+
+def _why_not(volume: dict[str, Any], mount: dict[str, Any]) -> str:
+    if mount.get("readOnly"):
+        return "is mounted read-only"
+    if any(source in volume for source in _FIXED):
+        return "cannot be written to"
+    return "is of one pod alone" if _OWN in volume else ""
+
+
+def _mapping(parent: Any, key: str) -> dict[str, Any]:
+    found = parent.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(parent: Any, key: str) -> list[dict[str, Any]]:
+    found = parent.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
