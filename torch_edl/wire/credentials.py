@@ -37,7 +37,8 @@ def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc
     if not is_secure(address):
         return grpc.insecure_channel(address, options=options)
     require_strong(token, address)
-    identity = _identity(token)
+    folder = os.environ.get(ENV_TLS)
+    identity = _of_folder(folder) if folder else _derived(token)
     credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
     name = ("grpc.ssl_target_name_override", identity.host)
     return grpc.secure_channel(bare(address), credentials, options=[*options, name])
@@ -53,7 +54,13 @@ def listen(server: grpc.Server, address: str, token: str) -> int:
     if not is_secure(address):
         return int(server.add_insecure_port(address))
     require_strong(token, address)
-    credentials = _Certificates(token).credentials()
+    folder = os.environ.get(ENV_TLS)
+    if folder:
+        credentials = _Folder(folder).credentials()
+    else:
+        identity = _derived(token)
+        pair = (identity.key, identity.certificate)
+        credentials = grpc.ssl_server_credentials([pair], identity.ca, True)
     return int(server.add_secure_port(bare(address), credentials))
 
 
@@ -74,11 +81,10 @@ def refusal(address: str, details: str) -> str:
     return ""
 
 
-def _identity(token: str) -> Identity:
+def _of_folder(folder: str) -> Identity:
     from torch_edl.wire import certificates
 
-    folder = os.environ.get(ENV_TLS)
-    return certificates.of_folder(folder) if folder else _derived(token)
+    return certificates.of_folder(folder)
 
 
 @functools.lru_cache(maxsize=1)
@@ -88,17 +94,15 @@ def _derived(token: str) -> Identity:
     return certificates.of_token(token)
 
 
-class _Certificates:
-    """What a server presents: those of a folder are read again when they have changed."""
+class _Folder:
+    """What a server presents from a folder, whose files are read again for each connection."""
 
-    def __init__(self, token: str) -> None:
-        self._identity = _identity(token)
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._identity = _of_folder(folder)
+        self._problem = ""  # the last that was logged, and not for each connection
 
     def credentials(self) -> grpc.ServerCredentials:
-        if not os.environ.get(ENV_TLS):
-            return grpc.ssl_server_credentials(
-                [(self._identity.key, self._identity.certificate)], self._identity.ca, True
-            )
         return grpc.dynamic_ssl_server_credentials(self._configuration(), self._renewed, True)
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -108,12 +112,15 @@ class _Certificates:
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """Those for the next connection; None: they are the same."""
         try:
-            now = _identity("")
+            now = _of_folder(self._folder)
         except UsageError as error:  # a moment of the rotation
-            log.warning("%s; the certificates before are used on", error)
+            if str(error) != self._problem:
+                self._problem = str(error)
+                log.warning("%s; the certificates before are used on", error)
             return None
+        self._problem = ""
         if now == self._identity:
             return None
-        log.info("new certificates in %s", os.environ[ENV_TLS])
+        log.info("new certificates in %s", self._folder)
         self._identity = now
         return self._configuration()

@@ -264,6 +264,8 @@ def test_certificates_of_a_folder_are_used_in_place_of_the_tokens(
     assert refused(connect(address, OTHER))[0] is CODES.UNAUTHENTICATED
     monkeypatch.delenv(ENV_TLS)
     assert refused(connect(address))[0] is CODES.UNAUTHENTICATED
+    monkeypatch.setenv(ENV_TLS, str(folder))
+    assert ask(connect(address)) == "ours"
 
 
 def test_rotated_certificates_are_taken_at_the_next_connection(

@@ -76,7 +76,7 @@ class Server:
         """Whether one who has the token is answered, over a connection of its own."""
         stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{self.port}", TOKEN)
         with contextlib.closing(stub):
-            return str(stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S).job) == "j"
+            return str(stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S, wait=True).job) == "j"
 
 
 @pytest.fixture
