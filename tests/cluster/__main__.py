@@ -7,7 +7,10 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
     store, kinds, selectors, patch   the objects and their changes
     schema, validation, defaults, admission, rbac   what is accepted
     operations, watches, pod_requests, server, discovery   the requests
-    garbage, faults, control, settings   owners; what a test orders
+    scheduler, node_controller, job_controller, garbage, happenings   the control plane
+    kubelets, pod_run, pod_files, container, linux   pods as processes
+    network, dns   addresses and names of pods
+    faults, control, settings   what a test orders
     cluster   for the tests: starts all this, and writes the kubeconfig
 
 The process ends when its standard input does, so it never outlives its test.
@@ -16,6 +19,7 @@ The process ends when its standard input does, so it never outlives its test.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import ssl
@@ -26,10 +30,15 @@ import trustme
 import yaml
 from aiohttp import web
 
+from tests.cluster import network
 from tests.cluster.control import Control
+from tests.cluster.dns import NameServer
 from tests.cluster.faults import Faults
 from tests.cluster.garbage import collect_garbage
-from tests.cluster.kinds import NAMESPACES, SERVICE_ACCOUNTS, Object, name_of
+from tests.cluster.job_controller import JobController
+from tests.cluster.kinds import NAMESPACES, SERVICE_ACCOUNTS, name_of
+from tests.cluster.kubelets import Kubelets
+from tests.cluster.node_controller import NodeController
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import PodRequests
 from tests.cluster.rbac import Access
@@ -38,50 +47,69 @@ from tests.cluster.settings import Settings
 from tests.cluster.store import Store
 from tests.cluster.watches import Watches
 
-
-class NoNodes:
-    """A cluster without nodes: no pod ever has a log or a port."""
-
-    def log_of(self, pod: Object, container: str, *, previous: bool) -> Path | None:
-        return None
-
-    async def connect(self, pod: Object, port: int) -> socket.socket:
-        raise OSError("the pod is not running")
+_TICK_S = 0.1
 
 
-async def serve(folder: Path, listening: socket.socket) -> None:
-    """Until the standard input ends."""
-    Settings.read(folder / "settings.json")
+async def serve(folder: Path, outside: socket.socket, *, own_users: bool) -> None:
+    """Until the standard input ends.
+
+    Args:
+        outside: listens for the clients that are not in the cluster.
+    """
+    settings = Settings.read(folder / "settings.json")
     store = Store()
     admin, restricted = secrets.token_urlsafe(16), secrets.token_urlsafe(16)
     access, watches, faults = Access(store, admin, restricted), Watches(store), Faults()
-    server = ApiServer(store, access, watches, faults, PodRequests(store, NoNodes()))
-    control = Control(store, access, watches, faults, server.operations)
+    tls, authority = _tls(folder)
+    operations = Operations(store)
+    kubelets = Kubelets(store, access, operations, settings, folder, authority, own_users=own_users)
+    server = ApiServer(store, operations, access, watches, faults, PodRequests(store, kubelets))
+    control = Control(store, access, watches, faults, operations)
+    control.add_nodes(kubelets)
     runner = web.AppRunner(server.app(control.answer), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    await web.SockSite(runner, listening, ssl_context=_tls(folder)).start()
+    await web.SockSite(runner, outside, ssl_context=tls).start()
+    await web.TCPSite(runner, network.API, network.API_PORT, ssl_context=tls).start()
+    await asyncio.get_running_loop().create_datagram_endpoint(
+        lambda: NameServer(store), local_addr=(network.DNS, 53)
+    )
     store.create(NAMESPACES, {
         "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"},
     })  # fmt: skip
-    controllers = asyncio.create_task(run_controllers(store, server.operations))
-    _write_kubeconfig(folder, listening.getsockname()[1], admin)
-    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    await asyncio.wait([asyncio.ensure_future(ended), controllers],
-                       return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
-    if controllers.done():
-        controllers.result()
-    controllers.cancel()
+    controllers = asyncio.create_task(run_controllers(store, operations, kubelets, settings))
+    _write_kubeconfig(folder, outside.getsockname()[1], admin)
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
+    waiting = asyncio.ensure_future(ended.wait())
+    await asyncio.wait([waiting, controllers], return_when=asyncio.FIRST_COMPLETED)
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    waiting.cancel()
+    await kubelets.close()
     await runner.cleanup()
+    if not controllers.cancel():
+        controllers.result()
 
 
-async def run_controllers(store: Store, operations: Operations) -> None:
-    """After every change, each controller brings the objects closer to what they should be."""
+async def run_controllers(
+    store: Store, operations: Operations, kubelets: Kubelets, settings: Settings
+) -> None:
+    """After every change, and as time passes, each controller brings the objects closer to what
+    they should be."""
+    nodes = NodeController(store, operations, kubelets, settings)
+    jobs = JobController(store, operations, settings)
     while True:
         changed = store.change()
         add_default_accounts(store)
         collect_garbage(store, operations)
+        jobs.reconcile()
+        nodes.watch_nodes()
+        nodes.place_pods()
+        kubelets.reconcile()
         if not changed.is_set():
-            await changed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), _TICK_S)
+        else:
+            await asyncio.sleep(0)
 
 
 def add_default_accounts(store: Store) -> None:
@@ -95,13 +123,14 @@ def add_default_accounts(store: Store) -> None:
             })  # fmt: skip
 
 
-def _tls(folder: Path) -> ssl.SSLContext:
-    """Writes the certificate of the authority to ``ca.crt``."""
+def _tls(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """For the server, and the certificate of its authority, which is also in ``ca.crt``."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.crt")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1", "localhost").configure_cert(context)
-    return context
+    names = ("127.0.0.1", "localhost", network.API, "kubernetes.default.svc")
+    authority.issue_cert(*names).configure_cert(context)
+    return context, authority.cert_pem.bytes().decode()
 
 
 def _write_kubeconfig(folder: Path, port: int, token: str) -> None:
@@ -123,4 +152,7 @@ def _write_kubeconfig(folder: Path, port: int, token: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), socket.create_server(("127.0.0.1", 0))))
+    # Before there are threads; the socket stays in the network of the machine.
+    listening = socket.create_server(("127.0.0.1", 0))
+    alone = network.enter_cluster()
+    asyncio.run(serve(Path(sys.argv[1]), listening, own_users=alone))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import ssl
 import subprocess
 import sys
@@ -61,6 +60,8 @@ class Cluster:
         name = f"test-{next(self._namespaces)}"
         core = client.CoreV1Api(self.api_client())
         core.create_namespace({"metadata": {"name": name}})
+        while not core.list_namespaced_service_account(name).items:
+            time.sleep(0.02)
         return name
 
     def request(self, method: str, path: str, body: Any) -> Any:
@@ -117,8 +118,3 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def command_path() -> str:
-    """The search path for commands in an image: the environment that runs the tests."""
-    return f"{Path(sys.executable).parent}:{os.defpath}"

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from tests.cluster.faults import Faults
 from tests.cluster.kinds import SERVICE_ACCOUNTS
+from tests.cluster.kubelets import Kubelets
 from tests.cluster.operations import Operations
 from tests.cluster.rbac import Access
 from tests.cluster.refused import Refused
@@ -22,11 +23,14 @@ class Control:
 
     - ``compact``: all revisions so far are gone: 410 for a watch or a page from before.
     - ``watches``: ``drop`` cuts all; ``silent`` holds back everything; ``refused`` cuts new ones;
-      ``bookmark_period_s``. The answer says how many are ``open``.
+      ``bookmark_period_s``. The answer is the number of watches for each namespace.
     - ``fail``: the fields of :class:`tests.cluster.faults.Fault`.
     - ``heal``: takes back all orders to fail.
     - ``calls``: the number of requests by user, verb and resource.
     - ``token``: of the service account ``account`` in ``namespace``.
+    - ``lose-node``, ``return-node``: ``name``; a node falls silent, its processes are gone.
+    - ``add-node``: see :meth:`tests.cluster.kubelets.Kubelets.add`.
+    - ``out-of-memory``, ``evict``: a pod by ``namespace`` and ``name``; by its node.
     """
 
     def __init__(
@@ -44,9 +48,13 @@ class Control:
             "heal": self._heal, "calls": lambda: dict(faults.calls), "token": self._token,
         }  # fmt: skip
 
-    def add(self, word: str, action: Callable[..., Any]) -> None:
-        """A word of another part of the cluster."""
-        self._words[word] = action
+    def add_nodes(self, kubelets: Kubelets) -> None:
+        """The words about nodes and what runs there."""
+        self._words |= {
+            "lose-node": kubelets.lose, "return-node": kubelets.give_back,
+            "add-node": kubelets.add, "out-of-memory": kubelets.run_out_of_memory,
+            "evict": kubelets.evict,
+        }  # fmt: skip
 
     async def answer(self, request: web.Request) -> Any:
         action = self._words.get(request.match_info["words"])
@@ -74,7 +82,7 @@ class Control:
             self._watches.set_silent(silent)
         if drop:
             self._watches.drop()
-        return {"open": len(self._watches)}
+        return self._watches.by_namespace()
 
     def _fail(self, **words: Any) -> None:
         self._faults.order(words)

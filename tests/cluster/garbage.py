@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cluster.kinds import PODS, Object, name_of, namespace_of
+from tests.cluster.kinds import Object, name_of, namespace_of
 from tests.cluster.operations import Operations, ends_in_foreground
 from tests.cluster.store import Store
 
@@ -23,14 +23,6 @@ def collect_garbage(store: Store, operations: Operations) -> None:
         uid = thing["metadata"]["uid"]
         if uid in ending and not operations.dependents(uid):
             store.remove(kind, namespace_of(thing), name_of(thing))
-
-
-def delete_orphaned_pods(store: Store, operations: Operations, nodes: set[str]) -> None:
-    """Pods of nodes that are gone are deleted at once: nobody else can say that they ended."""
-    for pod in store.list(PODS):
-        node = pod["spec"].get("nodeName")
-        if node and node not in nodes:
-            operations.delete(PODS, namespace_of(pod), name_of(pod), {"gracePeriodSeconds": 0})
 
 
 def _is_ending(thing: Object) -> bool:

@@ -46,6 +46,7 @@ class ApiServer:
 
     Args:
         store: of the objects.
+        operations: on the objects.
         access: who may do what.
         watches: the streams.
         faults: what a test has ordered to go wrong.
@@ -53,11 +54,16 @@ class ApiServer:
     """
 
     def __init__(
-        self, store: Store, access: Access, watches: Watches, faults: Faults, pods: PodRequests
+        self,
+        store: Store,
+        operations: Operations,
+        access: Access,
+        watches: Watches,
+        faults: Faults,
+        pods: PodRequests,
     ) -> None:
         self._store, self._access, self._watches = store, access, watches
-        self._faults, self._pods = faults, pods
-        self.operations = Operations(store)
+        self._operations, self._faults, self._pods = operations, faults, pods
 
     def app(self, control: Callable[[web.Request], Awaitable[Any]]) -> web.Application:
         """The application; ``control`` answers what a test asks of the cluster itself."""
@@ -103,7 +109,7 @@ class ApiServer:
     ) -> web.StreamResponse:
         kind, namespace, name = target.kind, target.namespace, target.name
         if target.sub not in ("", "status"):
-            return await self._pods.serve(request, self.operations, namespace, name, target.sub)
+            return await self._pods.serve(request, self._operations, namespace, name, target.sub)
         verb, dry = attempt.verb, bool(request.query.get("dryRun"))
         if verb == "watch":
             return await self._watch(request, target)
@@ -118,27 +124,27 @@ class ApiServer:
             if kind is ROLES:
                 self._access.may_grant(user, {**thing, "metadata": {
                     **thing.get("metadata", {}), "namespace": namespace}})  # fmt: skip
-            made = self.operations.create(kind, namespace, thing, dry_run=dry)
+            made = self._operations.create(kind, namespace, thing, dry_run=dry)
             return web.json_response(made, status=201)
         if verb == "update":
-            changed = self.operations.replace(
+            changed = self._operations.replace(
                 kind, namespace, name, await _body(request), target.sub
             )
             return web.json_response(changed)
         if verb == "patch":
-            changed = self.operations.patch(
+            changed = self._operations.patch(
                 kind, namespace, name, request.content_type, await _any_body(request), target.sub
             )
             return web.json_response(changed)
         options = await _delete_options(request)
         if verb == "deletecollection":
-            gone = self.operations.delete_collection(kind, namespace, _selectors(request), options)
+            gone = self._operations.delete_collection(kind, namespace, _selectors(request), options)
             return web.json_response(_list_of(kind, gone, {}))
         return self._delete(target, options)
 
     def _delete(self, target: Target, options: Object) -> web.Response:
         kind, name = target.kind, target.name
-        last = self.operations.delete(kind, target.namespace, name, options)
+        last = self._operations.delete(kind, target.namespace, name, options)
         still = self._store.find(kind, target.namespace, name)
         if kind.returns_deleted or still is not None:
             return web.json_response(last)
@@ -153,7 +159,7 @@ class ApiServer:
     def _list(self, request: web.Request, target: Target) -> web.Response:
         limit = _number(request, "limit") or 0
         token = request.query.get("continue", "")
-        found, metadata = self.operations.list(
+        found, metadata = self._operations.list(
             target.kind, target.namespace, _selectors(request), limit, token
         )
         return web.json_response(_list_of(target.kind, found, metadata))

@@ -20,6 +20,8 @@ class Settings:
         unreachable_s: without a word from a node, it is unreachable after that time.
         job_back_off_s: a Job waits so long after the first failure of a pod, then twice that.
         pull_back_off_s: the pause after a pull that failed.
+        toleration_factor: a pod that tolerates the loss of its node for 300 seconds tolerates it
+            for this part of the time.
     """
 
     nodes: list[dict[str, Any]]
@@ -29,6 +31,7 @@ class Settings:
     unreachable_s: float = 2.0
     job_back_off_s: float = 0.5
     pull_back_off_s: float = 1.0
+    toleration_factor: float = 0.01
 
     @classmethod
     def read(cls, path: Path) -> Settings:

@@ -37,7 +37,11 @@ def now() -> str:
 
 class Store:
     """All objects. An object that is in the store is never changed: a change puts another in its
-    place, so that whoever has read one may keep it."""
+    place, so that whoever has read one may keep it.
+
+    ``removed`` has the last state of each object that is gone, by uid. In a cluster, finalizers
+    keep such objects for the controllers that must have seen their end.
+    """
 
     def __init__(self) -> None:
         self.revision = 1
@@ -45,6 +49,7 @@ class Store:
         self._objects: dict[Kind, dict[tuple[str, str], Object]] = {}
         self._changes: list[Change] = []
         self._changed = asyncio.Event()
+        self.removed: dict[str, Object] = {}
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         """Raises Refused 404 if there is none."""
@@ -102,6 +107,7 @@ class Store:
         last = copy.deepcopy(before)
         last["metadata"]["resourceVersion"] = str(self.revision)
         self._note(Change(self.revision, kind, last, None))
+        self.removed[last["metadata"]["uid"]] = last
         return last
 
     def _put(self, kind: Kind, before: Object | None, after: Object) -> Object:

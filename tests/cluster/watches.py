@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,12 +73,12 @@ class Watches:
     bookmark_period_s: float = 60.0
     silent: bool = False
     refused: bool = False
-    _open: list[web.Request] = field(default_factory=list)
+    _open: list[tuple[web.Request, str]] = field(default_factory=list)
     _poke: asyncio.Event = field(default_factory=asyncio.Event)
 
     def drop(self) -> None:
         """Cuts every connection of a watch, without an end of the stream."""
-        for request in list(self._open):
+        for request, _ in list(self._open):
             cut(request)
 
     def set_silent(self, silent: bool) -> None:
@@ -85,8 +86,9 @@ class Watches:
         self._poke.set()
         self._poke = asyncio.Event()
 
-    def __len__(self) -> int:
-        return len(self._open)
+    def by_namespace(self) -> dict[str, int]:
+        """The number of open watches."""
+        return Counter(namespace for _, namespace in self._open)
 
     async def serve(self, request: web.Request, watched: Watched) -> web.StreamResponse:
         """Answers a request to watch."""
@@ -96,13 +98,14 @@ class Watches:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         answer.enable_chunked_encoding()
         await answer.prepare(request)
-        self._open.append(request)
+        opened = request, watched.namespace
+        self._open.append(opened)
         try:
             await self._stream(answer, watched)
         except Refused as refused:
             await _send(answer, "ERROR", refused.status())
         finally:
-            self._open = [other for other in self._open if other is not request]
+            self._open = [other for other in self._open if other is not opened]
         await answer.write_eof()
         return answer
 

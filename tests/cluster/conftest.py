@@ -1,0 +1,18 @@
+"""Clusters for tests, and skips them with the reason where a machine cannot have one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.cluster.network import why_not
+
+
+@pytest.fixture(scope="session")
+def machine() -> None:
+    """A machine that can have a cluster; in CI it must."""
+    if reason := why_not():
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)

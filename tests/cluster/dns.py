@@ -1,0 +1,91 @@
+"""The name server of the cluster: names of services, and of pods with a host name and subdomain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import dns.flags
+import dns.message
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+import dns.rrset
+
+from tests.cluster.kinds import PODS, SERVICES, Object, namespace_of
+from tests.cluster.network import API
+from tests.cluster.store import Store
+
+DOMAIN = "cluster.local"
+# As CoreDNS has it.
+_TTL_S = 5
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers from the Services and Pods that exist. The address of a Service that has a cluster
+    IP is that of a pod behind it: there is no proxy here."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        try:
+            query = dns.message.from_wire(data)
+        except dns.exception.DNSException:
+            return
+        answer = dns.message.make_response(query, recursion_available=True)
+        question = query.question[0]
+        found = self.addresses(question.name.to_text(omit_final_dot=True).lower())
+        if found is None:
+            answer.set_rcode(dns.rcode.NXDOMAIN)
+        elif found and question.rdtype == dns.rdatatype.A:
+            answer.answer.append(
+                dns.rrset.from_text_list(
+                    question.name, _TTL_S, dns.rdataclass.IN, dns.rdatatype.A, found
+                )
+            )
+        answer.flags |= dns.flags.AA
+        self._transport.sendto(answer.to_wire(), address)
+
+    def addresses(self, name: str) -> list[str] | None:
+        """None if there is no such name."""
+        words = name.removesuffix(f".svc.{DOMAIN}").split(".")
+        if not name.endswith(f".svc.{DOMAIN}") or len(words) not in (2, 3):
+            return None
+        if words == ["kubernetes", "default"]:
+            return [API]
+        service = self._store.find(SERVICES, words[-1], words[-2])
+        if service is None:
+            return None
+        pods = endpoints(self._store, service)
+        if len(words) == 3:
+            pods = [
+                pod for pod in pods
+                if pod["spec"].get("hostname") == words[0]
+                and pod["spec"].get("subdomain") == words[1]
+            ]  # fmt: skip
+            if not pods:
+                return None
+        return [pod["status"]["podIP"] for pod in pods]
+
+
+def endpoints(store: Store, service: Object) -> list[Object]:
+    """The pods behind a Service."""
+    spec = service["spec"]
+    selector: Mapping[str, str] = spec.get("selector") or {}
+    unready = spec.get("publishNotReadyAddresses")
+    return [
+        pod for pod in store.list(PODS, namespace_of(service))
+        if selector and selector.items() <= (pod["metadata"].get("labels") or {}).items()
+        and pod["status"].get("podIP") and pod["status"]["phase"] not in ("Succeeded", "Failed")
+        and (unready or is_ready(pod))
+    ]  # fmt: skip
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or []
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]

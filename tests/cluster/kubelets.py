@@ -1,0 +1,191 @@
+"""The nodes: which pods run where, what can be asked of them, and how nodes are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from tests.cluster.kinds import NODES, PODS, SERVICE_ACCOUNTS, Object, name_of, namespace_of
+from tests.cluster.operations import Operations
+from tests.cluster.pod_files import PodFiles
+from tests.cluster.pod_requests import set_condition
+from tests.cluster.pod_run import Machine, PodRun
+from tests.cluster.rbac import Access
+from tests.cluster.refused import Refused, not_found
+from tests.cluster.settings import Settings
+from tests.cluster.store import Store
+
+
+class Kubelets:
+    """All nodes of the cluster.
+
+    Args:
+        folder: for the files of the pods.
+        authority: the certificate of the API server's authority.
+        own_users: see :func:`tests.cluster.network.enter_cluster`.
+    """
+
+    def __init__(
+        self, store: Store, access: Access, operations: Operations, settings: Settings,
+        folder: Path, authority: str, *, own_users: bool,
+    ) -> None:  # fmt: skip
+        (folder / "logs").mkdir()
+        self._store, self._access, self._operations = store, access, operations
+        self._folder, self._authority = folder, authority
+        # The image has the environment that runs the tests.
+        path = f"{Path(sys.executable).parent}:{os.defpath}"
+        image_env = {"PATH": path, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+        self._machine = Machine(store, settings, folder, own_users, set(), image_env)
+        self._runs: dict[str, PodRun] = {}
+        self.lost: dict[str, float] = {}
+        for node in settings.nodes:
+            self.add(**node)
+
+    def add(
+        self, name: str, labels: dict[str, str] | None = None, taints: list[Object] | None = None,
+        **resources: str,
+    ) -> None:  # fmt: skip
+        """A new node; its resources as ``cpu="4"``, and ``gpu`` for ``nvidia.com/gpu``."""
+        if "gpu" in resources:
+            resources["nvidia.com/gpu"] = resources.pop("gpu")
+        allocatable = {"cpu": "64", "memory": "256Gi", "pods": "110", **resources}
+        node = self._store.create(NODES, {
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name,
+                                                  **(labels or {})}},
+            "spec": {"taints": taints} if taints else {},
+            "status": {"allocatable": allocatable, "capacity": allocatable},
+        })  # fmt: skip
+        self._store.update(NODES, "", name_of(node), _make_ready)
+
+    def reconcile(self) -> None:
+        """Starts and ends pods as the objects say."""
+        there: dict[str, Object] = {}
+        for pod in self._store.list(PODS):
+            there[pod["metadata"]["uid"]] = pod
+        for uid, pod in there.items():
+            node = pod["spec"].get("nodeName")
+            if not node or node in self.lost or self._store.find(NODES, "", node) is None:
+                continue
+            if uid not in self._runs and pod["status"]["phase"] not in ("Succeeded", "Failed"):
+                self._start(pod)
+            if uid in self._runs and "deletionTimestamp" in pod["metadata"]:
+                self._runs[uid].end(float(pod["metadata"]["deletionGracePeriodSeconds"]))
+        for uid, run in list(self._runs.items()):
+            if self._store.find(NODES, "", run.node) is None:
+                run.vanish()
+            elif uid not in there and run.node not in self.lost:
+                run.end(0)
+            if run.task.done() and not run.task.cancelled():
+                run.task.result()  # An error of ours ends the cluster.
+
+    def _start(self, pod: Object) -> None:
+        namespace, name, uid = namespace_of(pod), name_of(pod), pod["metadata"]["uid"]
+        spec = pod["spec"]
+        account = self._store.find(SERVICE_ACCOUNTS, namespace, spec["serviceAccountName"])
+        wanted = spec.get("automountServiceAccountToken")
+        if wanted is None and account is not None:
+            wanted = account.get("automountServiceAccountToken")
+        with_token = wanted is not False and account is not None
+        token = self._access.token_of(account) if with_token and account else ""
+        files = PodFiles(
+            self._store, pod, self._folder / "pods" / uid, self._folder / "claims", token,
+            self._authority,
+        )  # fmt: skip
+
+        def remove() -> None:
+            found = self._store.find(PODS, namespace, name)
+            if found is not None and found["metadata"]["uid"] == uid:
+                self._operations.delete(PODS, namespace, name, {"gracePeriodSeconds": 0})
+
+        self._runs[uid] = PodRun(self._machine, pod, files, remove)
+
+    # What the API server asks
+
+    def log_of(self, pod: Object, container: str, *, previous: bool) -> Path | None:
+        run = self._runs.get(pod["metadata"]["uid"])
+        if run is None:
+            return None
+        number = run.restarts.get(container, 0) - previous
+        path = self._machine.log(run.uid, container, number)
+        return path if path.exists() else None
+
+    async def connect(self, pod: Object, port: int) -> socket.socket:
+        run = self._runs.get(pod["metadata"]["uid"])
+        if run is None or run.network is None or run.network.namespace < 0:
+            raise OSError("the pod is not running")
+        connection = run.network.new_socket()
+        connection.setblocking(False)
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, ("127.0.0.1", port))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    # What a test orders
+
+    def run_of(self, namespace: str, name: str) -> PodRun:
+        """Raises Refused 404."""
+        run = self._runs.get(self._store.get(PODS, namespace, name)["metadata"]["uid"])
+        if run is None:
+            raise Refused(404, f"{name} does not run")
+        return run
+
+    def run_out_of_memory(self, namespace: str, name: str) -> None:
+        self.run_of(namespace, name).run_out_of_memory()
+
+    def evict(self, namespace: str, name: str) -> None:
+        message = "The node was low on resource: memory. Container main was using 2Gi."
+        self.run_of(namespace, name).evict(message)
+
+    def lose(self, name: str) -> None:
+        """The node falls silent, and its processes are gone."""
+        if self._store.find(NODES, "", name) is None:
+            raise not_found("nodes", "", name)
+        self.lost[name] = time.monotonic()
+        for run in self._runs.values():
+            if run.node == name:
+                run.vanish()
+
+    def give_back(self, name: str) -> None:
+        """The node is there again, without the processes that ran on it."""
+        del self.lost[name]
+        self._store.update(NODES, "", name, _make_ready)
+        for pod in self._store.list(PODS):
+            if pod["spec"].get("nodeName") != name:
+                continue
+            if "deletionTimestamp" in pod["metadata"]:
+                options = {"gracePeriodSeconds": 0}
+                self._operations.delete(PODS, namespace_of(pod), name_of(pod), options)
+            elif pod["status"]["phase"] == "Running":
+                self._store.update(PODS, namespace_of(pod), name_of(pod), _lose_containers)
+
+    async def close(self) -> None:
+        """Every process ends."""
+        for run in self._runs.values():
+            run.vanish()
+        tasks = [run.task for run in self._runs.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _make_ready(node: Object) -> None:
+    set_condition(node, "Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    taints = node["spec"].pop("taints", None) or []
+    kept = [t for t in taints if not t["key"].startswith("node.kubernetes.io/")]
+    if kept:
+        node["spec"]["taints"] = kept
+
+
+def _lose_containers(pod: Object) -> None:
+    pod["status"]["phase"] = "Failed"
+    for status in pod["status"]["containerStatuses"]:
+        status |= {"ready": False, "started": False, "state": {"terminated": {
+            "exitCode": 137, "reason": "ContainerStatusUnknown",
+            "message": "The container could not be located when the pod was terminated",
+        }}}  # fmt: skip

@@ -1,0 +1,209 @@
+"""What a container finds of its pod: its volumes as folders, and its environment."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from pathlib import Path
+
+from tests.cluster.container import Mount
+from tests.cluster.kinds import CLAIMS, CONFIG_MAPS, SECRETS, Kind, Object, name_of, namespace_of
+from tests.cluster.network import API, API_PORT
+from tests.cluster.quantities import parse_quantity
+from tests.cluster.store import Store
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_REFERENCE = re.compile(r"\$\(([A-Za-z_.-][\w.-]*)\)|\$\$")
+_FIELD_WITH_KEY = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+
+class Missing(Exception):
+    """Something that the pod names is not there (yet)."""
+
+
+class PodFiles:
+    """The folders of one pod.
+
+    Args:
+        folder: of the pod.
+        claims: where the folders of claims are, of all pods.
+        token: of the service account.
+        authority: the certificate of the API server's authority.
+    """
+
+    def __init__(
+        self, store: Store, pod: Object, folder: Path, claims: Path, token: str, authority: str
+    ) -> None:
+        self._store, self._pod, self._folder, self._claims = store, pod, folder, claims
+        self._token, self._authority = token, authority
+        self._spec = pod["spec"]
+        self._group = (self._spec.get("securityContext") or {}).get("fsGroup")
+
+    def prepare(self) -> None:
+        """Makes the volumes; raises Missing."""
+        for volume in self._spec.get("volumes") or []:
+            self._source(volume)
+
+    def mounts(self, container: Object) -> list[Mount]:
+        """Those of a container, outer ones first."""
+        volumes = {volume["name"]: volume for volume in self._spec.get("volumes") or []}
+        found = []
+        for mount in container.get("volumeMounts") or []:
+            volume = volumes[mount["name"]]
+            source = self._source(volume)
+            if sub := mount.get("subPath"):
+                source = source / sub
+                if not source.exists():
+                    source.mkdir(parents=True)
+                    self._share(source)
+            always = any(volume.get(kind) for kind in ("configMap", "secret", "projected"))
+            claim = volume.get("persistentVolumeClaim") or {}
+            read_only = mount.get("readOnly") or always or claim.get("readOnly") or False
+            found.append(Mount(str(source), mount["mountPath"], bool(read_only)))
+        if self._token:
+            folder = self._folder / "service-account"
+            folder.mkdir(exist_ok=True)
+            texts = {"token": self._token, "ca.crt": self._authority,
+                     "namespace": namespace_of(self._pod)}  # fmt: skip
+            for name, text in texts.items():
+                (folder / name).write_text(text)
+            found.append(Mount(str(folder), SERVICE_ACCOUNT, read_only=True))
+        return sorted(found, key=lambda mount: mount.target.count("/"))
+
+    def _source(self, volume: Object) -> Path:
+        folder: Path = self._folder / "volumes" / volume["name"]
+        if part := volume.get("configMap"):
+            self._write_config(CONFIG_MAPS, part["name"], part, folder)
+        elif part := volume.get("secret"):
+            self._write_config(SECRETS, part["secretName"], part, folder)
+        elif part := volume.get("persistentVolumeClaim"):
+            name = part["claimName"]
+            if self._store.find(CLAIMS, namespace_of(self._pod), name) is None:
+                raise Missing(f'persistentvolumeclaim "{name}" not found')
+            folder = self._claims / namespace_of(self._pod) / name
+            self._make(folder)
+        elif part := volume.get("hostPath"):
+            folder = Path(part["path"])
+            if not folder.exists():
+                if not part.get("type", "").endswith("OrCreate"):
+                    raise Missing(f"hostPath type check failed: {folder} is not there")
+                folder.mkdir(parents=True)
+        elif "emptyDir" in volume:
+            self._make(folder)
+        else:
+            raise Missing(f"volumes of this kind are unknown here: {sorted(volume)}")
+        return folder
+
+    def _make(self, folder: Path) -> None:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            self._share(folder)
+
+    def _share(self, folder: Path) -> None:
+        """As the kubelet gives a volume to ``fsGroup``; without one everybody may write."""
+        if self._group is not None and os.getuid() == 0:
+            try:
+                os.chown(folder, -1, self._group)
+            except OSError:  # A user namespace has no other groups.
+                folder.chmod(0o777)
+            else:
+                folder.chmod(0o2775)
+        else:
+            folder.chmod(0o777)
+
+    def _write_config(self, kind: Kind, name: str, part: Object, folder: Path) -> None:
+        found = self._store.find(kind, namespace_of(self._pod), name)
+        if found is None:
+            if not part.get("optional"):
+                raise Missing(f'{kind.plural[:-1]} "{name}" not found')
+            self._make(folder)
+            return
+        contents = read_data(found)
+        self._make(folder)
+        items = part.get("items") or [{"key": key, "path": key} for key in contents]
+        mode = part.get("defaultMode", 0o644)
+        for item in items:
+            if item["key"] not in contents:
+                raise Missing(f"{kind.plural[:-1]} references non-existent config key: "
+                              f"{item['key']}")  # fmt: skip
+            path = folder / item["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents[item["key"]])
+            path.chmod(item.get("mode", mode))
+
+    def environment(self, container: Object, image_env: dict[str, str], address: str) -> (
+        dict[str, str]
+    ):  # fmt: skip
+        """All variables of a container; raises Missing."""
+        env = {
+            **image_env,
+            "KUBERNETES_SERVICE_HOST": API, "KUBERNETES_SERVICE_PORT": str(API_PORT),
+            "KUBERNETES_SERVICE_PORT_HTTPS": str(API_PORT), "HOSTNAME": name_of(self._pod),
+        }  # fmt: skip
+        for source in container.get("envFrom") or []:
+            prefix = source.get("prefix", "")
+            for kind, field in ((CONFIG_MAPS, "configMapRef"), (SECRETS, "secretRef")):
+                if part := source.get(field):
+                    found = self._data(kind, part)
+                    env |= {prefix + key: value.decode() for key, value in found.items()}
+        for variable in container.get("env") or []:
+            value = variable.get("value")
+            if value is None:
+                value = self._value(variable.get("valueFrom") or {}, container, address)
+            if value is not None:
+                env[variable["name"]] = expand(value, env)
+        return env
+
+    def _data(self, kind: Kind, part: Object) -> dict[str, bytes]:
+        found = self._store.find(kind, namespace_of(self._pod), part["name"])
+        if found is None and not part.get("optional"):
+            raise Missing(f'{kind.plural[:-1]} "{part["name"]}" not found')
+        return read_data(found) if found else {}
+
+    def _value(self, source: Object, container: Object, address: str) -> str | None:
+        for kind, field in ((SECRETS, "secretKeyRef"), (CONFIG_MAPS, "configMapKeyRef")):
+            if part := source.get(field):
+                found = self._data(kind, part)
+                if part["key"] not in found and not part.get("optional"):
+                    raise Missing(f"couldn't find key {part['key']} in {kind.name} "
+                                  f"{namespace_of(self._pod)}/{part['name']}")  # fmt: skip
+                return found[part["key"]].decode() if part["key"] in found else None
+        if part := source.get("resourceFieldRef"):
+            kind_of_amount, _, name = part["resource"].partition(".")
+            amounts = container["resources"].get(kind_of_amount) or {}
+            divisor = parse_quantity(part.get("divisor") or "1") or 1000
+            return str(-(-parse_quantity(amounts.get(name, "0")) // divisor))
+        if part := source.get("fieldRef"):
+            return self._field(part["fieldPath"], address)
+        return ""
+
+    def _field(self, path: str, address: str) -> str:
+        pod = self._pod
+        if found := _FIELD_WITH_KEY.fullmatch(path):
+            return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+        values = {
+            "metadata.name": name_of(pod), "metadata.namespace": namespace_of(pod),
+            "metadata.uid": pod["metadata"]["uid"], "spec.nodeName": pod["spec"]["nodeName"],
+            "spec.serviceAccountName": pod["spec"]["serviceAccountName"],
+            "status.podIP": address, "status.podIPs": address, "status.hostIP": "10.244.0.1",
+        }  # fmt: skip
+        if path not in values:
+            raise Missing(f"unsupported fieldPath: {path}")
+        return str(values[path])
+
+
+def read_data(thing: Object) -> dict[str, bytes]:
+    """The contents of a ConfigMap or Secret."""
+    data, binary = thing.get("data") or {}, thing.get("binaryData") or {}
+    if thing["kind"] == "Secret":
+        return {key: base64.b64decode(value) for key, value in data.items()}
+    return {
+        **{key: value.encode() for key, value in data.items()},
+        **{key: base64.b64decode(value) for key, value in binary.items()},
+    }
+
+
+def expand(text: str, env: dict[str, str]) -> str:
+    """``$(NAME)``, as the kubelet expands it; ``$$`` is a dollar, unknown names stay."""
+    return _REFERENCE.sub(lambda found: "$" if not found[1] else env.get(found[1], found[0]), text)

@@ -1,0 +1,423 @@
+"""One pod on its node, from the pull of the images to the end of the last container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.container import ContainerSpec
+from tests.cluster.happenings import tell
+from tests.cluster.kinds import PODS, Object, name_of, namespace_of
+from tests.cluster.network import DNS, PodNetwork
+from tests.cluster.pod_files import Missing, PodFiles
+from tests.cluster.pod_requests import set_condition
+from tests.cluster.refused import Refused
+from tests.cluster.settings import Settings
+from tests.cluster.store import Store, now
+
+ROOT = Path(__file__).parents[2]
+_IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9_]+)*")
+_LONGEST_LINE = 1 << 20
+_LAST_LINES, _LAST_BYTES = 80, 2048
+
+
+@dataclass
+class _Container:
+    """A container that was started."""
+
+    process: asyncio.subprocess.Process
+    started: str
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What all pods of the cluster share.
+
+    Args:
+        folder: for the pods.
+        own_users: see :func:`tests.cluster.network.enter_cluster`.
+        pulled: (node, image) of images that are there.
+        image_env: variables of every image.
+    """
+
+    store: Store
+    settings: Settings
+    folder: Path
+    own_users: bool
+    pulled: set[tuple[str, str]]
+    image_env: dict[str, str]
+
+    def log(self, uid: str, container: str, number: int) -> Path:
+        return self.folder / "logs" / f"{uid}-{container}-{number}.log"
+
+
+class PodRun:
+    """Runs a pod.
+
+    Args:
+        pod: as the scheduler has bound it.
+        files: its volumes and environment.
+        remove: deletes the pod when a deletion has come to its end.
+    """
+
+    def __init__(
+        self, machine: Machine, pod: Object, files: PodFiles, remove: Callable[[], None]
+    ) -> None:
+        self._machine, self._store, self._pod = machine, machine.store, pod
+        self._files, self._remove = files, remove
+        self.uid: str = pod["metadata"]["uid"]
+        self.node: str = pod["spec"]["nodeName"]
+        self.network: PodNetwork | None = None
+        self.restarts: dict[str, int] = {}
+        self._containers: dict[str, _Container] = {}
+        self._ending = asyncio.Event()
+        self._kill_at: float | None = None
+        self._vanished = False
+        self._evicted = ""
+        self.task = asyncio.create_task(self._run())
+
+    # What the node is told to do
+
+    def end(self, grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after the grace period; a later word may shorten it."""
+        kill_at = time.monotonic() + grace_s
+        if self._kill_at is not None and self._kill_at <= kill_at:
+            return
+        if self._kill_at is None:
+            self._ending.set()
+            for container in self._containers.values():
+                with contextlib.suppress(ProcessLookupError):
+                    container.process.terminate()
+        self._kill_at = kill_at
+        asyncio.get_running_loop().call_later(grace_s, self._kill)
+
+    def vanish(self) -> None:
+        """The node is lost: the processes are killed, and nobody says so."""
+        self._vanished = True
+        self._kill()
+        self.task.cancel()
+
+    def run_out_of_memory(self) -> None:
+        for container in self._containers.values():
+            container.out_of_memory = True
+        self._kill()
+
+    def evict(self, message: str) -> None:
+        """The node is short of resources and ends the pod."""
+        self._evicted = message
+        self.end(float(self._pod["spec"]["terminationGracePeriodSeconds"]))
+
+    def _kill(self) -> None:
+        for container in self._containers.values():
+            with contextlib.suppress(ProcessLookupError):
+                container.process.kill()
+
+    # The course of a pod
+
+    async def _run(self) -> None:
+        try:
+            prepare = asyncio.create_task(self._prepare())
+            ending = asyncio.create_task(self._ending.wait())
+            await asyncio.wait({prepare, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            if prepare.done():
+                prepare.result()
+                await self._run_containers()
+            else:
+                prepare.cancel()
+            if self._ending.is_set() and not self._evicted:
+                self._remove()
+        finally:
+            if self.network is not None:
+                self.network.close()
+            # No process stays behind, and none of its status is lost.
+            self._kill()
+
+    async def _prepare(self) -> None:
+        spec = self._pod["spec"]
+        self._change(self._begin)
+        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+            await self._pull(container)
+        await self._until_there(self._files.prepare, "FailedMount", "")
+        self.network = PodNetwork()
+        for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+            problem = self._problem_of_user(container)
+            if problem:
+                self._wait_because(container, "CreateContainerConfigError", problem)
+                await asyncio.Event().wait()
+
+            def environment(container: Object = container) -> None:
+                assert self.network is not None
+                self._files.environment(container, {}, self.network.address)
+
+            await self._until_there(environment, "Failed", "CreateContainerConfigError")
+        if self._machine.settings.start_s:
+            await asyncio.sleep(self._machine.settings.start_s)
+
+    def _begin(self, pod: Object) -> None:
+        status = pod["status"]
+        status.setdefault("startTime", now())
+        status["hostIP"] = "10.244.0.1"
+        waiting = {"waiting": {"reason": "ContainerCreating"}}
+        status["containerStatuses"] = [
+            _status(container, waiting, 0) for container in pod["spec"]["containers"]
+        ]
+
+    async def _pull(self, container: Object) -> None:
+        image, node, settings = container["image"], self.node, self._machine.settings
+        if not _IMAGE.fullmatch(image):
+            why = f'Failed to apply default image tag "{image}": invalid reference format'
+            self._wait_because(container, "InvalidImageName", why)
+            self._tell("InspectFailed", why, "Warning")
+            await asyncio.Event().wait()
+        while image not in settings.images:
+            why = (
+                f'failed to pull and unpack image "{image}": failed to resolve reference '
+                f'"{image}": {image}: not found'
+            )
+            self._tell("Failed", f'Failed to pull image "{image}": {why}', "Warning")
+            self._wait_because(container, "ErrImagePull", why)
+            await asyncio.sleep(settings.pull_back_off_s)
+            why = f'Back-off pulling image "{image}": ErrImagePull: {why}'
+            self._wait_because(container, "ImagePullBackOff", why)
+            self._tell("BackOff", f'Back-off pulling image "{image}"')
+            await asyncio.sleep(settings.pull_back_off_s)
+        if (node, image) not in self._machine.pulled:
+            self._tell("Pulling", f'Pulling image "{image}"')
+            await asyncio.sleep(settings.pull_s)
+            self._machine.pulled.add((node, image))
+            self._tell("Pulled", f'Successfully pulled image "{image}"')
+
+    async def _until_there(self, prepare: Callable[[], object], event: str, reason: str) -> None:
+        """Tries again after each change of the objects while something is missing."""
+        told = ""
+        while True:
+            try:
+                prepare()
+            except Missing as missing:
+                if told != str(missing):
+                    told = str(missing)
+                    self._tell(event, told, "Warning")
+                    for container in self._pod["spec"]["containers"] if reason else ():
+                        self._wait_because(container, reason, told)
+            else:
+                return
+            await self._store.change().wait()
+
+    def _problem_of_user(self, container: Object) -> str:
+        own, all_of_pod = container.get("securityContext") or {}, self._pod["spec"].get(
+            "securityContext") or {}  # fmt: skip
+        wanted = own.get("runAsNonRoot", all_of_pod.get("runAsNonRoot"))
+        root = self._user(container) == 0
+        return "container has runAsNonRoot and image will run as root" if wanted and root else ""
+
+    def _user(self, container: Object) -> int:
+        own = container.get("securityContext") or {}
+        of_pod = self._pod["spec"].get("securityContext") or {}
+        return int(own.get("runAsUser", of_pod.get("runAsUser", 1000)))
+
+    async def _run_containers(self) -> None:
+        spec = self._pod["spec"]
+        for container in spec.get("initContainers") or []:
+            if self._ending.is_set() or await self._run_container(container, init=True):
+                self._finish(1)
+                return
+        codes = await asyncio.gather(
+            *(self._run_container(container, init=False) for container in spec["containers"])
+        )
+        self._finish(max(codes))
+
+    def _finish(self, code: int) -> None:
+        def change(pod: Object) -> None:
+            status = pod["status"]
+            status["phase"] = "Failed" if code or self._evicted else "Succeeded"
+            for kind in ("Ready", "ContainersReady"):
+                set_condition(pod, kind, "False", f"Pod{'Failed' if code else 'Completed'}", "")
+            if self._evicted:
+                status |= {"reason": "Evicted", "message": self._evicted}
+                set_condition(
+                    pod, "DisruptionTarget", "True", "TerminationByKubelet", self._evicted
+                )
+
+        self._change(change)
+
+    async def _run_container(self, container: Object, *, init: bool) -> int:
+        """Until it ends for good; returns its exit code."""
+        name, pause_s = container["name"], self._machine.settings.job_back_off_s
+        policy = self._pod["spec"]["restartPolicy"]
+        while True:
+            code, state = await self._run_once(container)
+            again = (policy == "Always" and not init) or (policy == "OnFailure" and code != 0)
+            if not again or self._ending.is_set():
+                if not init:
+                    self._say(container, state)
+                return code
+            self.restarts[name] = self.restarts.get(name, 0) + 1
+            why = f"back-off {pause_s:.0f}s restarting failed container={name}"
+            waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": why}}
+            self._say(container, waiting, last=state)
+            await asyncio.wait({asyncio.create_task(self._ending.wait())}, timeout=pause_s)
+            pause_s *= 2
+            if self._ending.is_set():
+                return code
+
+    async def _run_once(self, container: Object) -> tuple[int, Object]:
+        """The exit code, and the state of the container afterwards."""
+        name, number = container["name"], self.restarts.get(container["name"], 0)
+        assert self.network is not None
+        folder = self._machine.folder / "pods" / self.uid / f"{name}-{number}"
+        spec = self._spec(container, folder)
+        spec.write(folder / "spec.json")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-E", "-m", "tests.cluster.container", folder / "spec.json",
+            cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, pass_fds=[self.network.namespace],
+            limit=_LONGEST_LINE,
+        )  # fmt: skip
+        running = _Container(process, now())
+        self._containers[name] = running
+        if self._ending.is_set():
+            process.terminate()
+        self._change(self._ready)
+        self._say(container, {"running": {"startedAt": running.started}})
+        self._tell("Started", f"Started container {name}")
+        log = self._machine.log(self.uid, name, number)
+        await _copy_log(process.stdout, log)
+        code = await process.wait()
+        del self._containers[name]
+        return self._ended(container, running, code, folder, log)
+
+    def _ended(
+        self, container: Object, running: _Container, code: int, folder: Path, log: Path
+    ) -> tuple[int, Object]:
+        if code < 0:
+            code = 128 - code
+        reason = "Completed" if code == 0 else "Error"
+        message = (folder / "termination-log").read_text(errors="replace")[:4096]
+        if running.out_of_memory:
+            code, reason = 137, "OOMKilled"
+        elif problem := (folder / "result").read_text():
+            reason, message = "StartError", f"failed to create containerd task: {problem}"
+        elif code and not message and container["terminationMessagePolicy"] != "File":
+            message = _last_lines(log)
+        ended = {"exitCode": code, "reason": reason, "startedAt": running.started,
+                 "finishedAt": now(), "containerID": f"containerd://{self.uid}"}  # fmt: skip
+        return code, {"terminated": {**ended, **({"message": message} if message else {})}}
+
+    def _spec(self, container: Object, folder: Path) -> ContainerSpec:
+        assert self.network is not None
+        pod, spec = self._pod, self._pod["spec"]
+        (folder / "root").mkdir(parents=True)
+        for name in ("termination-log", "result"):
+            (folder / name).touch()
+        (folder / "termination-log").chmod(0o666)
+        own = container.get("securityContext") or {}
+        of_pod = spec.get("securityContext") or {}
+        host = spec.get("hostname") or name_of(pod)
+        space = namespace_of(pod)
+        sub = spec.get("subdomain")
+        full = f"{host}.{sub}.{space}.svc.cluster.local " if sub else ""
+        search = f"{space}.svc.cluster.local svc.cluster.local cluster.local"
+        group = int(own.get("runAsGroup", of_pod.get("runAsGroup", 1000)))
+        more = [of_pod["fsGroup"]] if "fsGroup" in of_pod else []
+        return ContainerSpec(
+            command=[*(container.get("command") or []), *(container.get("args") or [])],
+            env=self._files.environment(container, self._machine.image_env, self.network.address),
+            folder=container.get("workingDir") or "/",
+            host_name=host,
+            network=self.network.namespace,
+            mounts=self._files.mounts(container),
+            files={
+                "/etc/hosts": f"127.0.0.1 localhost\n::1 localhost\n"
+                f"{self.network.address} {full}{host}\n",
+                "/etc/resolv.conf": f"search {search}\nnameserver {DNS}\noptions ndots:5\n",
+                "/etc/hostname": f"{host}\n",
+            },
+            code=[str(ROOT), sys.prefix, sys.base_prefix],
+            root=str(folder / "root"),
+            user=self._user(container),
+            groups=[group, *more, *of_pod.get("supplementalGroups", [])],
+            read_only=bool(own.get("readOnlyRootFilesystem")),
+            no_new_privileges=own.get("allowPrivilegeEscalation") is False,
+            result=str(folder / "result"),
+            own_users=self._machine.own_users,
+            termination_log=str(folder / "termination-log"),
+        )
+
+    # What the node says about the pod
+
+    def _change(self, change: Callable[[Object], None]) -> None:
+        """Of the status, if the pod is still there and the node can still say something."""
+        found = self._store.find(PODS, namespace_of(self._pod), name_of(self._pod))
+        if found is None or found["metadata"]["uid"] != self.uid or self._vanished:
+            return
+        self._store.update(PODS, namespace_of(self._pod), name_of(self._pod), change)
+
+    def _ready(self, pod: Object) -> None:
+        assert self.network is not None
+        status = pod["status"]
+        status["podIP"] = self.network.address
+        status["podIPs"] = [{"ip": self.network.address}]
+        status["phase"] = "Running"
+        for kind in ("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"):
+            set_condition(pod, kind, "True", "", "")
+
+    def _wait_because(self, container: Object, reason: str, message: str) -> None:
+        self._say(container, {"waiting": {"reason": reason, "message": message}})
+
+    def _say(self, container: Object, state: Object, last: Object | None = None) -> None:
+        def change(pod: Object) -> None:
+            statuses = pod["status"].setdefault("containerStatuses", [])
+            new = _status(container, state, self.restarts.get(container["name"], 0), last)
+            if any(old["name"] == container["name"] for old in statuses):
+                pod["status"]["containerStatuses"] = [
+                    new if old["name"] == container["name"] else old for old in statuses
+                ]
+
+        self._change(change)
+
+    def _tell(self, reason: str, message: str, kind: str = "Normal") -> None:
+        with contextlib.suppress(Refused):
+            tell(self._store, self._pod, "kubelet", reason, message, kind)
+
+
+def _status(container: Object, state: Object, restarts: int, last: Object | None = None) -> Object:
+    return {
+        "name": container["name"], "image": container["image"], "imageID": container["image"],
+        "ready": "running" in state, "started": "running" in state, "restartCount": restarts,
+        "state": state, "lastState": last or {},
+    }  # fmt: skip
+
+
+async def _copy_log(output: asyncio.StreamReader | None, path: Path) -> None:
+    """Until every process of the container has ended; each line with its time."""
+    assert output is not None
+    with open(path, "ab", buffering=0) as log:
+        while True:
+            try:
+                line = await output.readuntil(b"\n")
+            except asyncio.IncompleteReadError as error:
+                line = error.partial and error.partial + b"\n"
+            except asyncio.LimitOverrunError as error:
+                line = await output.read(error.consumed) + b"\n"
+            if not line:
+                return
+            stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            log.write(stamp.encode() + b" " + line)
+
+
+def _last_lines(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * _LAST_BYTES))
+        lines = file.read().splitlines(keepends=True)[-_LAST_LINES:]
+    text = b"".join(line.partition(b" ")[2] for line in lines)[-_LAST_BYTES:]
+    return text.decode(errors="replace")

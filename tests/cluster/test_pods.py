@@ -1,0 +1,260 @@
+"""The pods of the test cluster are what pods are: the tests of torch-edl rest on that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.stream import portforward
+
+from tests.cluster.cluster import Cluster
+
+JSON = dict[str, Any]
+SLEEP = ["python", "-S", "-c", "import time; time.sleep(1000)"]
+NODES = [{"name": "node-a", "cpu": "4"}, {"name": "node-b", "cpu": "4"}]
+
+
+class Pods:
+    """The pods of one namespace."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        self.core = client.CoreV1Api(cluster.api_client())
+
+    def start(self, name: str, command: list[str], *, cpu: str = "1", **spec: Any) -> None:
+        container = {
+            "name": "main", "image": "edl", "command": command, **spec.pop("container", {}),
+            "resources": {"requests": {"cpu": cpu}},
+        }  # fmt: skip
+        labels = spec.pop("labels", {"app": name})
+        self.core.create_namespaced_pod(self.namespace, {
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": [container], "restartPolicy": "Never",
+                     "terminationGracePeriodSeconds": 0, **spec},
+        })  # fmt: skip
+
+    def get(self, name: str) -> Any:
+        return self.core.read_namespaced_pod(name, self.namespace)
+
+    def log(self, name: str) -> str:
+        return str(self.core.read_namespaced_pod_log(name, self.namespace))
+
+    def phase(self, name: str) -> str:
+        return str(self.get(name).status.phase)
+
+    def state(self, name: str) -> Any:
+        return self.get(name).status.container_statuses[0].state
+
+    def is_gone(self, name: str) -> bool:
+        try:
+            self.get(name)
+        except ApiException as refused:
+            return refused.status == 404
+        return False
+
+    def condition(self, name: str, kind: str) -> Any:
+        found = [c for c in self.get(name).status.conditions or [] if c.type == kind]
+        return found[0] if found else None
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"it did not come about:\n{self.cluster.report()}")
+            time.sleep(0.02)
+
+    def finish(self, name: str) -> str:
+        self.wait_for(lambda: self.phase(name) in ("Succeeded", "Failed"))
+        return self.phase(name)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=NODES) as started:
+        yield started
+
+
+@pytest.fixture
+def pods(cluster: Cluster) -> Iterator[Pods]:
+    pods = Pods(cluster, cluster.make_namespace())
+    yield pods
+    pods.core.delete_collection_namespaced_pod(pods.namespace, grace_period_seconds=0)
+
+
+def test_a_pod_reaches_another_by_the_name_of_its_service(pods: Pods) -> None:
+    pods.core.create_namespaced_service(pods.namespace, {
+        "metadata": {"name": "echo"},
+        "spec": {"clusterIP": "None", "selector": {"app": "server"}, "ports": [{"port": 7}]},
+    })  # fmt: skip
+    serve = (
+        "import socket; s = socket.create_server(('0.0.0.0', 7777)); print('ready', flush=True)\n"
+        "while True: c, a = s.accept(); c.sendall(a[0].encode()); c.close()"
+    )
+    pods.start("server", ["python", "-S", "-c", serve])
+    pods.wait_for(lambda: pods.phase("server") == "Running")
+    pods.wait_for(lambda: pods.log("server") == "ready\n")
+    ask = "import socket; c = socket.create_connection(('echo', 7777)); print(c.recv(99).decode())"
+    pods.start("client", ["python", "-S", "-c", ask])
+    assert pods.finish("client") == "Succeeded", pods.log("client")
+    # An address of its own, and no loopback address.
+    address = pods.get("client").status.pod_ip
+    assert pods.log("client") == f"{address}\n"
+    assert address.startswith("10.244.")
+    forward = portforward(
+        pods.core.connect_get_namespaced_pod_portforward, "server", pods.namespace, ports="7777"
+    )
+    assert forward.socket(7777).recv(99) == b"127.0.0.1"
+
+
+def test_a_container_has_its_environment_and_volumes_and_nothing_else(pods: Pods) -> None:
+    names = {"name": "of-job"}
+    pods.core.create_namespaced_secret(
+        pods.namespace, {"metadata": names, "stringData": {"token": "secret"}}
+    )
+    pods.core.create_namespaced_config_map(
+        pods.namespace, {"metadata": names, "data": {"model.py": "x = 1"}}
+    )
+    look = (
+        "import os, pathlib\n"
+        "print(os.environ['TOKEN'], os.environ['IP'], os.getuid(), os.getpid(), sep=',')\n"
+        "print(open('/code/model.py').read(), 'PYTEST_CURRENT_TEST' in os.environ)\n"
+        "pathlib.Path('/data/x').touch(); print(os.path.exists('/var/run/secrets'))\n"
+        "pathlib.Path('/etc/x').touch()"
+    )
+    env = [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "of-job", "key": "token"}}},
+        {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    mounts = [{"name": "code", "mountPath": "/code"}, {"name": "data", "mountPath": "/data"}]
+    volumes = [{"name": "code", "configMap": names}, {"name": "data", "emptyDir": {}}]
+    pods.start(
+        "a", ["python", "-uSc", look], volumes=volumes, automountServiceAccountToken=False,
+        securityContext={"runAsUser": 1234, "runAsGroup": 1234, "fsGroup": 1234},
+        container={"env": env, "volumeMounts": mounts, "terminationMessagePolicy":
+                   "FallbackToLogsOnError", "securityContext": {"readOnlyRootFilesystem": True}},
+    )  # fmt: skip
+    assert pods.finish("a") == "Failed"
+    address = pods.get("a").status.pod_ip
+    lines = pods.log("a").splitlines()
+    assert lines[:3] == [f"secret,{address},1234,1", "x = 1 False", "False"]
+    ended = pods.state("a").terminated
+    assert (ended.exit_code, ended.reason) == (1, "Error")
+    assert "Read-only file system" in ended.message
+
+
+def test_a_pod_is_asked_to_end_and_then_killed(pods: Pods) -> None:
+    polite = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0))\n"
+        "print(1, flush=True)\n"
+        "time.sleep(1000)"
+    )
+    pods.start("polite", ["python", "-S", "-c", polite], terminationGracePeriodSeconds=30)
+    # Process 1 without a handler takes no SIGTERM.
+    pods.start("deaf", SLEEP, terminationGracePeriodSeconds=1)
+    pods.wait_for(lambda: pods.phase("polite") == pods.phase("deaf") == "Running")
+    pods.wait_for(lambda: pods.log("polite"))
+    began = time.monotonic()
+    for name in ("polite", "deaf"):
+        pods.core.delete_namespaced_pod(name, pods.namespace)
+    pods.wait_for(lambda: pods.is_gone("polite"))
+    assert time.monotonic() - began < 10
+    pods.wait_for(lambda: pods.is_gone("deaf"))
+    assert time.monotonic() - began >= 1
+
+
+def test_what_cannot_start_says_why(pods: Pods) -> None:
+    pods.start("image", SLEEP, container={"image": "wrong:1"})
+    pods.start("large", SLEEP, cpu="9")
+    pods.start("command", ["no-such-command"])
+    env = [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "no", "key": "b"}}}]
+    pods.start("secret", SLEEP, container={"env": env})
+    assert pods.finish("command") == "Failed"
+    assert pods.state("command").terminated.reason == "StartError"
+    pods.wait_for(lambda: pods.state("image").waiting.reason == "ImagePullBackOff")
+    pods.wait_for(lambda: pods.condition("large", "PodScheduled"))
+    said = pods.condition("large", "PodScheduled")
+    assert said.reason == "Unschedulable"
+    assert said.message.startswith("0/2 nodes are available: 2 Insufficient cpu.")
+    pods.wait_for(lambda: pods.state("secret").waiting.reason == "CreateContainerConfigError")
+
+
+def test_a_pod_of_higher_priority_takes_the_place_of_another(pods: Pods) -> None:
+    scheduling = client.SchedulingV1Api(pods.cluster.api_client())
+    scheduling.create_priority_class({"metadata": {"name": "high"}, "value": 1000})
+    for name in ("low-a", "low-b"):
+        pods.start(name, SLEEP, cpu="4")
+    pods.wait_for(lambda: pods.phase("low-a") == pods.phase("low-b") == "Running")
+    pods.start("waiting", SLEEP, cpu="4")
+    pods.start("urgent", SLEEP, cpu="4", priorityClassName="high")
+    pods.wait_for(lambda: pods.phase("urgent") == "Running")
+    left = {pod.metadata.name for pod in pods.core.list_namespaced_pod(pods.namespace).items}
+    assert len(left & {"low-a", "low-b"}) == 1
+    assert pods.phase("waiting") == "Pending"
+    pods.core.delete_namespaced_pod("urgent", pods.namespace)
+    pods.wait_for(lambda: pods.phase("waiting") == "Running")
+
+
+def test_a_job_replaces_a_pod_that_is_taken_away_and_counts_crashes(pods: Pods) -> None:
+    batch = client.BatchV1Api(pods.cluster.api_client())
+
+    def job(name: str, command: list[str]) -> None:
+        container = {"name": "main", "image": "edl", "command": command}
+        pod = {"containers": [container], "restartPolicy": "Never",
+               "terminationGracePeriodSeconds": 0}  # fmt: skip
+        ignore = {"action": "Ignore", "onPodConditions": [
+            {"type": "DisruptionTarget", "status": "True"}]}  # fmt: skip
+        batch.create_namespaced_job(pods.namespace, {
+            "metadata": {"name": name},
+            "spec": {"backoffLimit": 1, "template": {"spec": pod},
+                     "podFailurePolicy": {"rules": [ignore]}},
+        })  # fmt: skip
+
+    def pods_of(name: str) -> list[Any]:
+        selector = f"job-name={name}"
+        return pods.core.list_namespaced_pod(pods.namespace, label_selector=selector).items
+
+    job("crashes", ["false"])
+    job("stays", SLEEP)
+    pods.wait_for(lambda: [p.status.phase for p in pods_of("stays")] == ["Running"])
+    first = pods_of("stays")[0].metadata.name
+    pods.core.create_namespaced_pod_eviction(first, pods.namespace, {"metadata": {"name": first}})
+    pods.wait_for(lambda: [p.metadata.name for p in pods_of("stays")] not in ([], [first]))
+    assert not batch.read_namespaced_job("stays", pods.namespace).status.failed
+    pods.wait_for(lambda: batch.read_namespaced_job("crashes", pods.namespace).status.conditions)
+    status = batch.read_namespaced_job("crashes", pods.namespace).status
+    assert {c.type: c.reason for c in status.conditions}["Failed"] == "BackoffLimitExceeded"
+    assert status.failed == 2
+    batch.delete_namespaced_job("stays", pods.namespace, propagation_policy="Background")
+    pods.wait_for(lambda: not pods_of("stays"))
+
+
+def test_pods_of_a_lost_node_stay_until_the_node_is_gone(pods: Pods) -> None:
+    pods.cluster.control("add-node", name="doomed", labels={"disk": "old"})
+    soon = [{"key": "node.kubernetes.io/unreachable", "operator": "Exists",
+             "effect": "NoExecute", "tolerationSeconds": 0}]  # fmt: skip
+    pods.start(
+        "a", SLEEP, nodeSelector={"disk": "old"}, tolerations=soon, terminationGracePeriodSeconds=30
+    )
+    pods.wait_for(lambda: pods.phase("a") == "Running")
+    pods.cluster.control("lose-node", name="doomed")
+    pods.wait_for(lambda: pods.get("a").metadata.deletion_timestamp)
+    assert pods.condition("a", "DisruptionTarget").reason == "DeletionByTaintManager"
+    assert pods.phase("a") == "Running"
+    pods.core.delete_node("doomed")
+    pods.wait_for(lambda: pods.is_gone("a"))
+
+
+def test_a_container_that_is_out_of_memory_says_so(pods: Pods) -> None:
+    pods.start("a", SLEEP)
+    pods.wait_for(lambda: pods.phase("a") == "Running")
+    pods.cluster.control("out-of-memory", namespace=pods.namespace, name="a")
+    assert pods.finish("a") == "Failed"
+    ended = pods.state("a").terminated
+    assert (ended.exit_code, ended.reason) == (137, "OOMKilled")
