@@ -187,6 +187,8 @@ def _variables(job: str, env: Mapping[str, str], of_user: Sequence[Manifest]) ->
         {"name": ENV_HOST, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": ENV_TOKEN, "valueFrom": {"secretKeyRef": secret}},
         {"name": "PYTHONUNBUFFERED", "value": "1"},
+        # gRPC writes a line for each handshake that fails, which anybody in the cluster can begin.
+        {"name": "GRPC_VERBOSITY", "value": "ERROR"},
         # The root cannot be written to: libraries put their caches there.
         {"name": "HOME", "value": names.TMP},
         *({"name": name, "value": value} for name, value in env.items()),
