@@ -171,8 +171,8 @@ def _build_root(spec: ContainerSpec) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(root + path)
         Path(root + path).write_text(text)
-    places = [_place(root + mount.target, mount.source) for mount in spec.mounts]
-    os.makedirs(root + spec.folder, exist_ok=True)
+    places = [_place(_resolve(root, mount.target), mount.source) for mount in spec.mounts]
+    os.makedirs(_resolve(root, spec.folder), exist_ok=True)
     if spec.read_only:
         for folder in [*written, root]:
             linux.make_read_only(folder)
@@ -204,6 +204,17 @@ def _devices(dev: str, spec: ContainerSpec) -> None:
     if spec.termination_log:
         Path(dev, "termination-log").touch()
         linux.mount(spec.termination_log, f"{dev}/termination-log", flags=linux.BIND)
+
+
+def _resolve(root: str, path: str) -> str:
+    """Follows the links of a path inside of ``root``: ``/var/run`` is one to ``/run``."""
+    place = ""
+    for word in path.split("/"):
+        step = os.path.normpath(f"{place}/{word}")
+        while os.path.islink(root + step):
+            step = os.path.normpath(os.path.join(os.path.dirname(step), os.readlink(root + step)))
+        place = step
+    return root + place
 
 
 def _place(target: str, source: str) -> str:

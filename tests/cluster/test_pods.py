@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,23 @@ def test_a_container_has_its_environment_and_volumes_and_nothing_else(pods: Pods
     ended = pods.state("a").terminated
     assert (ended.exit_code, ended.reason) == (1, "Error")
     assert "Read-only file system" in ended.message
+
+
+def test_a_pod_talks_to_the_cluster_with_the_token_of_its_account(pods: Pods) -> None:
+    # The folder of the token is below a link, which must not lead out of the container.
+    look = (
+        "import os, ssl, urllib.request\n"
+        "folder = '/var/run/secrets/kubernetes.io/serviceaccount'\n"
+        "host = os.environ['KUBERNETES_SERVICE_HOST']; token = open(f'{folder}/token').read()\n"
+        "request = urllib.request.Request(f'https://{host}/version',\n"
+        "                                 headers={'Authorization': f'Bearer {token}'})\n"
+        "context = ssl.create_default_context(cafile=f'{folder}/ca.crt')\n"
+        "print(urllib.request.urlopen(request, context=context, timeout=20).status)"
+    )
+    pods.start("a", ["python", "-S", "-c", look])
+    assert pods.finish("a") == "Succeeded", pods.log("a")
+    assert pods.log("a") == "200\n"
+    assert not Path("/run/secrets/kubernetes.io/serviceaccount").exists()
 
 
 def test_a_pod_is_asked_to_end_and_then_killed(pods: Pods) -> None:
