@@ -53,9 +53,12 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/encryption.py
 	$(BIN)/python benchmarks/durability.py
 	$(BIN)/python benchmarks/snapshot_stall.py
+	$(BIN)/python -m benchmarks.convergence
 
 bench-cluster: install  ## The published experiments on a simulated cluster, with pictures
 	$(BIN)/python -m benchmarks.cluster.two_jobs
+	$(BIN)/python -m benchmarks.cluster.beside_nginx
+	$(BIN)/python -m benchmarks.cluster.many_workers
 
 proto: install  ## Generates torch_edl/wire/*_pb2.py from the schemas
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)

@@ -64,7 +64,9 @@ _CHANGES = (
 SETTINGS = {"4 workers": (4, ()), "8 workers": (8, ()), "4 to 8 workers": (4, _CHANGES)}
 
 
-def train(model: str, setting: str, seed: int, data: Path, records: int) -> dict[str, Any]:
+def train(
+    model: str, setting: str, seed: int, data: Path, *, records: int, rate: float
+) -> dict[str, Any]:
     """One job; returns its last status."""
     workers, changes = SETTINGS[setting]
     name = f"{model}-{setting.replace(' ', '-')}-{seed}"
@@ -78,7 +80,7 @@ def train(model: str, setting: str, seed: int, data: Path, records: int) -> dict
                 "--strategy", "ps", "--ps", "2", "--workers", f"1:{workers}", "--seed", str(seed),
                 "--batch-size", str(_BATCH), "--records-per-task", str(8 * _BATCH),
                 "--eval-every", str(records // _BATCH // _EVALUATIONS), "--worker-threads", "1",
-                "--spares", "1",
+                "--spares", "1", "--", "--lr", str(rate),
             ],
             stdout=output, stderr=output,
         )  # fmt: skip
@@ -157,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=["wide_deep", "xdeepfm"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Adagrad")
     given = parser.parse_args(arguments)
     models: dict[str, dict[str, list[Curve]]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for seed in range(given.seeds):
                 for setting in SETTINGS:
                     began = time.monotonic()
-                    status = train(model, setting, seed, data, given.records)
+                    status = train(model, setting, seed, data, records=given.records, rate=given.lr)
                     curves[setting].append(curve(status))
                     last, took = curves[setting][-1][-1], time.monotonic() - began
                     print(f"{model}, {setting}, seed {seed}: {last}, {took:.0f} s", flush=True)
@@ -185,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "model": model,
             "records": given.records,
             "seeds": given.seeds,
+            "learning_rate": given.lr,
             "held_out_loss_and_auc": ends,
             "auc": compare(curves, given.records, 2),
             "loss": compare(curves, given.records, 1),

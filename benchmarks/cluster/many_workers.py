@@ -5,8 +5,8 @@
 Eight workers on each machine, a task of two seconds for each (so that 10,000 workers lease 5,000
 tasks a second), and machines that live as ``spot.Lifetimes`` says; when all workers train, the
 provider takes a tenth of the machines at once. A machine has 30 s of notice, but for one in ten,
-which has none. The last job has 1,000 workers and ten million tasks,
-and is not trained to its end.
+which has none. The last job has 1,000 workers and ten million tasks, and is not
+trained to its end.
 """
 
 from __future__ import annotations
@@ -109,8 +109,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    points = [run(workers, seed=given.seed) for workers in given.workers]
-    long = run(1_000, seed=given.seed, tasks=10_000_000)
+    points = []
+    for workers, tasks in [*((workers, 0) for workers in given.workers), (1_000, 10_000_000)]:
+        points.append(run(workers, seed=given.seed, tasks=tasks))
+        report("cluster_many_workers", {"seed": given.seed, **points[-1]})
+    *points, long = points
     made, axes = plots.figure(2, title="One job on machines that are taken away", share=False)
     plots.bars(
         axes[0],
@@ -122,9 +125,7 @@ def main() -> None:
     axes[1].bar(names, [p["memory_kb_per_worker"] for p in [*points, long]], color="#55a868")
     axes[1].set_ylabel("memory of the job's\nstate, KB per worker")
     axes[1].set_xlabel("workers")
-    picture = plots.save(made, "many_workers")
-    for point in [*points, long]:
-        report("cluster_many_workers", {"seed": given.seed, **point, "picture": picture})
+    plots.save(made, "many_workers")
 
 
 if __name__ == "__main__":
