@@ -1,0 +1,101 @@
+"""What a master in a pod does in its own way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from master.runtime.cluster import Cluster
+from master.state.lifecycle import Outcome
+from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.durability import DurabilityConfig
+from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.jobs.folder import JobFolder
+from torch_edl.kubernetes import names
+from torch_edl.placement import KubernetesConfig
+from torch_edl.processes.signals import StopSignals
+
+
+def cluster(host: str = "10.0.0.7") -> Cluster:
+    return Cluster(namespace="ml", job_uid="u1", host=host)
+
+
+def job(**more: Any) -> JobConfig:
+    pods = more.pop("kubernetes", KubernetesConfig(image="edl"))
+    return JobConfig(name="ctr", model_file="/m.py", platform="kubernetes", kubernetes=pods, **more)
+
+
+def test_a_pod_of_a_masters_job_is_known_by_its_environment() -> None:
+    assert Cluster.of_environment({}) is None
+    env = {"TORCH_EDL_JOB_UID": "u1", "TORCH_EDL_NAMESPACE": "ml", "TORCH_EDL_HOST": "10.0.0.7"}
+    assert Cluster.of_environment(env) is not None
+
+
+def test_a_master_is_found_by_the_name_of_its_service() -> None:
+    assert cluster().address("ctr", "127.0.0.1:1") == "ctr-master.ml.svc:29400"
+    assert cluster().listen("") == "0.0.0.0:29400"
+    assert cluster("fd00::7").listen("") == "[::]:29400"
+
+
+def test_the_configuration_comes_from_the_files_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(names, "FILES", str(tmp_path / "files"))
+    with pytest.raises(OSError, match=r"job\.json"):
+        cluster().prepare(JobFolder("ctr"))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "job.json").write_text(job().to_json())
+    folder = JobFolder("ctr")
+    assert cluster().prepare(folder) == job()
+    (folder.dir / "state.sqlite").write_text("what a claim has kept")
+    cluster().prepare(folder)
+    assert (folder.dir / "state.sqlite").exists()
+
+
+def test_a_job_whose_pods_share_no_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(names, "FILES", str(tmp_path))
+    config = job(checkpoint=CheckpointConfig(dir="/ck"))
+    (tmp_path / "job.json").write_text(config.to_json())
+    with pytest.raises(UsageError, match="--checkpoint-dir /ck"):
+        cluster().prepare(JobFolder("ctr"))
+
+
+def test_the_user_hears_at_the_start_what_the_death_of_the_master_costs() -> None:
+    [text] = cluster().warnings(job())
+    assert "the job begins anew" in text
+    assert "--state-claim" in text
+    [text] = cluster().warnings(job(checkpoint=CheckpointConfig(dir="/ck")))
+    assert "returns to its newest checkpoint" in text
+    assert not cluster().warnings(job(durability=DurabilityConfig(store="etcd://e:2379")))
+    claim = KubernetesConfig(image="edl", state_claim="state")
+    assert not cluster().warnings(job(kubernetes=claim))
+
+
+@pytest.mark.parametrize(("asked", "each"), [("4", 4), ("2500m", 2), ("500m", 1), ("1.5", 1)])
+def test_each_worker_has_the_cores_of_its_pod(asked: str, each: int) -> None:
+    pods = KubernetesConfig(image="edl", worker_resources=f"cpu={asked}")
+    config = job(kubernetes=pods, cluster=ClusterConfig(max_workers=7))
+    assert cluster().cores(config) == 7 * each
+
+
+def test_the_job_of_the_master_starts_it_again_only_where_that_helps() -> None:
+    stop = StopSignals(())
+    assert cluster().exit_code(Outcome("finished", 0), stop) == 0
+    assert cluster().exit_code(Outcome("failed", 1), stop) == 1
+    assert cluster().exit_code(Outcome("failed", 2, usage_error=True), stop) == 2
+    assert cluster().exit_code(Outcome("stopped", 143), stop) == 130
+    assert cluster().exit_code(None, stop) == 75
+    stop.first = 15
+    assert cluster().exit_code(None, stop) == 143
+    assert cluster().refused(UsageError("--ps 0")) == 2
+    assert cluster().refused(OSError("etcd is away")) == 75
+    held = UsageError("another master runs")
+    held.__cause__ = StoreConflictError("held")
+    assert cluster().refused(held) == 75
