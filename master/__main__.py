@@ -39,6 +39,7 @@ from master.runtime.store.sqlite import SqliteStore
 from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.processes import PENDING
 from master.state.restart import from_state
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
@@ -225,7 +226,14 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
     reported as such by the launcher."""
     processes = fleet.launched()
     known = [
-        Known(role=p.role, id=p.id, pid=p.pid, since=p.since, started_as=p.started_as)
+        Known(
+            role=p.role,
+            id=p.id,
+            pid=p.pid,
+            since=p.since,
+            ran=p.state != PENDING,
+            started_as=p.started_as,
+        )
         for p in processes
     ]
     taken = launcher.adopt(known)

@@ -146,8 +146,9 @@ class KubernetesLauncher:
         for each in known:
             role, _, id = (each.started_as or f"{each.role}-{each.id}").partition("-")
             name = names.pod(self._job, role, int(id), self._incarnation)
-            taken[each.role, each.id] = each if name in there else None
-            if name in there:
+            taken[each.role, each.id] = each if name in there or each.ran else None
+            if name in there or each.ran:
+                # One that is not there is found missing by the first list of the watch.
                 self._take(_Pod(each.role, each.id, name, created_at=self._clock()))
                 self._began = True
         self._follow()

@@ -19,6 +19,8 @@ class Known:
     """0: it was not known yet, or the process is on another machine."""
     since: int = 0
     """See :func:`torch_edl.processes.adoption.start_time`."""
+    ran: bool = False
+    """The process is known to have run: if it is not there, it has ended."""
     started_as: str = ""
     """The name that it had when it was started; empty: its name of today."""
 

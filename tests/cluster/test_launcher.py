@@ -1,4 +1,4 @@
-"""Pods instead of processes, against an API server; the test is their scheduler and kubelet."""
+"""Pods instead of processes: the launcher on a cluster that runs them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ IN_TIME_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Without nodes: the test says what becomes of a pod."""
-    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=[]) as started:
+def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Cluster]:
+    nodes = [{"name": "node-a", "cpu": "8"}]
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=nodes) as started:
         yield started
 
 
 class Place:
-    """A namespace with launchers, and what its scheduler and kubelets would say."""
+    """A namespace with launchers."""
 
     def __init__(self, cluster: Cluster, api: Api) -> None:
         self.cluster = cluster
@@ -50,11 +50,11 @@ class Place:
         def manifest(spec: ProcessSpec) -> JSON:
             return process_pod(
                 JOB,
-                KubernetesConfig(image="edl"),
+                KubernetesConfig(image="edl", worker_resources="cpu=1"),
                 role=spec.role,
                 id=spec.id,
                 incarnation=incarnation,
-                command=["true"],
+                command=["sh", "-c", *spec.args],
                 env={},
                 grace_s=5,
                 owner=None,
@@ -68,25 +68,9 @@ class Place:
         found, _ = self.api.list("Pod", names.selector(JOB), read=dict)
         return {pod["metadata"]["name"]: pod for pod in found}
 
-    def says(self, name: str, **status: Any) -> None:
-        """A kubelet or the scheduler changes the status of a pod."""
-        path = f"/api/v1/namespaces/{self.api.namespace}/pods/{name}"
-        pod = self.cluster.request("GET", path, None)
-        pod["status"] = {**pod.get("status", {}), **status}
-        self.cluster.request("PUT", f"{path}/status", pod)
-
-    def runs(self, name: str) -> None:
-        self.says(name, phase="Running", containerStatuses=state(running={}))
-
-    def ended(self, name: str, code: int, **more: Any) -> None:
-        phase = "Failed" if code else "Succeeded"
-        terminated = {"exitCode": code, "reason": "Error", "message": "oh no"}
-        self.says(name, phase=phase, containerStatuses=state(terminated=terminated), **more)
-
-
-def state(**state: Any) -> list[JSON]:
-    return [{"name": "main", "image": "edl", "imageID": "", "ready": False, "restartCount": 0,
-             "state": state}]  # fmt: skip
+    def evict(self, name: str) -> None:
+        path = f"/api/v1/namespaces/{self.api.namespace}/pods/{name}/eviction"
+        self.cluster.request("POST", path, {"metadata": {"name": name}})
 
 
 @pytest.fixture
@@ -94,15 +78,23 @@ def place(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     cluster.heal()
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     api = Api.of_kubeconfig(namespace=cluster.make_namespace())
+    for kind, name, key in (
+        ("ConfigMap", names.files(JOB), names.CONFIG_KEY),
+        ("Secret", names.token(JOB), names.TOKEN_KEY),
+    ):
+        data = {"data" if kind == "ConfigMap" else "stringData": {key: "x"}}
+        api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data})
     made = Place(cluster, api)
     yield made
     for launcher in made.launchers:
         launcher.close()
+    for name in made.pods():
+        api.delete("Pod", name, grace_s=0)  # the next test needs the room
     api.close()
 
 
-def spec(id: int, role: str = "worker") -> ProcessSpec:
-    return ProcessSpec(role=role, id=id, module="torch_edl.worker")
+def spec(id: int, command: str = "exec sleep 1000", *, role: str = "worker") -> ProcessSpec:
+    return ProcessSpec(role=role, id=id, module="", args=[command])
 
 
 def pod_name(id: int, role: str = "worker", incarnation: str = "ab") -> str:
@@ -126,62 +118,72 @@ def hear(launcher: KubernetesLauncher, kind: type[ProcessEvent], id: int = 0) ->
     return until(look)[0]
 
 
-def test_pods_are_made_at_once_and_tell_how_far_they_are(place: Place) -> None:
+def test_pods_are_made_at_once_and_run_where_there_is_room(place: Place) -> None:
     launcher = place.launcher()
-    for id in range(20):
+    for id in range(10):
         assert launcher.start(spec(id)) == 0
-    until(lambda: len(place.pods()) == 20)
-    name = pod_name(3)
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                 "message": "0/0 nodes are available"}  # fmt: skip
-    place.says(name, conditions=[condition])
-    waits = until(lambda: [e for e in launcher.poll() if getattr(e, "why", "")])[0]
-    assert isinstance(waits, ProcessWaits)
-    assert (waits.id, waits.placed) == (3, False)
-    assert "0/0 nodes are available" in waits.why
-    place.runs(name)
-    assert hear(launcher, ProcessRuns, 3) == ProcessRuns(role="worker", id=3)
-    place.ended(name, 1)
+    until(lambda: len(place.pods()) == 10)
+    events: list[Any] = []
+
+    def run() -> list[ProcessRuns]:
+        return [e for e in events if isinstance(e, ProcessRuns)]
+
+    def wait() -> list[ProcessWaits]:
+        return [e for e in events if isinstance(e, ProcessWaits) and not e.placed]
+
+    until(lambda: events.extend(launcher.poll()) or (len(run()) == 8 and len(wait()) >= 2))
+    assert all(event.node == "node-a" for event in run())
+    late = {e.id for e in wait()} - {e.id for e in run()}
+    assert len(late) == 2
+    assert all(event.why.startswith("no node has room: ") for event in wait())
+    # Those that wait run when there is room.
+    first = run()[0].id
+    launcher.stop("worker", first, grace_s=0)
+    until(lambda: events.extend(launcher.poll()) or len(run()) == 9)
+    assert run()[8].id in late
+
+
+def test_a_crash_is_told_with_its_last_words(place: Place) -> None:
+    launcher = place.launcher()
+    launcher.start(spec(3, "echo first; echo oh no >&2; exit 1"))
     exit = hear(launcher, ProcessExit, 3)
     assert (exit.code, exit.why, exit.own_fault) == (1, "oh no", None)
+    assert exit.node == "node-a"
+    name = pod_name(3)
     assert launcher.log_path("worker", 3) == f"pod/{name}"
-    assert name in place.pods()  # its log can be read
+    assert list(place.api.log(name, container="main")) == [b"first", b"oh no"]
     assert not any(isinstance(e, ProcessExit) for e in launcher.poll())
 
 
 def test_a_pod_that_somebody_deletes_was_taken(place: Place) -> None:
     launcher = place.launcher()
     launcher.start(spec(0))
-    until(place.pods)
-    hear(launcher, ProcessWaits)
+    hear(launcher, ProcessRuns)
     place.api.delete("Pod", pod_name(0), grace_s=0)
     exit = hear(launcher, ProcessExit)
     assert exit.was_taken
     assert exit.why == "its pod was deleted"
 
 
-def test_a_preempted_pod_was_taken_whatever_its_exit_code(place: Place) -> None:
+def test_a_pod_that_is_evicted_was_taken_whatever_its_exit_code(place: Place) -> None:
     launcher = place.launcher()
-    launcher.start(spec(0))
-    until(place.pods)
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
-                 "message": "by vip"}  # fmt: skip
-    place.ended(pod_name(0), 1, conditions=[condition])
+    launcher.start(spec(0, "trap 'exit 1' TERM; while :; do sleep 0.05; done"))
+    hear(launcher, ProcessRuns)
+    place.evict(pod_name(0))
     exit = hear(launcher, ProcessExit)
     assert exit.was_taken
-    assert exit.why == "preempted by a pod of higher priority: by vip"
+    assert exit.why.startswith("evicted, since its node is drained")
 
 
 def test_a_pod_that_is_stopped_has_ended_as_asked(place: Place) -> None:
     launcher = place.launcher()
-    launcher.start(spec(0))
-    until(place.pods)
-    hear(launcher, ProcessWaits)
-    launcher.stop("worker", 0, grace_s=2.0)
+    launcher.start(spec(0, "trap 'exit 143' TERM; while :; do sleep 0.05; done"))
+    hear(launcher, ProcessRuns)
+    launcher.stop("worker", 0, grace_s=20.0)
     exit = hear(launcher, ProcessExit)
     assert exit.was_terminated
     assert not exit.was_taken
-    assert place.pods() == {}
+    until(lambda: launcher.poll() is not None and place.pods() == {})
 
 
 def test_a_pod_that_is_stopped_before_it_is_made_leaves_nothing(place: Place) -> None:
@@ -244,39 +246,44 @@ def test_a_watch_that_breaks_misses_nothing(place: Place) -> None:
     for id in range(3):
         launcher.start(spec(id))
     until(lambda: len(place.pods()) == 3)
-    hear(launcher, ProcessWaits, 0)
+    hear(launcher, ProcessRuns, 1)
     place.cluster.control("fail", verb="watch", resource="pods", code=410, count=2)
     place.cluster.control("watches", drop=True)
-    place.runs(pod_name(0))
     place.api.delete("Pod", pod_name(1), grace_s=0)
-    events: list[ProcessEvent] = []
-    until(lambda: events.extend(launcher.poll()) or any(isinstance(e, ProcessExit) for e in events))
-    assert any(isinstance(e, ProcessRuns) and e.id == 0 for e in events)
-    assert [e.id for e in events if isinstance(e, ProcessExit)] == [1]
+    exit = hear(launcher, ProcessExit, 1)
+    assert exit.was_taken
 
 
 def test_the_next_master_takes_over_what_is_there(place: Place) -> None:
     first = place.launcher()
-    for id in range(4):
-        first.start(spec(id))
-    until(lambda: len(place.pods()) == 4)
+    for id in range(5):
+        first.start(spec(id, "exit 7" if id == 1 else "exec sleep 1000"))
+    until(lambda: len(place.pods()) == 5)
     first.close()
-    place.runs(pod_name(0))
-    place.ended(pod_name(1), 7)
-    place.api.delete("Pod", pod_name(2), grace_s=0)
+    for id in (2, 4):
+        place.api.delete("Pod", pod_name(id), grace_s=0)
     second = place.launcher()
-    known = [Known(role="worker", id=id) for id in (0, 1, 2)]
+    known = [Known(role="worker", id=id, ran=id == 4) for id in (0, 1, 2, 4)]
     taken = second.adopt([*known, Known(role="ps", id=0, started_as="worker-3")])
-    assert [each is not None for each in taken.values()] == [True, True, False, True]
+    # Of worker-2 nobody knows that it ever ran; what worker-4 had is lost.
+    assert [role_id for role_id, each in taken.items() if each is None] == [("worker", 2)]
     events: list[ProcessEvent] = []
-    until(lambda: events.extend(second.poll()) or len(events) == 3)
-    assert {type(e): (e.role, e.id) for e in events} == {
-        ProcessRuns: ("worker", 0),
-        ProcessExit: ("worker", 1),
-        ProcessWaits: ("ps", 0),
-    }
+
+    def heard(kind: type[ProcessEvent]) -> dict[tuple[str, int], Any]:
+        return {(e.role, e.id): e for e in events if isinstance(e, kind)}
+
+    until(
+        lambda: (
+            events.extend(second.poll())
+            or (len(heard(ProcessRuns)) >= 2 and len(heard(ProcessExit)) == 2)
+        )
+    )
+    assert {("worker", 0), ("ps", 0)} <= heard(ProcessRuns).keys()
+    exits = heard(ProcessExit)
+    assert exits["worker", 1].code == 7
+    assert exits["worker", 4].was_taken
     second.rename("worker", 0, "ps", 1)
-    place.ended(pod_name(0), 1)
+    place.api.delete("Pod", pod_name(0), grace_s=0)
     exit = until(lambda: [e for e in second.poll() if isinstance(e, ProcessExit)])[0]
     assert (exit.role, exit.id) == ("ps", 1)
     assert second.log_path("ps", 1) == f"pod/{pod_name(0)}"
@@ -285,16 +292,16 @@ def test_the_next_master_takes_over_what_is_there(place: Place) -> None:
 def test_pods_of_an_earlier_life_of_the_job_are_deleted(place: Place) -> None:
     old = place.launcher(incarnation="old")
     for id in range(3):
-        old.start(spec(id))
+        old.start(spec(id, "exit 1" if id == 2 else "exec sleep 1000"))
     until(lambda: len(place.pods()) == 3)
-    place.ended(pod_name(2, incarnation="old"), 1)
+    hear(old, ProcessExit, 2)
     old.close()
     new = place.launcher(incarnation="new")
     new.start(spec(0))
     new_name = pod_name(0, incarnation="new")
     # What has ended is left for its log.
     wanted = {new_name, pod_name(2, incarnation="old")}
-    until(lambda: new.poll() is None or place.pods().keys() == wanted)
+    until(lambda: new.poll() is not None and place.pods().keys() == wanted)
 
 
 def test_everything_is_ended_at_the_end(place: Place) -> None:
