@@ -17,7 +17,7 @@ from torch_edl.errors import UsageError
 from torch_edl.option import Checked, declare, option
 
 PLATFORMS = ("local", "kubernetes")
-KINDS: tuple[str, ...] = ()
+KINDS = ("train",)
 """The kinds of jobs that can run on Kubernetes."""
 
 _option = functools.partial(option, kinds=KINDS)
@@ -40,18 +40,20 @@ class KubernetesConfig(Checked):
     ps_resources: str = _option("", "--ps-resources LIST", "of the pod of a parameter server")
     master_resources: str = _option("", "--master-resources LIST", "of the pod of the master")
     volume: tuple[str, ...] = _option(
-        (), "--volume SPEC", "claim=NAME,path=/data[,sub-path=DIR][,read-only]; repeatable"
+        (), "--volume SPEC", "claim=NAME,path=/data[,sub-path=DIR][,read-only] (default: none)"
     )
     """``host=``, ``config-map=`` and ``secret=`` may stand for ``claim=``."""
-    env: tuple[str, ...] = _option((), "--env NAME=VALUE", "a variable of all pods; repeatable")
+    env: tuple[str, ...] = _option((), "--env NAME=VALUE", "a variable of all pods (default: none)")
     env_from: tuple[str, ...] = _option(
-        (), "--env-from SOURCE", "variables from secret=NAME or config-map=NAME; repeatable"
+        (), "--env-from SOURCE", "variables from secret=NAME or config-map=NAME (default: none)"
     )
     node_selector: tuple[str, ...] = _option(
-        (), "--node-selector LABEL=VALUE", "a label that nodes must have; repeatable"
+        (), "--node-selector LABEL=VALUE", "a label that nodes must have (default: none)"
     )
     toleration: tuple[str, ...] = _option(
-        (), "--toleration TAINT", "a taint that nodes may have: KEY[=VALUE][:EFFECT]"
+        (),
+        "--toleration TAINT",
+        "a taint that nodes may have: KEY[=VALUE][:EFFECT] (default: none)",
     )
     priority_class: str = _option("", "--priority-class NAME", "priority class of the pods")
     worker_priority: str = _option(
@@ -59,7 +61,7 @@ class KubernetesConfig(Checked):
     )
     """The rest of the workers has :attr:`priority_class`."""
     image_pull_secret: tuple[str, ...] = _option(
-        (), "--image-pull-secret NAME", "secret for the registry of the image; repeatable"
+        (), "--image-pull-secret NAME", "secret for the registry of the image (default: none)"
     )
     scheduler_name: str = _option("", "--scheduler-name NAME", "scheduler of the pods")
     service_account: str = _option(
@@ -70,14 +72,11 @@ class KubernetesConfig(Checked):
     )
     template: Mapping[str, Any] = declare(set_by="--pod-template", default_factory=dict)
     """The content of that file, for the master."""
-    processes_per_pod: int = _option(
-        1, "--processes-per-pod N", "workers in a pod, which share its GPU", minimum=1
-    )
     network_policy: bool = _option(
         True, "--no-network-policy", "admit other pods to the pods of the job (default: refused)"
     )
     code_in_image: str = _option(
-        "", "--code-in-image DIR", "the image has the model file in DIR; none is sent"
+        "", "--code-in-image PATH", "folder of the image with the model file; none is sent"
     )
 
     state_claim: str = _option(

@@ -53,8 +53,7 @@ def resources(option: str, text: str) -> dict[str, str]:
         if not float(re.match(r"[\d.]+", value)[0]):  # type: ignore[index]
             raise UsageError(f"{expected} must be above 0; leave {name} out to ask for none")
         if "/" in name and not value.isdecimal():
-            raise UsageError(f"{expected} {name} is given whole; write {name}=1, and "
-                             "--processes-per-pod for processes that share one")  # fmt: skip
+            raise UsageError(f"{expected} {name} is given whole; write {name}=1")
         if name in found:
             raise UsageError(f"{option} {text}: {name} is there twice; write it once")
         found[name] = value

@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-_HEAVY = {"cryptography", "numpy", "pandas", "pyarrow", "rich", "sympy", "torch"}
+_HEAVY = {
+    "cryptography",
+    "kubernetes",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "rich",
+    "sympy",
+    "torch",
+    "yaml",
+}
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,6 @@ def test_options_are_parts_of_manifests() -> None:
         ({"priority_class": "High"}, "--priority-class High: no name of an object"),
         ({"namespace": "a.b"}, "--namespace a.b: no name of a namespace"),
         ({"image": "a b"}, "--image 'a b': has a blank"),
-        ({"processes_per_pod": 0}, "--processes-per-pod 0: must be 1 or more"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -24,7 +24,7 @@ def collect(model_file: str) -> dict[str, bytes]:
     folder = Path(model_file).absolute().parent
     image = (
         "build them into the image (torch-edl image writes a Dockerfile), and add "
-        "--code-in-image DIR"
+        "--code-in-image PATH"
     )
     found: dict[str, bytes] = {}
     for file in user_file.local_files(model_file):

@@ -6,11 +6,11 @@ import argparse
 import shutil
 import time
 
+from torch_edl.cli import which
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
 from torch_edl.errors import EdlError, UsageError
-from torch_edl.jobs import calls, catalog
-from torch_edl.jobs.folder import ENDED
+from torch_edl.jobs import catalog
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
@@ -37,7 +37,7 @@ def scale(args: argparse.Namespace) -> int:
     if args.ps is not None:
         ClusterConfig(servers=args.ps)
         request.servers = args.ps
-    answer = calls.ask(catalog.find(args.job), request)
+    answer = which.find(args).ask(request)
     stdout().print(answer.text, soft_wrap=True)
     return 0
 
@@ -49,10 +49,10 @@ def stop(args: argparse.Namespace) -> int:
         UsageError: no such job, or it is over.
         EdlError: the job is still there after 100 seconds.
     """
-    job = catalog.find(args.job)
-    calls.ask(job, pb.StopRequest(reason="torch-edl stop", at_once=args.now))
+    job = which.find(args)
+    job.stop(pb.StopRequest(reason="torch-edl stop", at_once=args.now))
     began, told = time.monotonic(), False
-    while job.is_alive() or (job.is_watched() and job.last_status().get("state") not in ENDED):
+    while not job.is_gone():
         waited_s = time.monotonic() - began
         if waited_s > _SAY_S and not told:
             told = True

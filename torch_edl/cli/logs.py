@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.text import Text
 
+from torch_edl.cli import which
 from torch_edl.cli.progress import colour_of
 from torch_edl.cli.terminal import stdout
 from torch_edl.errors import UsageError
@@ -33,11 +34,15 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: no such job or log, or a number of lines below 0.
     """
-    job = catalog.find(args.job)
     if args.id is not None and args.role in ("", _EVENTS):
         raise UsageError(f"--id {args.id}: of which processes? add --role worker")
     if args.tail is not None and args.tail < 0:
         raise UsageError(f"--tail {args.tail}: must be 0 or more")
+    if which.on_cluster(args):
+        from torch_edl.cli import cluster_logs
+
+        return cluster_logs.main(args, _prefix)
+    job = catalog.find(args.job)
     several = args.id is None and args.role != _EVENTS
     logs: list[_Log] = []
     tail, over = args.tail, False

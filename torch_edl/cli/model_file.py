@@ -32,6 +32,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: the arguments cannot work; nothing was started. So for all verbs here.
     """
+    if args.platform == "kubernetes":
+        from torch_edl.cli import cluster
+
+        return cluster.run(args)
     config = preflight.check(args, "train")
     if args.dry_run:
         from torch_edl.cli import dry_run

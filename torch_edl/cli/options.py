@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     if kind in TRAINING:
         add_option(job, "--detach", "leave the terminal when the job has started (default: no)")
     if kind == "train":
-        text = "try one minibatch, print the plan, start nothing (default: no)"
+        text = "try one minibatch and print the plan, or the YAML (default: no)"
         add_option(job, "--dry-run", text)
     if kind in OF_MODEL_FILE:
         text = "read options from a YAML FILE; those given here count (default: none)"

@@ -10,7 +10,7 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
-from torch_edl.cli import config_file
+from torch_edl.cli import config_file, which
 from torch_edl.cli.options import add_option, add_options, whole, worker_range
 from torch_edl.cli.script_arguments import script_words
 from torch_edl.errors import UsageError
@@ -231,6 +231,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     status = of_job("status", "status.show_job", "show a job: progress, processes, rates")
     add_option(status, "--json", "print one JSON object")
+    which.add_options(status)
 
     logs = of_job(
         "logs",
@@ -245,9 +246,11 @@ def build_parser() -> argparse.ArgumentParser:
     text = "start with the last N lines of each log (default: all)"
     add_option(logs, "--tail N", text, type=whole)
     add_option(logs, "-f, --follow", "print new lines until the job has ended")
+    which.add_options(logs)
 
-    listing = verb("list", "status.list_jobs", "list the jobs of this machine, newest first")
+    listing = verb("list", "status.list_jobs", "list the jobs of this machine or of a cluster")
     add_option(listing, "--json", "print one JSON list")
+    which.add_options(listing)
 
     clean = verb(
         "clean",
@@ -267,6 +270,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(scale, "--workers N|MIN:MAX", text, type=worker_range)
     text = "number of parameter servers, to which the model moves"
     add_option(scale, "--ps N", text, type=whole)
+    which.add_options(scale)
 
     proceed = of_job(
         "continue",
@@ -301,6 +305,26 @@ def build_parser() -> argparse.ArgumentParser:
     )
     stop.add_argument("job", metavar="JOB", help="name of the job")
     add_option(stop, "--now", "end all processes at once, without a last checkpoint")
+    which.add_options(stop)
+
+    image = verb("image", "image.main", "write a Dockerfile for pods on Kubernetes")
+    text = "variant of torch: cpu, cu126 (default: cpu)"
+    add_option(image, "--torch VARIANT", text, default="cpu")
+    text = "what pip installs torch-edl from (default: this version)"
+    add_option(image, "--install SPEC", text, default="")
+    text = "requirements.txt with what the code needs (default: none)"
+    add_option(image, "--requirements FILE", text, default="")
+    text = "copy this folder to DIR, for --code-in-image (default: no)"
+    add_option(image, "--code DIR", text, default="")
+    text = "where to write; - is stdout (default: Dockerfile)"
+    add_option(image, "--output FILE", text, default="Dockerfile")
+    add_option(image, "--force", "replace the file (default: no)")
+
+    attach = of_job(
+        "attach", "cluster.attach", "show the progress of a job on a cluster, until it is over"
+    )
+    attach.epilog = "Ctrl-C leaves the job alone."
+    which.add_options(attach)
     return parser
 
 

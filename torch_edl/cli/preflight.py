@@ -33,7 +33,7 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
         config = dataclasses.replace(config, data=_expand_data(config))
     config = check_folders(config)
     if args.summary:
-        _check_writable(Path(args.summary), "--summary", is_file=True)
+        check_writable(Path(args.summary), "--summary", is_file=True)
     return config
 
 
@@ -53,16 +53,16 @@ def check_folders(config: JobConfig) -> JobConfig:
     if keep.load and keep.resume:
         raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
-        _check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
+        check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
         layout.newest_to_resume(keep.dir, resume=keep.resume)
     if config.trains and keep.output:
         _check_output_dir(keep.output)
     journal_dir = config.durability.journal_dir
     if journal_dir:
-        _check_writable(Path(journal_dir), "--journal-dir", is_file=False)
+        check_writable(Path(journal_dir), "--journal-dir", is_file=False)
     if config.tensorboard:
         tensorboard.writer_class()
-        _check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
+        check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
     return dataclasses.replace(config, checkpoint=keep)
 
 
@@ -152,7 +152,7 @@ def _check_output_dir(directory: str) -> None:
             f"--output {directory}: holds files that are no output of torch-edl; "
             "choose another folder, or empty it"
         )
-    _check_writable(path, "--output", is_file=False)
+    check_writable(path, "--output", is_file=False)
 
 
 def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--output") -> None:
@@ -160,10 +160,11 @@ def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--
     path = Path(file).expanduser()
     if path.suffix not in suffixes:
         raise UsageError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
-    _check_writable(path, option, is_file=True)
+    check_writable(path, option, is_file=True)
 
 
-def _check_writable(path: Path, option: str, *, is_file: bool) -> None:
+def check_writable(path: Path, option: str, *, is_file: bool) -> None:
+    """Raises UsageError unless a file or a folder can be written there."""
     if is_file and path.is_dir():
         raise UsageError(f"{option} {path}: a folder; name a file")
     if not is_file and path.exists() and not path.is_dir():

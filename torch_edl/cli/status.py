@@ -9,10 +9,9 @@ from typing import Any
 
 from rich.text import Text
 
+from torch_edl.cli import which
 from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
-from torch_edl.jobs import catalog
-from torch_edl.jobs.status import report
 
 _STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 
@@ -23,8 +22,8 @@ def show_job(args: argparse.Namespace) -> int:
     Raises:
         UsageError: there is no such job.
     """
-    job = catalog.find(args.job)
-    found = report(job)
+    job = which.find(args)
+    found = job.report()
     if args.json:
         print(json.dumps(found, indent=1))
         return 0
@@ -32,7 +31,7 @@ def show_job(args: argparse.Namespace) -> int:
     head = Text(found["job"], style="bold")
     head.append(f"  {found['state']}", style=_STYLES.get(found["state"], "default"))
     console.print(head, soft_wrap=True)
-    for label, value in (*_rows(found), ("logs", str(job.logs))):
+    for label, value in (*_rows(found), ("logs", job.logs)):
         console.print(f"  {label:<11} {value}", soft_wrap=True)
     if found["state"] == "dead" and found.get("kind") == "train":
         console.print(f"  torch-edl continue {job.name} continues it", soft_wrap=True)
@@ -49,13 +48,14 @@ def show_job(args: argparse.Namespace) -> int:
 
 
 def list_jobs(args: argparse.Namespace) -> int:
-    """Prints a line for each job of this machine, the newest first."""
-    reports = [{**report(job), "started": job.started()} for job in catalog.all_jobs()]
+    """Prints a line for each job, the newest first."""
+    reports = [{**job.report(), "started": job.started()} for job in which.find_all(args)]
     if args.json:
         print(json.dumps(reports, indent=1))
         return 0
     if not reports:
-        stdout().print("no jobs on this machine; torch-edl run starts one")
+        where = "in this namespace" if which.on_cluster(args) else "on this machine"
+        stdout().print(f"no jobs {where}; torch-edl run starts one")
         return 0
     jobs = table("job", "state", "started", "strategy", "records>")
     for found in reports:

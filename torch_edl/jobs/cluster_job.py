@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.jobs.calls import CALL_TIMEOUT_S, refused
+from torch_edl.jobs.log_tail import text_of_line
 from torch_edl.jobs.status import EMPTY, as_dict
 from torch_edl.kubernetes import causes, names
 from torch_edl.kubernetes.api import Api
@@ -55,6 +56,44 @@ class ClusterJob:
     def where(self) -> str:
         """What a command needs to find the job again."""
         return f"--namespace {self.api.namespace}"
+
+    @property
+    def logs(self) -> str:
+        """The command that shows its logs."""
+        return f"torch-edl logs {self.name} {self.where}"
+
+    def is_over(self) -> bool:
+        """Whether the Job had ended when it was last seen."""
+        return ending(self.manifest) is not None
+
+    def is_gone(self) -> bool:
+        """Whether no process of the job is left.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        return not self.refresh() or self.is_over()
+
+    def delete(self) -> None:
+        """Deletes the Job, and in the background all that belongs to it.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        with contextlib.suppress(MissingError):
+            self.api.delete("Job", names.master(self.name), uid=self.uid)
+
+    def why_no_pod(self) -> str:
+        """Why the cluster makes no pod for the master, as its last event says; empty: nothing is
+        known.
+
+        Raises:
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        fields = f"involvedObject.uid={self.uid},type=Warning"
+        events, _ = self.api.list("Event", "", read=dict, fields=fields)
+        events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
+        return " ".join(str(events[-1].get("message", "")).split()) if events else ""
 
     def started(self) -> float:
         """When the job was made, in Unix seconds."""
@@ -154,6 +193,21 @@ class ClusterJob:
         finally:
             connection.close()
 
+    def stop(self, request: pb.StopRequest) -> None:
+        """Asks the master to stop the job; a job whose master has not begun yet is deleted.
+
+        Raises:
+            UsageError: the job is over.
+            ClusterError: the cluster does not answer, or refuses.
+        """
+        if self.is_over():
+            raise UsageError(f"{self.name}: not running any more, it is {self.last()['state']}")
+        pod = self.master_pod()
+        if pod is None or not pod.running:
+            self.delete()
+        else:
+            self.ask(request)
+
     def report(self) -> dict[str, Any]:
         """The status of the job as plain data, from its master or from what is left of it.
 
@@ -192,7 +246,7 @@ class ClusterJob:
         """The state of the job and, if it failed or waits, why."""
         ended = ending(self.manifest)
         how = causes.end(pod, "master", 0, gone=False) if pod is not None else None
-        why = how.why if how is not None else ""
+        why = text_of_line(how.why) if how is not None else ""
         if ended is not None:
             if ended["type"] == "Complete":
                 return "finished", ""

@@ -109,6 +109,12 @@ def last_error(path: str | Path) -> str:
     return ""
 
 
+def text_of_line(line: str) -> str:
+    """What a line of a log says, without the time and the name of the process that logged it."""
+    ours = _OURS.match(line)
+    return line if ours is None else ours["text"]
+
+
 def last_lines(path: str | Path, count: int) -> str:
     """The end of a log, for an error message."""
     try:

@@ -163,13 +163,14 @@ class Api:
         self._object("DELETE", what, _path(kind, name), body=options)
 
     def list(
-        self, kind: str, selector: str, *, read: Callable[[Manifest], T]
+        self, kind: str, selector: str, *, read: Callable[[Manifest], T], fields: str = ""
     ) -> tuple[list[T], str]:
         """All objects of a kind with certain labels, and the version of the list, from which a
         watch can begin.
 
         Args:
             read: what is kept of an object: a job may have thousands.
+            fields: what fields must be, as ``type=Warning``.
 
         Raises:
             ClusterError: in any case of failure.
@@ -178,6 +179,8 @@ class Api:
         rest: str | None = None
         while True:
             query = {"labelSelector": selector, "limit": str(_PAGE)}
+            if fields:
+                query["fieldSelector"] = fields
             if rest:
                 query["continue"] = rest
             page = self._object("GET", f"list {kind.lower()}s", _path(kind), query=query)

@@ -40,16 +40,13 @@ class Forward:
         """Why the last connection could not be made; None: it was."""
         self._dialer, self._port = dialer, port
         self._listener = socket.create_server(("127.0.0.1", 0))
+        host, bound = self._listener.getsockname()
+        self.address = f"{host}:{bound}"
+        """``HOST:PORT`` on this machine."""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._closed = False
         self._start(self._accept)
-
-    @property
-    def address(self) -> str:
-        """``HOST:PORT`` on this machine."""
-        host, port = self._listener.getsockname()
-        return f"{host}:{port}"
 
     def close(self) -> None:
         """Ends all connections."""

@@ -37,8 +37,8 @@ KEEP_S = 7 * 24 * 3600
 """How long the objects of a job that is over stay, for its status and logs."""
 # Crashes of the master after which the job has failed; preemptions and evictions are not counted.
 _MOST_CRASHES = 10
-# The master has said how the job ended; see the exit codes of the master's process.
-_FINAL_CODES = [1, 2, 3, 130]
+FINAL_CODES = (1, 2, 3, 130)
+"""Exit codes of a master that has said how the job ended; it is not started again."""
 _MASTER_GRACE_S = 25.0
 _JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
@@ -230,7 +230,7 @@ def _job(config: JobConfig) -> Manifest:
                         "onExitCodes": {
                             "containerName": names.CONTAINER,
                             "operator": "In",
-                            "values": _FINAL_CODES,
+                            "values": list(FINAL_CODES),
                         },
                     },
                 ]

@@ -63,7 +63,6 @@ def _written(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "--checkpoint-dir", config.checkpoint.dir
     yield "--output", config.checkpoint.output
     yield "--journal-dir", config.durability.journal_dir
-    yield "--tensorboard", config.tensorboard
 
 
 def _mounts(config: JobConfig) -> dict[str, str]:

@@ -1,0 +1,266 @@
+"""Follows a job on a cluster: what its master waits for, events, progress, Ctrl-C, and its end."""
+
+from __future__ import annotations
+
+import queue
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from torch_edl.cli.progress import Display
+from torch_edl.cli.submit import Outcome
+from torch_edl.jobs.cluster_job import ClusterJob, Connection
+from torch_edl.jobs.folder import ENDED
+from torch_edl.jobs.log_tail import text_of_line
+from torch_edl.kubernetes import causes, names
+from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
+from torch_edl.kubernetes.job import FINAL_CODES
+from torch_edl.kubernetes.watch import Change, PodGone, PodSeen, Watch
+from torch_edl.processes.signals import StopSignals
+from torch_edl.processes.spec import ProcessRefused, ProcessWaits
+from torch_edl.wire import master_pb2 as pb
+
+_POLL_S = 0.2
+_CALL_TIMEOUT_S = 5.0
+_SILENT_S = 30.0
+# How often the Job is looked at while its master has no pod, or has said nothing.
+_LOOK_S = 2.0
+_STOPPING = "stopping: "  # how its event begins
+USAGE_CODE = 2
+
+
+@dataclass(kw_only=True)
+class Attendance:
+    """Stays with a job.
+
+    Args:
+        leaves: Ctrl-C leaves the job alone; otherwise it stops the job, as that of this machine.
+    """
+
+    job: ClusterJob
+    display: Display
+    signals: StopSignals
+    leaves: bool
+    _token: str = ""
+    _pods: dict[str, causes.PodState] = field(default_factory=dict)
+    _heard: queue.SimpleQueue[list[Change] | ClusterError] = field(
+        default_factory=queue.SimpleQueue
+    )
+    _listed: bool = False
+    _connection: Connection | None = None
+    _status: pb.GetStatusResponse | None = None
+    _events_after: int = 0
+    _held: list[pb.Event] = field(default_factory=list)
+    _told: set[str] = field(default_factory=set)
+    _answered: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=time.monotonic)
+    _silence_told: bool = False
+    _signals_seen: int = 0
+    _asked: Future[Any] | None = None
+    _refused: str = ""
+    _over: bool = False
+
+    def until_running(self) -> Outcome | None:
+        """Waits for the first answer of the master.
+
+        Returns:
+            None: the job runs, or this client was told to leave; else how it ended before.
+
+        Raises:
+            ClusterError: the cluster refuses what this needs.
+        """
+        return self._follow(only_start=True)
+
+    def until_over(self) -> Outcome | None:
+        """Waits for the end of the job.
+
+        Returns:
+            How it ended; None: this client was told to leave.
+
+        Raises:
+            ClusterError: the cluster refuses what this needs.
+        """
+        return self._follow(only_start=False)
+
+    def _follow(self, *, only_start: bool) -> Outcome | None:
+        selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
+        watch = Watch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
+        try:
+            while not self._over:
+                self._hear()
+                self._poll()
+                self._look()
+                if self._wants_to_leave() or (only_start and self._status is not None):
+                    return None
+                time.sleep(_POLL_S)
+            return self._outcome()
+        finally:
+            watch.close()
+            if self._connection is not None:
+                self._connection.close()
+            self.display.close()
+
+    # ---- what the cluster says of the master's pod ----
+
+    def _hear(self) -> None:
+        while not self._heard.empty():
+            heard = self._heard.get()
+            if isinstance(heard, ClusterError):
+                if not isinstance(heard, NoAnswerError):
+                    raise heard
+                self._tell("watch", f"{heard}; still trying")
+                continue
+            self._listed = True
+            for change in heard:
+                if isinstance(change, PodSeen):
+                    self._pods[change.pod.name] = change.pod
+                elif isinstance(change, PodGone):
+                    self._pods.pop(change.pod.name, None)
+        pod = self._pod()
+        if pod is None or pod.running:
+            return
+        ended = causes.end(pod, "master", 0, gone=False)
+        if ended is not None:
+            return
+        how = causes.progress(pod, "master", 0)
+        if isinstance(how, ProcessRefused):
+            self._refused = how.why
+            self._over = True
+        elif isinstance(how, ProcessWaits) and how.why:
+            self._tell(how.fix, f"the master waits: {how.why}; {how.fix}")
+
+    def _pod(self) -> causes.PodState | None:
+        """The pod of the master that counts: the one that runs, or that may."""
+        pods = sorted(self._pods.values(), key=lambda pod: (pod.running, not pod.ended))
+        return pods[-1] if pods else None
+
+    def _look(self) -> None:
+        """Looks at the Job, where nothing else tells whether it goes on."""
+        pod = self._pod()
+        now = time.monotonic()
+        quiet = pod is None or not pod.running or now - self._answered > _SILENT_S
+        if not self._listed or not quiet or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        try:
+            if not self.job.refresh():
+                self._over, self._refused = True, self._refused or "the job was deleted"
+                return
+            if self.job.is_over():
+                self._over = True
+            elif pod is None and (why := self.job.why_no_pod()):
+                self._tell("no pod", f"the master has no pod: {why}")
+            elif pod is not None and pod.ended and pod.exit_code not in FINAL_CODES:
+                how = causes.end(pod, "master", 0, gone=False)
+                why = text_of_line(how.why) if how is not None else ""
+                why = why or f"exit code {pod.exit_code}"
+                self._tell(pod.uid, f"the master has ended, and is started again: {why}")
+        except NoAnswerError as error:
+            self._tell("job", f"{error}; still trying")
+
+    def _tell(self, about: str, text: str) -> None:
+        """Says something once; an image that cannot be pulled has two texts in turn."""
+        if about not in self._told:
+            self._told.add(about)
+            self.display.note(text)
+
+    # ---- what the master says ----
+
+    def _poll(self) -> None:
+        pod = self._pod()
+        if pod is None or not pod.running:
+            return
+        if self._connection is None or self._connection.pod != pod.name:
+            if self._connection is not None:
+                self._connection.close()
+            self._token = self._token or self.job.token()
+            self._connection = self.job.connect(pod.name, self._token)
+            self._answered = time.monotonic()
+        request = pb.GetStatusRequest(events_after=self._events_after)
+        try:
+            status = self._connection.stub.call(request, timeout_s=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._is_silent(self._connection.error, error)
+            return
+        self._answered, self._silence_told = time.monotonic(), False
+        self._take(status)
+
+    def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
+        """A pod that has just ended, or whose master does not listen yet, is no news."""
+        if cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
+            raise cause
+        silent_s = time.monotonic() - self._answered
+        if silent_s > _SILENT_S and not self._silence_told:
+            self._silence_told = True
+            why = str(cause) if cause is not None else error.code().name.lower()
+            self.display.note(
+                f"the master has not answered for {silent_s:.0f} s ({why}); still waiting"
+            )
+
+    def _take(self, status: pb.GetStatusResponse) -> None:
+        self._status = status
+        for event in status.events:
+            self._events_after = max(self._events_after, event.sequence)
+            if event.level == "error" and status.state in ("finishing", *ENDED):
+                self._held.append(event)  # the cause of the end is told once, in the last line
+            elif event.text != _STOPPING + self.signals.name:
+                self.display.event(event)
+        self.display.update(status)
+        if status.state in ENDED:
+            self._over = True
+
+    # ---- what the user says ----
+
+    def _wants_to_leave(self) -> bool:
+        """Heeds new signals; whether this client is to leave the job alone."""
+        new, self._signals_seen = self.signals.count - self._signals_seen, self.signals.count
+        if not new:
+            return False
+        if self.leaves or self.signals.name != "SIGINT":
+            return True
+        if self._connection is None or self._status is None or self.signals.count > 2:
+            self.display.note(f"{self.signals.name}: deleting the job")
+            self.job.delete()
+            self._over = True
+            return False
+        again = "; Ctrl-C again ends it at once" if self.signals.count == 1 else ""
+        self.display.note(f"{self.signals.name}: stopping the job{again}")
+        request = pb.StopRequest(reason=self.signals.name, at_once=self.signals.count > 1)
+        # Without waiting: the next status shows whether the master stops.
+        self._asked = self._connection.stub.start(request, timeout_s=_CALL_TIMEOUT_S)
+        return False
+
+    def _outcome(self) -> Outcome:
+        status = self._status
+        pod = self._pod()
+        seen = Outcome(
+            state="failed",
+            status=status,
+            signal=self.signals.first,
+            master_exit="" if pod is None or pod.exit_code is None else str(pod.exit_code),
+            logs=self.job.logs,
+        )
+        if status is not None and status.state in ENDED:
+            return replace(
+                seen,
+                state=status.state,
+                error=status.error,
+                traceback=status.traceback,
+                usage_error=status.usage_error,
+            )
+        if self._refused:
+            return replace(seen, error=self._refused, usage_error=True)
+        if self.signals.count and not self.leaves:
+            return replace(seen, state="stopped")
+        state, error = self.job.state(pod)
+        usage = pod is not None and pod.exit_code == USAGE_CODE
+        cause = self._held[-1].text if self._held else error
+        return replace(
+            seen,
+            state=state if state in ENDED else "failed",
+            error=cause or "the master of the job ended unexpectedly",
+            usage_error=usage,
+        )

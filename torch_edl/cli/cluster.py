@@ -1,0 +1,154 @@
+"""``torch-edl run --platform kubernetes`` and ``attach``: a job whose master is on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from torch_edl.cli import code, preflight, summary, tensorboard, user_file, which
+from torch_edl.cli.attend import Attendance
+from torch_edl.cli.manifests import as_yaml
+from torch_edl.cli.options import model_file_job
+from torch_edl.cli.progress import Display, Observer
+from torch_edl.cli.tensorboard import Scalars
+from torch_edl.cli.terminal import stdout
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.jobs import cluster_job
+from torch_edl.kubernetes import job, shared_paths, template
+from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.submit import submit
+from torch_edl.processes.signals import StopSignals
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains the model of a file in pods.
+
+    Raises:
+        UsageError: the arguments cannot work; nothing was started.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    config, sent = check(args)
+    pods = config.kubernetes
+    api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
+    if args.dry_run:
+        print(as_yaml(config, sent, namespace=api.namespace), end="")
+        return 0
+    summary.forget(args.summary)
+    submit(api, config, token=secrets.token_urlsafe(32), code=sent)
+    made = cluster_job.find(api, config.name)
+    console = stdout()
+    console.print(
+        f"{args.model_file} is a model file: job {made.name} trains it, in namespace "
+        f"{api.namespace}",
+        soft_wrap=True,
+    )
+    observers = [Scalars(config.tensorboard)] if config.tensorboard else []
+    return _stay(made, config, observers, detach=args.detach, leaves=False, file=args.summary)
+
+
+def attach(args: argparse.Namespace) -> int:
+    """Shows the progress of a job, as the client that started it does, until the job is over.
+
+    Raises:
+        UsageError: there is no such job, or it is one of this machine.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    args.platform = args.platform or "kubernetes"
+    if not which.on_cluster(args):
+        raise UsageError(
+            "attach --platform local: a job of this machine has its client; see torch-edl status, "
+            "and torch-edl logs --follow"
+        )
+    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
+    found = cluster_job.find(api, args.job)
+    if found.is_over():
+        state, error = found.state(found.master_pod())
+        text = f"{found.name}: {state}" + (f": {error}" if error else "")
+        stdout().print(text, soft_wrap=True)
+        return 0
+    return _stay(found, found.config(), [], detach=False, leaves=True, file="")
+
+
+def check(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
+    """Checks a job without running user code and without a cluster.
+
+    Returns:
+        The configuration for the pods, and the code to send.
+
+    Raises:
+        UsageError: a value cannot work, or a file is missing.
+    """
+    config = model_file_job(args, "train")
+    pods = config.kubernetes
+    bound = user_file.check_model_file(
+        config.model_file, evaluates=bool(config.data.eval), shown=args.model_file
+    )
+    if "data_source" not in bound and not config.data.train:
+        raise UsageError("--data: missing; name files, folders or globs: --data /data/a.parquet")
+    if "data_source" not in bound:
+        _check_paths("--data", config.data.train)
+        _check_paths("--eval-data", config.data.eval)
+    for option in ("output", "checkpoint_dir", "load", "journal_dir"):
+        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option) or "/"])
+    if pods.pod_template:
+        config = replace(
+            config, kubernetes=replace(pods, template=template.load(pods.pod_template))
+        )
+    if pods.code_in_image:
+        place = PurePosixPath(pods.code_in_image)
+        if not place.is_absolute():
+            raise UsageError(f"--code-in-image {place}: write an absolute path, such as /app")
+        config = replace(config, model_file=str(place / PurePosixPath(config.model_file).name))
+        sent = {}
+    else:
+        sent = code.collect(config.model_file)
+    shared_paths.check(config)
+    if config.tensorboard:  # which this client writes
+        tensorboard.writer_class()
+        preflight.check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
+    if args.summary:
+        preflight.check_writable(Path(args.summary), "--summary", is_file=True)
+    return job.in_pods(config, sent), sent
+
+
+def _check_paths(option: str, paths: Sequence[str]) -> None:
+    for path in paths:
+        if not path.startswith("/"):
+            raise UsageError(
+                f"{option} {path}: no absolute path, and this folder is not in the pods; write the "
+                "path on a --volume, such as /data/..."
+            )
+
+
+def _stay(
+    found: cluster_job.ClusterJob,
+    config: JobConfig,
+    observers: Sequence[Observer],
+    *,
+    detach: bool,
+    leaves: bool,
+    file: str,
+) -> int:
+    console = stdout()
+    with StopSignals(_SIGNALS) as signals:
+        attendance = Attendance(
+            job=found, display=Display(console, observers), signals=signals, leaves=leaves
+        )
+        outcome = attendance.until_running() if detach else attendance.until_over()
+    if outcome is not None:
+        return summary.finish(config, outcome, console, file=file)
+    at = f"{found.name} {found.where}"
+    for line in (
+        f"job {found.name} runs on without this terminal",
+        f"see it: torch-edl attach {at}, torch-edl status {at}, torch-edl logs {at} --follow",
+        f"stop it: torch-edl stop {at}",
+    ):
+        console.print(line, soft_wrap=True)
+    return 0

@@ -1,0 +1,150 @@
+"""``torch-edl logs`` of a job on a cluster: the output of its pods, the events of its master."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.jobs import cluster_job
+from torch_edl.kubernetes import names
+from torch_edl.kubernetes.api import Api
+from torch_edl.kubernetes.causes import PodState
+from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
+from torch_edl.kubernetes.watch import Change, PodSeen, Watch
+from torch_edl.wire import master_pb2 as pb
+
+_EVENTS = "events"
+_ROLES = ("master", "ps", "worker", "spare")
+_LOOK_S = 1.0
+
+
+def main(args: argparse.Namespace, prefix: Callable[[str], str]) -> int:
+    """Prints the logs of a job; with ``--follow`` also what is appended until the job is over.
+
+    Args:
+        prefix: what a line of a process of that name begins with.
+
+    Raises:
+        UsageError: no such job or log.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
+    logs = _Logs(job=cluster_job.find(api, args.job), args=args, prefix=prefix)
+    if args.follow:
+        logs.follow()
+    else:
+        logs.show()
+    return 0
+
+
+@dataclass(kw_only=True)
+class _Logs:
+    job: cluster_job.ClusterJob
+    args: argparse.Namespace
+    prefix: Callable[[str], str]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _events_after: int = 0
+    _readers: dict[str, threading.Thread] = field(default_factory=dict)
+    _changes: queue.SimpleQueue[list[Change]] = field(default_factory=queue.SimpleQueue)
+
+    def show(self) -> None:
+        pods = [pod for pod in self.job.pods() if self._is_asked(pod)]
+        if not pods and self.args.role != _EVENTS:
+            asked = self.args.role or "any process"
+            asked += "" if self.args.id is None else f" {self.args.id}"
+            raise UsageError(
+                f"{self.job.name}: there is no pod of {asked}; a log goes with its pod, see "
+                f"torch-edl status {self.job.name} {self.job.where}"
+            )
+        for pod in sorted(pods, key=lambda each: (_ROLES.index(each.role), each.id)):
+            self._read(pod, follow=False)
+        # Events come last: they say how it ended, and the end is what a terminal shows.
+        self._show_events()
+
+    def follow(self) -> None:
+        watch = Watch(
+            self.job.api,
+            names.selector(self.job.name),
+            changed=self._changes.put,
+            failed=lambda error: None,  # it goes on trying
+        )
+        with closing(watch):
+            while True:
+                # What is written before the state is looked at is read once more after it.
+                over = self._is_over()
+                self._start_readers()
+                self._show_events()
+                if over:
+                    break
+                time.sleep(_LOOK_S)
+            for reader in self._readers.values():
+                reader.join()
+
+    def _is_over(self) -> bool:
+        try:
+            return self.job.is_gone()
+        except NoAnswerError:
+            return False
+
+    def _start_readers(self) -> None:
+        while not self._changes.empty():
+            for change in self._changes.get():
+                if not isinstance(change, PodSeen):
+                    continue
+                pod = change.pod
+                begun = pod.running or pod.ended
+                if begun and pod.uid not in self._readers and self._is_asked(pod):
+                    run = threading.Thread(
+                        target=self._read, args=(pod,), kwargs={"follow": True}, daemon=True
+                    )
+                    self._readers[pod.uid] = run
+                    run.start()
+
+    def _is_asked(self, pod: PodState) -> bool:
+        role, id = self.args.role, self.args.id
+        return pod.role in _ROLES and role in ("", pod.role) and id in (None, pod.id)
+
+    def _read(self, pod: PodState, *, follow: bool) -> None:
+        name = f"{pod.role}-{pod.id}"
+        prefix = self.prefix(name) if self.args.id is None else ""
+        try:
+            lines = self.job.api.log(
+                pod.name, container=names.CONTAINER, follow=follow, tail=self.args.tail
+            )
+            for line in lines:
+                self._write(f"{prefix}{line.decode('utf-8', 'replace')}\n")
+        except MissingError:
+            pass  # its pod has just gone
+        except ClusterError as error:
+            if pod.running or pod.ended:
+                self._write(f"{prefix}{error}\n")
+
+    def _show_events(self) -> None:
+        if self.args.role not in ("", _EVENTS):
+            return
+        try:
+            status = self.job.ask(pb.GetStatusRequest(events_after=self._events_after))
+        except EdlError:  # there is no master to ask; its log says how it ended
+            return
+        prefix = self.prefix(_EVENTS) if self.args.role != _EVENTS else ""
+        events = [each for each in status.events if each.sequence > self._events_after]
+        if self.args.tail is not None and not self._events_after:
+            events = events[len(events) - min(self.args.tail, len(events)) :]
+        for event in status.events:
+            self._events_after = max(self._events_after, event.sequence)
+        for event in events:
+            clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
+            mark = "" if event.level == "info" else f"{event.level}: "
+            self._write(f"{prefix}{clock} {mark}{event.text}\n")
+
+    def _write(self, text: str) -> None:
+        with self._lock:
+            sys.stdout.write(text)
+            sys.stdout.flush()

@@ -1,0 +1,128 @@
+"""``torch-edl image``: a Dockerfile for the pods of a job."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from torch_edl import __version__
+from torch_edl.cli.terminal import stdout
+from torch_edl.errors import UsageError
+from torch_edl.files import write_text
+
+# Where PyTorch publishes its wheels, a folder for each variant.
+_WHEELS = "https://download.pytorch.org/whl"
+_VARIANT = re.compile(r"cpu|cu\d{2,3}|rocm\d(\.\d)*|xpu")
+_USER = 1000
+"""As of the pods, see :mod:`torch_edl.kubernetes.pod`."""
+
+_TEMPLATE = """\
+# Written by torch-edl image. In the folder of the code:
+#   docker build -t REGISTRY/NAME:TAG{file} . && docker push REGISTRY/NAME:TAG
+#   torch-edl run MODEL.py --platform kubernetes --image REGISTRY/NAME:TAG {run}...
+FROM python:{python}-slim AS build
+# The compiler that torch-edl needs stays in this stage.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ git \\
+ && rm -rf /var/lib/apt/lists/*
+{copy}RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels {install}
+
+FROM python:{python}-slim
+ENV PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# torch first and alone: it is the largest layer, and changes least.
+RUN pip install torch --index-url {wheels}
+COPY --from=build /wheels /wheels
+RUN pip install "$(echo /wheels/torch_edl-*.whl)[kubernetes]" && rm -rf /wheels
+{requirements}{code}USER {user}:{user}
+"""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Writes the Dockerfile.
+
+    Raises:
+        UsageError: a variant that does not exist, or a file that is missing or in the way.
+    """
+    text = dockerfile(
+        variant=args.torch,
+        install=args.install,
+        requirements=args.requirements,
+        code=args.code,
+        name=args.output,
+    )
+    if args.output == "-":
+        sys.stdout.write(text)
+        return 0
+    path = Path(args.output)
+    if path.exists() and not args.force:
+        raise UsageError(f"--output {path}: is there already; name another file, or add --force")
+    write_text(path, text)
+    stdout().print(f"{path}: written; its first lines say how to build the image", soft_wrap=True)
+    return 0
+
+
+def dockerfile(*, variant: str, install: str, requirements: str, code: str, name: str) -> str:
+    """The text of the Dockerfile.
+
+    Args:
+        variant: of torch: ``cpu``, ``cu126``.
+        install: what pip takes for torch-edl; empty: this version. A wheel, or a folder with its
+            source, must be below the folder that the image is built in.
+        requirements: a file of that folder; empty: none.
+        code: the folder of the image for the files of that folder; empty: they are not copied.
+        name: of the Dockerfile.
+
+    Raises:
+        UsageError: a variant that does not exist, or a path that cannot be copied.
+    """
+    if not _VARIANT.fullmatch(variant):
+        raise UsageError(
+            f"--torch {variant}: no variant of torch; write cpu, or that of your GPUs, such as "
+            "cu126 (PyTorch's page on installation lists them)"
+        )
+    if code and not code.startswith("/"):
+        raise UsageError(f"--code {code}: write an absolute path of the image, such as /app")
+    copy = ""
+    wanted = install or f"torch-edl=={__version__}"
+    if install and Path(install).exists():
+        place = _in_context("--install", install)
+        folder = Path(install).is_dir()
+        copy = f"COPY {_json(place, '/src/' if folder else f'/src/{Path(install).name}')}\n"
+        wanted = "/src" if folder else f"/src/{Path(install).name}"
+    needs = ""
+    if requirements:
+        if not Path(requirements).is_file():
+            raise UsageError(f"--requirements {requirements}: no such file")
+        place = _in_context("--requirements", requirements)
+        needs = f"COPY {_json(place, '/tmp/requirements.txt')}\n"
+        needs += "RUN pip install -r /tmp/requirements.txt\n"
+    return _TEMPLATE.format(
+        file="" if name in ("Dockerfile", "-") else f" -f {shlex.quote(name)}",
+        run=f"--code-in-image {code} " if code else "",
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        copy=copy,
+        install=shlex.quote(wanted),
+        wheels=f"{_WHEELS}/{variant}",
+        requirements=needs,
+        code=f"COPY {_json('.', code)}\nWORKDIR {code}\n" if code else "",
+        user=_USER,
+    )
+
+
+def _in_context(option: str, path: str) -> str:
+    """The path below the folder that the image is built in: this one."""
+    try:
+        return Path(path).absolute().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        raise UsageError(
+            f"{option} {path}: is outside this folder, and an image is built of the files of one "
+            "folder; copy it here"
+        ) from None
+
+
+def _json(*words: str) -> str:
+    """The words of an instruction, of which one may have a blank."""
+    quoted = (word.replace("\\", "\\\\").replace('"', '\\"') for word in words)
+    return "[" + ", ".join(f'"{word}"' for word in quoted) + "]"

@@ -1,0 +1,55 @@
+"""``torch-edl run --platform kubernetes --dry-run``: the objects of a job as YAML."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.kubernetes import job, names
+
+
+def as_yaml(config: JobConfig, code: Mapping[str, bytes], *, namespace: str) -> str:
+    """What ``kubectl apply -f -`` accepts. Without the token: comments say what makes it.
+
+    The objects do not belong to the Job here, since its uid is known when it is there; a comment
+    says what deletes them all.
+
+    Raises:
+        UsageError: the extra is missing.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError("--dry-run: pip install 'torch-edl[kubernetes]' writes YAML") from error
+
+    class Dumper(yaml.SafeDumper):
+        """Texts of several lines as blocks, and no references between objects."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    pods = config.kubernetes
+    made = job.objects(config, namespace=namespace, token="", code=code)
+    where = f" --namespace {namespace}"
+    where += f" --context {shlex.quote(pods.context)}" if pods.context else ""
+    patch = '{"stringData":{"token":"\'$(openssl rand -hex 32)\'"}}'
+    kinds = ",".join(each["kind"].lower() for each in made)
+    head = f"""\
+# Job {config.name} of torch-edl.
+#   kubectl apply{where} -f FILE
+# The Secret has no token yet, and no pod starts without one. This makes one:
+#   kubectl patch secret{where} {names.token(config.name)} -p '{patch}'
+# This deletes everything:
+#   kubectl delete{where} {kinds} -l {names.selector(config.name)}
+"""
+    return head + yaml.dump_all(
+        made, Dumper=Dumper, explicit_start=True, sort_keys=False, width=100
+    )

@@ -1,0 +1,75 @@
+"""Which jobs a command is about: those of this machine, or those of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from torch_edl.cli.options import add_option
+from torch_edl.errors import UsageError
+from torch_edl.jobs import catalog
+from torch_edl.placement import PLATFORMS
+
+if TYPE_CHECKING:
+    from torch_edl.jobs.asked import AskedJob
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say where a job is."""
+    group = parser.add_argument_group("kubernetes")
+    text = "where the job is (default: here, or there if one below is given)"
+    add_option(group, "--platform local|kubernetes", text, choices=PLATFORMS, default="")
+    text = "namespace of the job (default: that of the context)"
+    add_option(group, "--namespace NAME", text, default="")
+    text = "context of the kubeconfig (default: the current one)"
+    add_option(group, "--context NAME", text, default="")
+
+
+def on_cluster(args: argparse.Namespace) -> bool:
+    """Whether a job of a cluster is meant.
+
+    Raises:
+        UsageError: both are.
+    """
+    of_cluster = bool(args.namespace or args.context)
+    if of_cluster and args.platform == "local":
+        raise UsageError(
+            "--platform local: --namespace and --context are for a cluster; leave them out"
+        )
+    return of_cluster or args.platform == "kubernetes"
+
+
+def find(args: argparse.Namespace) -> AskedJob:
+    """The job that is named; the newest if none is.
+
+    Raises:
+        UsageError: there is none.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    if not on_cluster(args):
+        from torch_edl.jobs.asked import LocalJob
+
+        return LocalJob(catalog.find(args.job))
+    # Only here: the client of Kubernetes takes long to import, and is an extra.
+    from torch_edl.jobs import cluster_job
+    from torch_edl.kubernetes.api import Api
+
+    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
+    return cluster_job.find(api, args.job)
+
+
+def find_all(args: argparse.Namespace) -> list[AskedJob]:
+    """All jobs there, newest first.
+
+    Raises:
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    if not on_cluster(args):
+        from torch_edl.jobs.asked import LocalJob
+
+        return [LocalJob(folder) for folder in catalog.all_jobs()]
+    from torch_edl.jobs import cluster_job
+    from torch_edl.kubernetes.api import Api
+
+    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
+    return list(cluster_job.all_jobs(api))
