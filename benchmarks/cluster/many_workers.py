@@ -74,7 +74,9 @@ def run(workers: int, *, seed: int = 0, tasks: int = 0) -> dict[str, Any]:
     world.clock.every(5.0, look)
     if tasks:
         world.clock.run(until_s=all_train_s + 60)
-        assert job.job.done()[0] <= job.watermarks.applied
+        main = job.job.tasks.main
+        assert main is not None
+        assert main.records_done <= job.watermarks.applied
     else:
         world.run_jobs()
     meter, lost = world.meter, job.lost
