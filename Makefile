@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard torch_edl/wire/*.proto)
 
-.PHONY: help install quickstart test lint proto proto-check storm bench bench-cluster clean
+.PHONY: help install quickstart test test-kubernetes lint proto proto-check storm bench bench-cluster clean
 
 help:  ## Lists the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,10 @@ lint: install proto-check  ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-kubernetes: install  ## Jobs on a cluster: KUBECONFIG=FILE IMAGE=NAME, or the tests' own one
+	EDL_TEST_KUBECONFIG=$(KUBECONFIG) EDL_TEST_IMAGE=$(IMAGE) \
+	  $(BIN)/python -m pytest tests/cluster/test_jobs.py
 
 storm: install  ## The long fault storms
 	$(BIN)/python -m pytest -m slow

@@ -11,6 +11,7 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
     kubelets, pod_run, pod_files, container, linux   pods as processes
     network, dns   addresses and names of pods
     faults, control, settings   what a test orders
+    jobs   jobs of torch-edl in a namespace of any cluster
     cluster   for the tests: starts all this, and writes the kubeconfig
 
 The process ends when its standard input does, so it never outlives its test.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from tests.cluster.kinds import Object, name_of, namespace_of
+from tests.cluster.kinds import NAMESPACES, Object, name_of, namespace_of
 from tests.cluster.operations import Operations, ends_in_foreground
 from tests.cluster.store import Store
 
 
 def collect_garbage(store: Store, operations: Operations) -> None:
-    """Deletes what has lost all its owners, and then owners that waited for it."""
+    """Deletes what has lost all its owners or its namespace, and then owners that waited."""
+    namespaces = {"", *map(name_of, store.list(NAMESPACES))}
     things = list(store.kinds())
     uids = {thing["metadata"]["uid"] for _, thing in things}
     ending = {t["metadata"]["uid"] for _, t in things if ends_in_foreground(t)}
     for kind, thing in things:
         owners = {o["uid"] for o in thing["metadata"].get("ownerReferences") or []}
         orphaned = owners and not owners & uids
-        if (orphaned or owners & ending) and not _is_ending(thing):
+        homeless = namespace_of(thing) not in namespaces
+        if (orphaned or homeless or owners & ending) and not _is_ending(thing):
             operations.delete(
                 kind, namespace_of(thing), name_of(thing), {"propagationPolicy": "Background"}
             )

@@ -50,6 +50,7 @@ class Kubelets:
         **resources: str,
     ) -> None:  # fmt: skip
         """A new node; its resources as ``cpu="4"``, and ``gpu`` for ``nvidia.com/gpu``."""
+        self.lost.pop(name, None)  # A machine of that name was lost before.
         if "gpu" in resources:
             resources["nvidia.com/gpu"] = resources.pop("gpu")
         allocatable = {"cpu": "64", "memory": "256Gi", "pods": "110", **resources}

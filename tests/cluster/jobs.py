@@ -1,0 +1,226 @@
+"""Jobs on a cluster, as a user submits them: through the command line and a kubeconfig.
+
+Nothing here knows which cluster it is. The data, and the file for which the counting model waits,
+are on a claim that pods of the tests write and read, so that the same tests run on a real cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+ROOT = Path(__file__).parents[2]
+COUNTING = ROOT / "examples" / "counting"
+EDL = [sys.executable, "-m", "torch_edl.cli"]
+CLAIM, STATE = "data", "state"
+
+JSON = dict[str, Any]
+
+
+class Namespace:
+    """The jobs of a new namespace.
+
+    Args:
+        kubeconfig: of the cluster; its user may make namespaces.
+        image: that has torch-edl.
+        folder: for the output of commands.
+    """
+
+    def __init__(self, kubeconfig: Path, image: str, folder: Path) -> None:
+        self._image, self._folder = image, folder
+        api_client = config.new_client_from_config(str(kubeconfig))
+        self.core, self.batch = client.CoreV1Api(api_client), client.BatchV1Api(api_client)
+        made = self.core.create_namespace({"metadata": {"generateName": "torch-edl-test-"}})
+        self.name: str = made.metadata.name
+        name = self.name
+        self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(folder)}
+        # Pods need the account that a namespace gets after its creation.
+        self.wait_for(lambda: self.core.list_namespaced_service_account(name).items)
+        for claim in (CLAIM, STATE):
+            self.core.create_namespaced_persistent_volume_claim(name, {
+                "metadata": {"name": claim},
+                "spec": {"accessModes": ["ReadWriteMany"],
+                         "resources": {"requests": {"storage": "1Gi"}}},
+            })  # fmt: skip
+        scripts = {f"{word}.py": (COUNTING / f"{word}.py").read_text()
+                   for word in ("prepare", "check")}  # fmt: skip
+        self.core.create_namespaced_config_map(
+            name, {"metadata": {"name": "scripts"}, "data": scripts}
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.core.delete_namespace(self.name)
+
+    def edl(self, *words: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+        """A command that ends by itself."""
+        return subprocess.run(
+            [*EDL, *words, "--namespace", self.name], env=self.env, text=True, timeout=timeout_s,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=self._folder,
+        )  # fmt: skip
+
+    def prepare(self, records: int) -> None:
+        """Writes the numbers from 0 to the claim."""
+        code = self.run_pod("prepare", ["prepare.py", "/data", "--records", str(records)])
+        assert code == 0, self.report()
+
+    def check(self) -> None:
+        """The output of the counting model has counted every record exactly once."""
+        code = self.run_pod("check", ["check.py", "/data/output", "/data"])
+        assert code == 0, self.report()
+
+    def run_pod(self, name: str, words: list[str]) -> int:
+        """Runs a script of the counting example with the claim at ``/data``; its exit code."""
+        script, *rest = words
+        command = ["python", f"/scripts/{script}", *rest]
+        places = [{"name": "data", "mountPath": "/data"},
+                  {"name": "scripts", "mountPath": "/scripts"}]  # fmt: skip
+        container = {
+            "name": "main", "image": self._image, "command": command, "volumeMounts": places,
+            "resources": {"requests": {"cpu": "100m"}},
+        }  # fmt: skip
+        volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}},
+                   {"name": "scripts", "configMap": {"name": "scripts"}}]  # fmt: skip
+        spec = {"containers": [container], "volumes": volumes, "restartPolicy": "Never",
+                "securityContext": {"runAsUser": 1000, "fsGroup": 1000}}  # fmt: skip
+        self.core.create_namespaced_pod(self.name, {"metadata": {"name": name}, "spec": spec})
+        ended = ("Succeeded", "Failed")
+        self.wait_for(lambda: self.core.read_namespaced_pod(name, self.name).status.phase in ended)
+        pod = self.core.read_namespaced_pod(name, self.name)
+        return int(pod.status.container_statuses[0].state.terminated.exit_code)
+
+    def submit(self, name: str, *flags: str, delay_s: float = 0.02) -> Job:
+        """`torch-edl run` of the counting model."""
+        words = [
+            *EDL, "run", str(COUNTING / "model.py"), "--platform", "kubernetes",
+            "--namespace", self.name, "--image", self._image, "--job-name", name,
+            "--volume", f"claim={CLAIM},path=/data", "--data", "/data/data-*.parquet",
+            "--output", "/data/output", *flags, "--", "--delay", str(delay_s),
+        ]  # fmt: skip
+        return Job(self, name, words, self._folder / f"{name}.log")
+
+    def pods(self, job: str = "", role: str = "") -> list[Any]:
+        """All, or those of a job and role; those that are about to end, too."""
+        selector = f"torch-edl.dev/job={job}" if job else ""
+        selector += f",torch-edl.dev/role={role}" if role else ""
+        return list(self.core.list_namespaced_pod(self.name, label_selector=selector).items)
+
+    def running(self, job: str, role: str) -> list[str]:
+        """The names of pods that run and are to go on."""
+        return [
+            pod.metadata.name for pod in self.pods(job, role)
+            if pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
+        ]  # fmt: skip
+
+    def left_of(self, job: str) -> list[str]:
+        """All objects of a job."""
+        selector = f"torch-edl.dev/job={job}"
+        lists = (
+            self.core.list_namespaced_pod, self.core.list_namespaced_service,
+            self.core.list_namespaced_secret, self.core.list_namespaced_config_map,
+            self.core.list_namespaced_service_account, self.batch.list_namespaced_job,
+        )  # fmt: skip
+        found = [list_all(self.name, label_selector=selector).items for list_all in lists]
+        return [thing.metadata.name for things in found for thing in things]
+
+    def delete(self, job: str) -> None:
+        """All objects of a job go with its Job."""
+        self.batch.delete_namespaced_job(
+            f"{job}-master", self.name, propagation_policy="Background"
+        )
+        self.wait_for(lambda: self.left_of(job) == [])
+
+    def evict(self, name: str) -> None:
+        """As a drained node, or a scheduler in need of the place, does it."""
+        with contextlib.suppress(ApiException):
+            self.core.create_namespaced_pod_eviction(name, self.name, {"metadata": {"name": name}})
+
+    def kill(self, name: str) -> None:
+        """Without a grace period."""
+        with contextlib.suppress(ApiException):
+            self.core.delete_namespaced_pod(name, self.name, grace_period_seconds=0)
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"it did not come about:\n{self.report()}")
+            time.sleep(0.1)
+
+    def report(self) -> str:
+        """The output of commands, and what the cluster says about the pods."""
+        found = [f"==== {log.name}\n{log.read_text()[-4000:]}"
+                 for log in sorted(self._folder.glob("*.log"))]  # fmt: skip
+        for pod in self.pods():
+            statuses = pod.status.container_statuses or []
+            states = [{k: v for k, v in s.state.to_dict().items() if v} for s in statuses]
+            found.append(f"==== {pod.metadata.name} {pod.status.phase} {states}")
+            with contextlib.suppress(ApiException):
+                found.append(
+                    self.core.read_namespaced_pod_log(pod.metadata.name, self.name, tail_lines=30)
+                )
+        events = self.core.list_namespaced_event(self.name).items
+        found += [f"{e.involved_object.name}: {e.reason}: {e.message}" for e in events[-30:]]
+        return "\n".join(map(str, found))
+
+
+class Job:
+    """A running ``torch-edl run``, whose output is in a file."""
+
+    def __init__(self, namespace: Namespace, name: str, command: list[str], log: Path) -> None:
+        self.name, self._namespace, self.log = name, namespace, log
+        self.began = time.monotonic()
+        with open(log, "w") as output:
+            self.process = subprocess.Popen(
+                command, env=namespace.env, stdout=output, stderr=output
+            )
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def done(self) -> int:
+        """Committed records, as the master tells; 0 while there is none."""
+        said = self._namespace.edl("status", self.name, "--json").stdout
+        with contextlib.suppress(ValueError):
+            return int(json.loads(said[said.index("{") :])["records"]["done"])
+        return 0
+
+    def trains_on(self) -> None:
+        """Until more is done than now."""
+        before = self.done()
+        self.wait_for(lambda: self.done() > before, 100)
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+        """While the client is there."""
+
+        def holds() -> object:
+            if (found := condition()) or self.process.poll() is None:
+                return found
+            return pytest.fail(f"the client has ended:\n{self._namespace.report()}")
+
+        self._namespace.wait_for(holds, timeout_s)
+
+    def finish(self, timeout_s: float = 120) -> int:
+        """The exit code of the client."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s} s:\n{self._namespace.report()}")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,156 @@
+"""Jobs on a cluster that takes machines away: nothing is lost, nothing is counted twice, and what
+goes wrong is said in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.jobs import STATE, Job, Namespace
+
+NODES = [{"name": f"node-{word}", "cpu": "8"} for word in "abc"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, machine: None) -> Iterator[Cluster | None]:
+    """None: the tests run on a cluster of somebody else, see `make test-kubernetes`."""
+    if os.environ.get("EDL_TEST_KUBECONFIG"):
+        yield None
+        return
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=NODES) as started:
+        yield started
+
+
+@pytest.fixture
+def orders(cluster: Cluster | None) -> Iterator[Cluster]:
+    """The cluster, for a test that orders something to fail in it."""
+    if cluster is None:
+        pytest.skip("only the cluster of the tests takes orders to fail")
+    yield cluster
+    cluster.heal()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster | None, tmp_path: Path) -> Iterator[Namespace]:
+    """A new one, which goes with all that is in it."""
+    kubeconfig = cluster.kubeconfig if cluster else Path(os.environ["EDL_TEST_KUBECONFIG"])
+    image = os.environ.get("EDL_TEST_IMAGE") or "edl:test"
+    with Namespace(kubeconfig, image, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def submit(namespace: Namespace) -> Iterator[Callable[..., Job]]:
+    """``submit(records, *flags)``: the counting model, named ``count``."""
+    with contextlib.ExitStack() as stack:
+
+        def start(records: int, *flags: str, delay_s: float = 0.02) -> Job:
+            namespace.prepare(records)
+            job = namespace.submit("count", *flags, delay_s=delay_s)
+            return stack.enter_context(contextlib.closing(job))
+
+        yield start
+
+
+RECORDS = 8000
+# Each batch takes so long that the job is not over before it is hurt.
+FLAGS = (
+    "--workers", "2", "--ps", "2", "--batch-size", "10", "--records-per-task", "40",
+    "--spares", "0", "--durability", "journal", "--journal-dir", "/data/journals",
+    "--state-claim", STATE,
+)  # fmt: skip
+DELAY_S = 0.06
+JOB = "count"
+
+
+def test_a_job_trains_in_pods_and_leaves_its_model(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(600, "--workers", "2", "--ps", "1", "--batch-size", "20", delay_s=0.0)
+    assert job.finish() == 0, namespace.report()
+    namespace.check()
+
+
+@pytest.fixture
+def running(namespace: Namespace, submit: Callable[..., Job]) -> Iterator[Job]:
+    """Two workers and two servers that train; the test ends with an exact count."""
+    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 2, 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    yield job
+    assert job.finish(300) == 0, namespace.report()
+    namespace.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_half_of_the_workers_are_preempted_and_return(namespace: Namespace, running: Job) -> None:
+    victim = namespace.running(JOB, "worker")[0]
+    namespace.evict(victim)
+    running.wait_for(
+        lambda: (
+            len(namespace.running(JOB, "worker")) == 2
+            and victim not in namespace.running(JOB, "worker")
+        ),
+        100,
+    )
+    assert running.done() < RECORDS
+    assert "error" not in running.said()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("role", ["ps"])
+def test_a_pod_is_deleted_at_once(namespace: Namespace, running: Job, role: str) -> None:
+    victim = namespace.running(JOB, role)[0]
+    namespace.kill(victim)
+    running.wait_for(
+        lambda: namespace.running(JOB, role) and victim not in namespace.running(JOB, role), 100
+    )
+    running.trains_on()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--image", "registry.example/wrong:1"), "the image registry.example/wrong:1 cannot be"),
+        (("--master-resources", "cpu=99"), "Insufficient cpu"),
+    ],
+)
+def test_what_cannot_start_is_said_in_one_line(
+    namespace: Namespace, submit: Callable[..., Job], flags: tuple[str, str], said: str
+) -> None:
+    job = submit(100, *FLAGS, *flags)
+    job.wait_for(lambda: said in job.said())
+    job.process.send_signal(signal.SIGINT)
+    job.finish()
+    namespace.wait_for(lambda: namespace.left_of(JOB) == [])
+
+
+@pytest.mark.slow
+def test_a_quota_and_a_lack_of_rights_are_said_in_one_line(
+    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    orders.control(
+        "fail", verb="create", resource="jobs", code=403, message="jobs.batch is forbidden: no"
+    )
+    job = submit(100, *FLAGS)
+    assert job.finish() != 0
+    assert "forbidden" in job.said()
+    namespace.core.create_namespaced_resource_quota(
+        namespace.name, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    )
+    job = namespace.submit(JOB, *FLAGS)
+    job.wait_for(lambda: "exceeded quota: few" in job.said())
+    job.process.send_signal(signal.SIGINT)
+    job.finish()
+    namespace.delete(JOB)
