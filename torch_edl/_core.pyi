@@ -5,6 +5,7 @@ what came. Heavy calls release the GIL and may run concurrently.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +153,34 @@ def assemble(
     """Bytes of all parts, one after the other: copies of buffers, and the rows of ids (n,) of
     tables as n * dim little-endian float32, which are pulled to their place without a copy."""
 
+def pull_tables(
+    lookups: Sequence[tuple[Table, bytes | memoryview]],
+    dtype: str = "fp32",
+    read_only: bool = False,
+) -> list[npt.NDArray[Any]]:
+    """Rows (n, dim) of packed ids (n,) of each table: float32, or the bits of ``bf16`` or ``fp16``
+    as uint16.
+
+    Raises:
+        ValueError: as :meth:`Table.pull`, or the dtype or the size of a buffer is none of these.
+    """
+
+def decode_gradients(
+    pushes: Sequence[tuple[Table, bytes | memoryview, bytes | memoryview, str]],
+) -> list[tuple[_Ids, _Floats]]:
+    """Ids (n,) and gradients (n, dim) of packed ids, packed values and their dtype, all checked as
+    :meth:`Table.check` does; views of the buffers where they can be.
+
+    Raises:
+        ValueError: also where the size of a buffer is wrong.
+    """
+
+def push_tables(
+    pushes: Sequence[tuple[Table, _Ids, _Floats, float, int, bool]], evict: bool = True
+) -> list[_Ids]:
+    """:meth:`Table.push` with ids, gradients, rate and step of each table, and then, if ``evict``,
+    :meth:`Table.evict` with the same step and the last value; returns what was evicted."""
+
 def init_rows(
     name: str, seed: int, initializer: str, args: dict[str, float], ids: _Ids, dim: int
 ) -> _Floats:
@@ -208,6 +237,13 @@ def to_bfloat16(values: _Floats) -> npt.NDArray[np.uint16]:
     """The bits of each value (n,) as bfloat16: the nearest, ties to even. NaN stays NaN."""
 
 def from_bfloat16(values: npt.NDArray[np.uint16]) -> _Floats:
+    """The inverse, exact."""
+
+def to_half(values: _Floats) -> npt.NDArray[np.uint16]:
+    """The bits of each value (n,) as float16: the nearest, ties to even; of a finite one beyond the
+    range, the largest."""
+
+def from_half(values: npt.NDArray[np.uint16]) -> _Floats:
     """The inverse, exact."""
 
 def write_back(fd: int, start: int, size: int) -> None:

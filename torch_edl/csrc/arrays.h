@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,19 @@ inline py::array_t<int64_t> to_array(std::vector<int64_t>&& values) {
   const py::capsule free(kept, [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
   return py::array_t<int64_t>(ssize(kept->size()), kept->data(), free);
 }
+
+// Releases the GIL for work of some size. To release it is to invite a switch to another thread and
+// to wait for that one: measured in a server of two cores, 70 us, which is what 4,000 rows take.
+class Unlocked {
+ public:
+  explicit Unlocked(size_t floats) {
+    if (floats > kSmall) release_.emplace();
+  }
+
+ private:
+  static constexpr size_t kSmall = 100'000;
+  std::optional<py::gil_scoped_release> release_;
+};
 
 // A contiguous buffer of another object.
 class View {

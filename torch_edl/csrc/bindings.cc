@@ -15,6 +15,7 @@
 
 #include "arrays.h"
 #include "bindings_ids.h"
+#include "bindings_requests.h"
 #include "initializer.h"
 #include "numerics.h"
 #include "optimizer.h"
@@ -24,6 +25,7 @@
 namespace py = pybind11;
 using Array = py::array;
 using Hyper = std::map<std::string, double>;
+using edl::Unlocked;
 using edl::View;
 using edl::check_dim;
 using edl::checked;
@@ -34,19 +36,6 @@ using edl::ssize;
 using edl::to_array;
 
 namespace {
-
-// Releases the GIL for work of some size. To release it is to invite a switch to another thread and
-// to wait for that one: measured in a server of two cores, 70 us, which is what 4,000 rows take.
-class Unlocked {
- public:
-  explicit Unlocked(size_t floats) {
-    if (floats > kSmall) release_.emplace();
-  }
-
- private:
-  static constexpr size_t kSmall = 100'000;
-  std::optional<py::gil_scoped_release> release_;
-};
 
 std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                                        const std::string& initializer, const Hyper& args,
@@ -296,23 +285,25 @@ int64_t first_nonfinite(const Array& values) {
   return edl::first_nonfinite(from, n);
 }
 
-py::array_t<uint16_t> to_bfloat16(const Array& values) {
+template <void (*narrow)(const float*, uint16_t*, size_t)>
+py::array_t<uint16_t> narrowed(const Array& values) {
   const auto* from = checked<float>(values, "values", {-1});
   const size_t n = length(values);
   py::array_t<uint16_t> out(ssize(n));
   auto* to = out.mutable_data();
-  py::gil_scoped_release release;
-  edl::to_bfloat16(from, to, n);
+  const Unlocked unlocked(n);
+  narrow(from, to, n);
   return out;
 }
 
-py::array_t<float> from_bfloat16(const Array& values) {
+template <void (*widen)(const uint16_t*, float*, size_t)>
+py::array_t<float> widened(const Array& values) {
   const auto* from = checked<uint16_t>(values, "values", {-1});
   const size_t n = length(values);
   py::array_t<float> out(ssize(n));
   auto* to = out.mutable_data();
-  py::gil_scoped_release release;
-  edl::from_bfloat16(from, to, n);
+  const Unlocked unlocked(n);
+  widen(from, to, n);
   return out;
 }
 
@@ -378,11 +369,14 @@ PYBIND11_MODULE(_core, m) {
   m.def("init_rows", &init_rows, py::arg("name"), py::arg("seed"), py::arg("initializer"),
         py::arg("args"), py::arg("ids"), py::arg("dim"));
   bind_ids(m);
+  bind_requests(m);
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));
   m.def("first_nonfinite", &first_nonfinite, py::arg("values"));
-  m.def("to_bfloat16", &to_bfloat16, py::arg("values"));
-  m.def("from_bfloat16", &from_bfloat16, py::arg("values"));
+  m.def("to_bfloat16", &narrowed<edl::to_bfloat16>, py::arg("values"));
+  m.def("from_bfloat16", &widened<edl::from_bfloat16>, py::arg("values"));
+  m.def("to_half", &narrowed<edl::to_half>, py::arg("values"));
+  m.def("from_half", &widened<edl::from_half>, py::arg("values"));
   m.def("write_back", &write_back, py::arg("fd"), py::arg("start"), py::arg("size"));
   m.def("tune_malloc", &tune_malloc);
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "hash.h"
 
@@ -41,7 +42,54 @@ EDL_CLONES void widen_all(const uint16_t* from, float* to, size_t n) {
   }
 }
 
+// Below the smallest normal half, an addition of 0.5 shifts the value to where a float has the bits
+// of the half, and rounds it.
+EDL_CLONES void halve_all(const float* from, uint16_t* to, size_t n) {
+  constexpr uint32_t kInfinity = 0x7f800000u, kTooLarge = 0x477ff000u, kSmallest = 0x38800000u;
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    const uint32_t size = bits & 0x7fffffffu;
+    float shifted;
+    std::memcpy(&shifted, &size, sizeof shifted);
+    shifted += 0.5f;
+    uint32_t small;
+    std::memcpy(&small, &shifted, sizeof small);
+    uint32_t half = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13;
+    half = size < kSmallest ? small - 0x3f000000u : half;
+    half = size >= kTooLarge ? 0x7bffu : half;
+    half = size >= kInfinity ? 0x7c00u : half;
+    half = size > kInfinity ? 0x7e00u : half;
+    to[i] = static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u));
+  }
+}
+
+EDL_CLONES void unhalve_all(const uint16_t* from, float* to, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t half = from[i], size = (half & 0x7fffu) << 13;
+    // A subnormal one is so many times 2^-24.
+    const float small = static_cast<float>(static_cast<int32_t>(half & 0x3ffu)) * 0x1p-24f;
+    uint32_t bits = size + 0x38000000u, small_bits;
+    std::memcpy(&small_bits, &small, sizeof small_bits);
+    bits = size >= 0x0f800000u ? size + 0x70000000u : bits;  // infinity and NaN
+    bits = size < 0x00800000u ? small_bits : bits;
+    bits |= (half & 0x8000u) << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}
+
 }  // namespace
+
+void to_half(const float* from, uint16_t* to, size_t n) { halve_all(from, to, n); }
+
+void from_half(const uint16_t* from, float* to, size_t n) { unhalve_all(from, to, n); }
+
+Dtype dtype_of(const std::string& name) {
+  if (name == "fp32") return Dtype::kFloat;
+  if (name == "bf16") return Dtype::kBfloat16;
+  if (name == "fp16") return Dtype::kHalf;
+  throw std::invalid_argument("dtype " + name + ": expected fp32, bf16 or fp16");
+}
 
 void to_bfloat16(const float* from, uint16_t* to, size_t n) { round_all(from, to, n); }
 

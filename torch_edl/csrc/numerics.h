@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace edl {
 
@@ -27,5 +28,20 @@ void to_bfloat16(const float* from, uint16_t* to, size_t n);
 
 // Exact.
 void from_bfloat16(const uint16_t* from, float* to, size_t n);
+
+// Rounds to the nearest half, ties to even; a finite value beyond the range becomes the largest
+// half, NaN stays NaN.
+void to_half(const float* from, uint16_t* to, size_t n);
+
+// Exact.
+void from_half(const uint16_t* from, float* to, size_t n);
+
+// What float values are outside of the core.
+enum class Dtype { kFloat, kBfloat16, kHalf };
+
+// Of "fp32", "bf16" and "fp16"; throws std::invalid_argument.
+Dtype dtype_of(const std::string& name);
+
+inline size_t size_of(Dtype dtype) { return dtype == Dtype::kFloat ? 4 : 2; }
 
 }  // namespace edl

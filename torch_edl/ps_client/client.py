@@ -196,11 +196,11 @@ class PsClient:
                 versions=[answer.message.version for answer in answers],
                 incarnations=[answer.incarnation for answer in answers],
                 dense=[
-                    answer.array(answer.message.dense) if answer.message.dense.dtype else None
+                    answer.floats(answer.message.dense) if answer.message.dense.dtype else None
                     for answer in answers
                 ],
                 rows=[
-                    gathered_rows(table, [a.array(a.message.vectors[index]) for a in answers])
+                    gathered_rows(table, [a.floats(a.message.vectors[index]) for a in answers])
                     for index, table in enumerate(tables)
                 ],
             )

@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 from torch_edl.errors import EdlError, ServersLostError, UsageError
 from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
@@ -55,9 +57,9 @@ class Answer:
     frames: codec.Frames = ()
     """The contents of tensors that are not in the message."""
 
-    def array(self, proto: tensor_pb2.TensorProto) -> codec.Array:
-        """A tensor of the message as a view; raises UsageError as :func:`codec.from_proto`."""
-        return codec.from_proto(proto, self.frames)
+    def floats(self, proto: tensor_pb2.TensorProto) -> npt.NDArray[np.float32]:
+        """A tensor of the message, see :func:`codec.floats`."""
+        return codec.floats(proto, self.frames)
 
 
 class Call:

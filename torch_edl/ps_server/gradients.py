@@ -79,17 +79,32 @@ def decode(
             for place in untouched:
                 parameter = dense.parameters[place]
                 flat[parameter.start : parameter.stop] = 0
-    tables: list[tuple[EmbeddingTable, Ids, Floats]] = []
-    for entry in request.tables:
-        table = table_of(entry.name)
-        if any(other is table for other, _, _ in tables):
-            raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
-        ids = codec.entry_ids(entry, [i for _, i, _ in tables], frames)
-        tables.append((table, ids, table.gradient(ids, entry.values, frames)))
+    tables = _decode_tables(request, table_of, frames)
     rates = list(request.learning_rates)
     dense.optimizers.rates(rates, 1.0)  # checks their number
     exact = dense.decode_exact(request.exact)
     return Gradients(flat, tables, rates, request.version, untouched, exact)
+
+
+def _decode_tables(
+    request: pb.PushGradientsRequest,
+    table_of: Callable[[str], EmbeddingTable],
+    frames: codec.Frames,
+) -> list[tuple[EmbeddingTable, Ids, Floats]]:
+    tables: dict[EmbeddingTable, tuple[bytes | memoryview, bytes | memoryview, str]] = {}
+    ids: list[bytes | memoryview] = []
+    for entry in request.tables:
+        table = table_of(entry.name)
+        if table in tables:
+            raise UsageError(f"table {entry.name}: twice in one push; sum the gradients")
+        ids.append(codec.entry_ids(entry, ids, frames))
+        dtype = table.gradient_dtype(entry.values, codec.count_ids(ids[-1]))
+        tables[table] = (ids[-1], codec.content_of(entry.values, frames), dtype)
+    try:
+        decoded = _core.decode_gradients([(t.core, *given) for t, given in tables.items()])
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return [(table, *each) for table, each in zip(tables, decoded, strict=True)]
 
 
 def mean(pushes: Sequence[Gradients], assigned: Sequence[slice] = ()) -> Gradients:

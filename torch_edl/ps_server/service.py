@@ -23,7 +23,6 @@ from torch_edl.ps_server.push_barrier import PushBarrier
 from torch_edl.ps_server.replica_keeper import ReplicaKeeper
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
-from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -169,13 +168,15 @@ class PserverService:
 
     def _looked_up(
         self, request: pb.PullRequest, frames: codec.Frames = ()
-    ) -> list[tuple[EmbeddingTable, npt.NDArray[np.int64]]]:
-        """The tables of a pull, each with ids (n,)."""
-        found: list[tuple[EmbeddingTable, npt.NDArray[np.int64]]] = []
+    ) -> list[tuple[_core.Table, bytes | memoryview]]:
+        """The tables of a pull, each with packed ids."""
+        ids: list[bytes | memoryview] = []
         for entry in request.tables:
-            ids = codec.entry_ids(entry, [ids for _, ids in found], frames)
-            found.append((self._shard.table(entry.name), ids))
-        return found
+            ids.append(codec.entry_ids(entry, ids, frames))
+        return [
+            (self._shard.table(entry.name).core, each)
+            for entry, each in zip(request.tables, ids, strict=True)
+        ]
 
     def _pull_framed(self, given: Framed, _may_wait: bool) -> Framed:
         """:meth:`_pull` with the rows in frames of their own."""
@@ -186,10 +187,9 @@ class PserverService:
         dtype = request.row_dtype or tensor.DT_FLOAT
         answer = Framed(pb.PullResponse(initialized=True, version=version))
         try:
-            for table, ids in self._looked_up(request, given.frames):
-                rows = np.empty((len(ids), table.dim), np.float32)
-                table.core.pull_into(ids, rows, request.read_only)
-                answer.put_floats(answer.message.vectors.add(), rows, dtype)
+            lookups, name = self._looked_up(request, given.frames), codec.float_name(dtype)
+            for rows in _core.pull_tables(lookups, name, request.read_only):
+                answer.put_narrow(answer.message.vectors.add(), rows, dtype)
         except ValueError as error:
             raise UsageError(str(error)) from None
         if request.dense and request.dense_version != version:
@@ -227,8 +227,9 @@ class PserverService:
         version = shard.version
         parts: list[Part] = [pb.PullResponse(initialized=True, version=version).SerializeToString()]
         rows: list[Part] = []
-        for table, ids in self._looked_up(request):
-            rows += [_head(_VECTORS, len(ids), table.dim), (table.core, ids)]
+        for table, packed in self._looked_up(request):
+            ids = codec.ids_from_bytes(packed)
+            rows += [_head(_VECTORS, len(ids), table.dim), (table, ids)]
         try:
             if not request.dense or request.dense_version == version:
                 return Encoded(_core.assemble(parts + rows, request.read_only))

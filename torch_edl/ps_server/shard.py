@@ -22,7 +22,7 @@ from torch_edl.ps_server.gradients import Push, decode, mean
 from torch_edl.ps_server.records import Kind, Sink
 from torch_edl.tables.dense import DenseShard, Floats
 from torch_edl.tables.optimizers import Optimizers
-from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.table import EmbeddingTable, apply_all
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
@@ -279,10 +279,11 @@ class Shard:
                     gradients.dense, rates, gradients.untouched, self._changes.sequence
                 )
             self.dense.assign_exact(gradients.exact)
-            for table, ids, values in gradients.tables:
-                table.apply(ids, values, rates)
-                if not self._changes.replaying:
-                    self._changes.note_eviction(table.name, table.evict())
+            evict = not self._changes.replaying
+            removed = apply_all(gradients.tables, rates, evict=evict)
+            if evict:
+                for (table, _, _), ids in zip(gradients.tables, removed, strict=True):
+                    self._changes.note_eviction(table.name, ids)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             log.critical("an update failed half-way", exc_info=True)

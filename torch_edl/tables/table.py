@@ -111,45 +111,45 @@ class EmbeddingTable:
         """Updates so far."""
         return self._step
 
-    def gradient(self, ids: Ids, values: tensor.TensorProto, frames: codec.Frames = ()) -> Floats:
-        """The gradient (n, dim) of ``ids`` (n,); in float32, as a view of the message, or of its
-        frames.
+    def gradient_dtype(self, values: tensor.TensorProto, n: int) -> str:
+        """What the gradient of n ids came as, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
 
         Raises:
-            UsageError: wrong dtype, shape or size, an id out of range, NaN or infinity, or the
-                table is frozen.
+            UsageError: another dtype, another shape than (n, dim), or the table is frozen.
         """
-        try:
-            gradient = codec.floats(values, frames)
-        except UsageError as error:
-            raise UsageError(f"table {self.name}: gradient of {error}") from None
-        if gradient.shape != (len(ids), self.dim):
+        shape = tuple(d.size for d in values.tensor_shape.dim)
+        if values.dtype not in codec.FLOAT_DTYPES.values():
+            dtype = codec.name_of(values.dtype)
             raise UsageError(
-                f"table {self.name}: gradient of shape {gradient.shape}; expected "
-                f"{(len(ids), self.dim)}"
+                f"table {self.name}: gradient of {dtype}, shape {shape}; expected float32"
+            )
+        if shape != (n, self.dim):
+            raise UsageError(
+                f"table {self.name}: gradient of shape {shape}; expected {(n, self.dim)}"
             )
         if self._frozen:
             raise UsageError(f"table {self.name}: frozen, it takes no gradient")
-        try:
-            self.core.check(ids, gradient)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        return gradient
+        return codec.float_name(values.dtype)
+
+    def _next_step(self) -> int:
+        with self._step_lock:
+            self._step += 1
+            return self._step
 
     def apply(self, ids: Ids, gradient: Floats, rates: Sequence[float]) -> None:
         """One update of the rows of ``ids`` (n,) with ``gradient`` (n, dim), both checked."""
-        with self._step_lock:
-            self._step += 1
-            step = self._step
-        self.core.push(ids, gradient, rates[self.info.group], step)
+        self.core.push(ids, gradient, rates[self.info.group], self._next_step())
+
+    def _is_round(self, step: int) -> bool:
+        """Whether eviction begins a round for ``max_age`` after this update."""
+        # A round visits every row: often enough that an old row stays a quarter of the age longer.
+        max_age = self.info.max_age
+        return max_age > 0 and step % max(1, max_age // 4) == 0
 
     def evict(self) -> Ids:
         """A part of the work of eviction, due after each update: removes some of the rows, and of
         the ids that are counted, which are too old, or beyond the bound; returns the ids (n,)."""
-        step, max_age = self._step, self.info.max_age
-        # A round visits every row: often enough that an old row stays a quarter of the age longer.
-        aged = max_age > 0 and step % max(1, max_age // 4) == 0
-        return self.core.evict(step, aged)
+        return self.core.evict(self._step, self._is_round(self._step))
 
     def snapshot_counts(self, ids_per_chunk: int) -> Iterator[Counts]:
         """The ids that were counted as of ``core.begin_snapshot()``; the snapshot goes on."""
@@ -195,3 +195,16 @@ class EmbeddingTable:
     def resume_at(self, step: int) -> None:
         """Counts updates from ``step`` on."""
         self._step = step
+
+
+def apply_all(
+    updates: Sequence[tuple[EmbeddingTable, Ids, Floats]], rates: Sequence[float], *, evict: bool
+) -> list[Ids]:
+    """One update of each table, as :meth:`EmbeddingTable.apply`, in one call of the core. Returns
+    the ids (n,) that each table then evicted; none where ``evict`` is False."""
+    pushes = []
+    for table, ids, gradient in updates:
+        step = table._next_step()
+        rate = rates[table.info.group]
+        pushes.append((table.core, ids, gradient, rate, step, table._is_round(step)))
+    return _core.push_tables(pushes, evict)

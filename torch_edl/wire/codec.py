@@ -34,7 +34,7 @@ _FROM_NUMPY = {v: k for k, v in _TO_NUMPY.items()}
 
 FLOAT_DTYPES = {"fp32": pb.DT_FLOAT, "bf16": pb.DT_BFLOAT16, "fp16": pb.DT_HALF}
 """What float32 values can travel as."""
-_LARGEST_HALF = 65504.0
+_FLOAT_NAMES: dict[int, str] = {number: name for name, number in FLOAT_DTYPES.items()}
 
 
 def to_proto(array: Array) -> pb.TensorProto:
@@ -58,9 +58,7 @@ def describe(proto: pb.TensorProto, array: Array) -> Array:
     dtype = _FROM_NUMPY.get(little)
     if dtype is None:
         raise UsageError(f"dtype {array.dtype} cannot travel: use a float or an integer type")
-    proto.dtype = dtype  # type: ignore[assignment]
-    for size in array.shape:
-        proto.tensor_shape.dim.add(size=size)
+    describe_shape(proto, array.shape, dtype)
     return array.astype(little, copy=False)
 
 
@@ -73,27 +71,29 @@ def describe_floats(proto: pb.TensorProto, array: Array, dtype: int) -> Array:
     """
     if dtype == pb.DT_FLOAT:
         return describe(proto, array)
-    if dtype == pb.DT_HALF:
-        content = _halved(array)
-    elif dtype == pb.DT_BFLOAT16:
-        content = _core.to_bfloat16(np.ascontiguousarray(array, np.float32).reshape(-1))
-    else:
+    narrow = {"bf16": _core.to_bfloat16, "fp16": _core.to_half}[float_name(dtype)]
+    describe_shape(proto, array.shape, dtype)
+    return narrow(np.ascontiguousarray(array, np.float32).reshape(-1))
+
+
+def describe_shape(proto: pb.TensorProto, shape: Sequence[int], dtype: int) -> None:
+    """Fills an empty message but for the content."""
+    proto.dtype = dtype  # type: ignore[assignment]
+    for size in shape:
+        proto.tensor_shape.dim.add(size=size)
+
+
+def float_name(dtype: int) -> str:
+    """The name in :data:`FLOAT_DTYPES` of a dtype number.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    name = _FLOAT_NAMES.get(dtype)
+    if name is None:
         known = ", ".join(f"{number} ({name})" for name, number in FLOAT_DTYPES.items())
         raise UsageError(f"rows of dtype number {dtype}: expected one of {known}")
-    proto.dtype = dtype  # type: ignore[assignment]
-    for size in array.shape:
-        proto.tensor_shape.dim.add(size=size)
-    return content
-
-
-def _halved(array: Array) -> Array:
-    with np.errstate(over="ignore"):
-        half = array.astype("<f2")
-    infinite = np.isinf(half)
-    if infinite.any():
-        beyond = infinite & np.isfinite(array)
-        half[beyond] = np.copysign(np.float16(_LARGEST_HALF), half[beyond])
-    return half
+    return name
 
 
 def frame(frames: Frames, place: int) -> memoryview:
@@ -107,6 +107,11 @@ def frame(frames: Frames, place: int) -> memoryview:
     return frames[place - 1]
 
 
+def content_of(proto: pb.TensorProto, frames: Frames) -> bytes | memoryview:
+    """The content of a tensor, wherever it lies; raises UsageError as :func:`frame`."""
+    return frame(frames, proto.frame) if proto.frame else proto.tensor_content
+
+
 def from_proto(proto: pb.TensorProto, frames: Frames = ()) -> Array:
     """A read-only view of the message's content; bfloat16 is widened to float32.
 
@@ -117,7 +122,7 @@ def from_proto(proto: pb.TensorProto, frames: Frames = ()) -> Array:
         UsageError: unknown dtype, or content whose size does not match the shape.
     """
     shape = tuple(d.size for d in proto.tensor_shape.dim)
-    content = frame(frames, proto.frame) if proto.frame else proto.tensor_content
+    content = content_of(proto, frames)
     if proto.dtype == pb.DT_BFLOAT16:
         _check_size(shape, 2, len(content))
         return _core.from_bfloat16(_aligned(np.frombuffer(content, "<u2"))).reshape(shape)
@@ -135,9 +140,17 @@ def floats(proto: pb.TensorProto, frames: Frames = ()) -> npt.NDArray[np.float32
         UsageError: also where the dtype is none of :data:`FLOAT_DTYPES`.
     """
     array = from_proto(proto, frames)
+    if proto.dtype == pb.DT_HALF:
+        return _core.from_half(array.view("<u2").reshape(-1)).reshape(array.shape)
     if proto.dtype not in FLOAT_DTYPES.values():
         raise UsageError(f"{array.dtype} of shape {array.shape}; expected float32")
-    return array.astype(np.float32, copy=False)
+    return array
+
+
+def name_of(dtype: int) -> str:
+    """numpy's name of a dtype number."""
+    known = _TO_NUMPY.get(dtype)
+    return known.name if known is not None else f"dtype number {dtype}"
 
 
 def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
@@ -145,10 +158,16 @@ def _check_size(shape: tuple[int, ...], itemsize: int, got: int) -> None:
         raise UsageError(f"tensor of shape {shape}: {got} bytes of content do not fill it")
 
 
-def ids_from_bytes(content: bytes | memoryview) -> Ids:
-    """Packed little-endian ids as a read-only int64 view of shape (n,)."""
+def count_ids(content: bytes | memoryview) -> int:
+    """How many ids are packed; raises UsageError where their size is none of int64."""
     if len(content) % 8:
         raise UsageError(f"ids of {len(content)} bytes: not a whole number of int64")
+    return len(content) // 8
+
+
+def ids_from_bytes(content: bytes | memoryview) -> Ids:
+    """Packed little-endian ids as a read-only int64 view of shape (n,)."""
+    count_ids(content)
     return _aligned(np.frombuffer(content, "<i8"))
 
 
@@ -158,19 +177,19 @@ def _aligned(array: Array) -> Array:
 
 
 def entry_ids(
-    entry: ps.TableIds | ps.TableGradient, before: Sequence[Ids], frames: Frames = ()
-) -> Ids:
-    """The ids (n,) of an entry, its own or those of an earlier entry.
+    entry: ps.TableIds | ps.TableGradient, before: Sequence[bytes | memoryview], frames: Frames = ()
+) -> bytes | memoryview:
+    """The packed ids of an entry, its own or those of an earlier entry.
 
     Args:
+        before: those of the entries before.
         frames: of the message.
 
     Raises:
         UsageError: ``same_ids_as`` names no earlier entry, or ``ids_frame`` no frame.
     """
     if not entry.same_ids_as:
-        content = frame(frames, entry.ids_frame) if entry.ids_frame else entry.ids
-        return ids_from_bytes(content)
+        return frame(frames, entry.ids_frame) if entry.ids_frame else entry.ids
     if not 1 <= entry.same_ids_as <= len(before):
         raise UsageError(
             f"table {entry.name}: the ids of entry {entry.same_ids_as}, "

@@ -45,6 +45,12 @@ class Framed:
         self.frames.append(_view(codec.describe_floats(proto, array, dtype)))
         proto.frame = len(self.frames)
 
+    def put_narrow(self, proto: tensor.TensorProto, array: codec.Array, dtype: int) -> None:
+        """As :meth:`put_floats` for what has the bits of that dtype already."""
+        codec.describe_shape(proto, array.shape, dtype)
+        self.frames.append(_view(array))
+        proto.frame = len(self.frames)
+
     def put_ids(self, entry: pb.TableIds | pb.TableGradient, ids: codec.Ids) -> None:
         """Lets an entry of the message have ids (n,)."""
         self.frames.append(_view(ids.astype("<i8", copy=False)))

@@ -50,10 +50,10 @@ class Echo:
         if given.message.read_only:
             raise StaleIncarnationError("of another life")
         answer = Framed(ps.PullResponse(initialized=True, version=given.message.dense_version))
-        before: list[codec.Ids] = []
+        before: list[bytes | memoryview] = []
         for entry in given.message.tables:
             before.append(codec.entry_ids(entry, before, given.frames))
-            answer.put(answer.message.vectors.add(), before[-1])
+            answer.put(answer.message.vectors.add(), codec.ids_from_bytes(before[-1]))
         return answer
 
     def _push(self, given: Framed, may_wait: bool) -> Framed:
