@@ -31,7 +31,7 @@ KINDS = [
     ("scaling", "checkpoint"),
 ]
 SEEDS = 45
-FAST = {0, 4, 8}
+FAST = {0, 8}
 _OVER = "the last fault is over"
 
 

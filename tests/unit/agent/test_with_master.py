@@ -171,6 +171,7 @@ def _several(place: Place, endpoint: str) -> Callable[[str], RunningAgent]:
     return start
 
 
+@pytest.mark.slow
 def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     start = _several(place, endpoint)
     one = start("one")
@@ -191,6 +192,7 @@ def test_agents_of_several_machines(place: Place, endpoint: str) -> None:
     assert "2 to 6 workers, 2 of them here, job many" in err
 
 
+@pytest.mark.slow
 def test_agents_meet_off_loopback_if_they_have_the_token(place: Place) -> None:
     """At an address of this machine that others could reach; all calls are encrypted there."""
     host = own_address("192.0.2.1:9")  # an address of nobody: the way there begins at ours

@@ -320,6 +320,7 @@ def test_a_paused_owner_acknowledges_nothing_and_ends(job: Callable[..., Master]
     assert state(master.replace(successor)) == expected
 
 
+@pytest.mark.slow
 def test_a_ring_of_three_loses_one_after_the_other(job: Callable[..., Master]) -> None:
     master = job(3, "--mode=sync", "--grads-to-wait=2")
     servers = master.start_all()

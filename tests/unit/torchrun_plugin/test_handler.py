@@ -322,6 +322,7 @@ def test_a_wrong_token_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -
         stranger.next_rendezvous()
 
 
+@pytest.mark.slow
 def test_a_stale_agent_is_out_until_it_asks_again(make: Make, endpoint: str) -> None:
     one = make(1)
     with subprocess.Popen(
