@@ -240,7 +240,9 @@ def test_a_snapshot_has_the_rows_that_go_while_it_is_written() -> None:
 
 
 def test_threads_that_push_and_evict_lose_no_row_that_is_used() -> None:
-    table = make(dim=2, max_rows=3000)
+    # The rows of four pushes at once fit: where the newest one has not begun, those of the others
+    # may look newer than what all of them use.
+    table = make(dim=2, max_rows=6000)
     hot = np.arange(-500, 0)
     start = rows(table, hot).copy()
     steps = iter(range(1, 1_000_000))
@@ -260,7 +262,7 @@ def test_threads_that_push_and_evict_lose_no_row_that_is_used() -> None:
     np.testing.assert_allclose(rows(table, hot), start - 200, atol=1e-3)
     while table.size > table.bound:
         table.evict(1000, aged=False)
-    assert table.size == len(ids_of(table)) >= 2500
+    assert table.size == len(ids_of(table)) >= 5000
 
 
 def test_no_call_takes_long() -> None:
