@@ -108,7 +108,7 @@ def test_half_of_the_workers_are_preempted_and_return(namespace: Namespace, runn
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("role", ["ps"])
+@pytest.mark.parametrize("role", ["master", "ps"])
 def test_a_pod_is_deleted_at_once(namespace: Namespace, running: Job, role: str) -> None:
     victim = namespace.running(JOB, role)[0]
     namespace.kill(victim)
@@ -116,6 +116,20 @@ def test_a_pod_is_deleted_at_once(namespace: Namespace, running: Job, role: str)
         lambda: namespace.running(JOB, role) and victim not in namespace.running(JOB, role), 100
     )
     running.trains_on()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_watch_breaks_and_its_revision_is_forgotten(
+    orders: Cluster, namespace: Namespace, running: Job
+) -> None:
+    orders.control("watches", refused=True, drop=True)
+    victim = namespace.running(JOB, "worker")[0]
+    namespace.kill(victim)
+    orders.control("compact")
+    running.trains_on()
+    orders.control("watches", refused=False)
+    running.wait_for(lambda: len(namespace.running(JOB, "worker")) == 2, 100)
 
 
 @pytest.mark.slow
@@ -153,4 +167,18 @@ def test_a_quota_and_a_lack_of_rights_are_said_in_one_line(
     job.wait_for(lambda: "exceeded quota: few" in job.said())
     job.process.send_signal(signal.SIGINT)
     job.finish()
+    namespace.delete(JOB)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_stopped_job_leaves_no_pod_that_runs(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    stopped = namespace.edl("stop", JOB)
+    assert stopped.returncode == 0, stopped.stdout
+    assert job.finish() != 0
+    namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
     namespace.delete(JOB)
