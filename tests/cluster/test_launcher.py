@@ -203,7 +203,7 @@ def test_a_create_whose_answer_was_lost_finds_its_pod(place: Place) -> None:
     [uid] = [pod["metadata"]["uid"] for pod in place.pods().values()]
     other = place.launcher()  # as after a crash: the create is made again
     other.start(spec(0))
-    hear(other, ProcessWaits)
+    hear(other, ProcessRuns)
     assert [pod["metadata"]["uid"] for pod in place.pods().values()] == [uid]
 
 

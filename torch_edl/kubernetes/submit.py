@@ -75,5 +75,6 @@ def _taken(api: Objects, name: str) -> str:
     at = f"{name} --namespace {api.namespace}"
     with contextlib.suppress(ClusterError):
         if is_over(api.get("Job", names.master(name))):
-            return f"{there}, which is over; remove it with torch-edl clean {at}"
+            remove = f"kubectl delete job {names.master(name)} --namespace {api.namespace}"
+            return f"{there}, which is over; remove it with {remove}"
     return f"{there}; choose another, or end that one with torch-edl stop {at}"
