@@ -11,8 +11,10 @@ from master.state.fleet import Fleet
 from master.state.processes import Process
 from torch_edl.config import JobConfig
 
-# A process that was started is heard within this, or it is not placed on any machine.
+# A process that was started is heard within this, or it is not placed on any machine. On a busy
+# machine it may begin more slowly, and its successor as slowly: each of those has twice the time.
 _PLACE_S = 15.0
+_LONGEST_PLACE_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Failover:
         self._timeout_s = config.cluster.heartbeat_timeout_s
         self._durable = config.durability.mode != "checkpoint"
         self._prefers_workers = config.durability.failover == "worker"
+        # By shard: how long the next server of it has, where the last one was not heard.
+        self._place_s: dict[int, float] = {}
 
     def gone(self, id: int, text: str) -> Sequence[FailoverEvent]:
         """The process of a server ended."""
@@ -69,12 +73,17 @@ class Failover:
             events += self._lost(process, text)
             if not self._durable:  # all servers are replaced
                 return events
-        for process in servers.not_placed(now, _PLACE_S):
+        for process in servers:
+            if process.heard_at is not None:
+                self._place_s.pop(process.shard, None)
+        for process in servers.not_placed(now, lambda shard: self._place_s.get(shard, _PLACE_S)):
             # What a server holds that no machine has room for is nothing: all workers wait for it.
             if not (self._durable or process.unplaced):
                 continue
             if process.was_worker or self._fleet.future_server(now) is not None:
-                text = f"ps-{process.id} does not run {_PLACE_S:g} s after its start"
+                waited_s = self._place_s.get(process.shard, _PLACE_S)
+                self._place_s[process.shard] = min(2 * waited_s, _LONGEST_PLACE_S)
+                text = f"ps-{process.id} does not run {waited_s:g} s after its start"
                 events += self._lost(process, text, placed=False)
         return events
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from master.state.processes import PENDING, RUNNING, STARTING, Process
@@ -88,15 +88,15 @@ class Servers:
                 found.append((process, limit))
         return found
 
-    def not_placed(self, now: float, limit_s: float) -> list[Process]:
-        """Servers that nobody has heard for so long since they were to start, but for those that a
-        machine has room for."""
+    def not_placed(self, now: float, limit_s: Callable[[int], float]) -> list[Process]:
+        """Servers that nobody has heard for so long, by their shard, since they were to start, but
+        for those that a machine has room for."""
         return [
             process
             for process in self
             if (process.state == STARTING or (process.state == PENDING and process.unplaced))
             and process.heard_at is None
-            and now - process.started_at >= limit_s
+            and now - process.started_at >= limit_s(process.shard)
         ]
 
     def missing(self) -> list[int]:

@@ -282,6 +282,32 @@ class TestAWorkerThatBecomesAServer:
         w.work()
         assert w.counted == every_record()
 
+    def test_a_successor_that_begins_as_slowly_has_more_time(self):
+        w = world(workers=3, failover="worker")
+
+        def wait(seconds: int) -> None:
+            for _ in range(seconds):
+                for worker in (0, 1):
+                    w.calls.heartbeat(pb.HeartbeatRequest(worker_id=worker), w.now)
+                w.tick(1)
+
+        w.exit("ps", 1, signal=9)
+        w.silent |= {2, 3}
+        w.tick()
+        wait(15)
+        assert "ps-2 does not run 15 s after its start" in texts(w)
+        wait(29)
+        assert "ps-3 does not run" not in texts(w)
+        wait(2)
+        assert "ps-3 does not run 30 s after its start" in texts(w)
+        w.all_up()
+        w.tick()
+        w.exit("ps", 4, signal=9)
+        w.silent.add(5)
+        w.tick()
+        wait(16)
+        assert "ps-5 does not run 15 s after its start" in texts(w), "ps-4 was heard"
+
     def test_hears_so_from_the_next_master(self):
         w = world(workers=3, failover="worker")
         w.job.fleet.started("worker", 2, pid=7, since=70)
