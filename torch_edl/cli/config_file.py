@@ -12,10 +12,10 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch_edl import yaml_file
 from torch_edl.errors import UsageError
 
 FLAG = "--config"
-_MAX_BYTES = 1 << 20
 _YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
 
 
@@ -78,24 +78,9 @@ def _without_file(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _read(path: str) -> dict[str, Any]:
+    # Without types, so that 2:8 is a text: YAML reads it as the number 128.
+    found = yaml_file.read(path, option=FLAG, content="options", typed=False)
     where = f"{FLAG} {path}"
-    try:
-        import yaml
-    except ImportError as error:
-        raise UsageError(f"{where}: pip install 'torch-edl[kubernetes]' reads YAML") from error
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}; name a YAML file of options") from error
-    if len(text) > _MAX_BYTES:
-        raise UsageError(f"{where}: above {_MAX_BYTES >> 20} MiB; name a YAML file of options")
-    try:
-        # Without types, so that 2:8 is a text: YAML reads it as the number 128.
-        found = yaml.load(text, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise UsageError(f"{where}: no YAML: {problem[:200]}") from error
     if found in (None, ""):
         return {}
     if not isinstance(found, dict):

@@ -15,6 +15,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from torch_edl import yaml_file
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes import names
 
@@ -43,7 +44,6 @@ MERGED_VALUES = ("finalizers",)
 _PATCH = "$patch"
 _RETAIN = "$retainKeys"
 _DELETE_FROM = "$deleteFromPrimitiveList/"
-_MAX_BYTES = 256 << 10
 # What the job sets, and a template would break.
 _OURS = {
     "metadata": ("name", "generateName", "namespace", "ownerReferences"),
@@ -58,23 +58,8 @@ def load(path: str, *, option: str = "--pod-template") -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read, is not YAML of a pod, or sets what the job sets.
     """
-    where = f"{option} {path}"
-    try:
-        import yaml
-    except ImportError as error:
-        raise UsageError(f"{where}: pip install 'torch-edl[kubernetes]' reads YAML") from error
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror}; name a YAML file of a pod") from error
-    if len(text) > _MAX_BYTES:
-        raise UsageError(f"{where}: above {_MAX_BYTES >> 10} KiB, too large for a pod")
-    try:
-        return check(yaml.safe_load(text), where)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise UsageError(f"{where}: no YAML of a pod: {problem[:200]}") from error
+    found = yaml_file.read(path, option=option, content="a pod")
+    return check(found, f"{option} {path}")
 
 
 def check(found: Any, where: str) -> dict[str, Any]:
