@@ -59,7 +59,10 @@ def load(path: str, *, option: str = "--pod-template") -> dict[str, Any]:
         UsageError: the file cannot be read, is not YAML of a pod, or sets what the job sets.
     """
     found = yaml_file.read(path, option=option, content="a pod")
-    return check(found, f"{option} {path}")
+    try:
+        return check(found, f"{option} {path}")
+    except RecursionError as error:
+        raise UsageError(f"{option} {path}: a part of it holds itself; write a pod") from error
 
 
 def check(found: Any, where: str) -> dict[str, Any]:
@@ -112,8 +115,10 @@ def _merge_mapping(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[st
         if key.startswith(_DELETE_FROM):
             gone = value if isinstance(value, list) else [value]
             field = key.removeprefix(_DELETE_FROM)
+            stays = patch.get(field)  # what the patch sets stays where it is
+            stays = stays if isinstance(stays, list) else []
             if isinstance(made.get(field), list):
-                made[field] = [each for each in made[field] if each not in gone]
+                made[field] = [each for each in made[field] if each in stays or each not in gone]
         elif key.startswith("$") and key not in (_PATCH, _RETAIN):
             raise UsageError(f"{key}: an unknown directive; leave it out")
     for key, value in patch.items():
