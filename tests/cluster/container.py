@@ -164,9 +164,9 @@ def _build_root(spec: ContainerSpec) -> None:
     _devices(f"{root}/dev", spec)
     for folder in spec.code:
         # What is on another disk than the folder above it is not in the overlay.
-        if os.stat(folder).st_dev != os.stat("/" + folder.split("/")[1]).st_dev:
-            os.makedirs(root + folder, exist_ok=True)
-            linux.mount(folder, root + folder, flags=linux.BIND | linux.RECURSIVE)
+        top = folder.split("/")[1]
+        if top in _OWN or os.stat(folder).st_dev != os.stat(f"/{top}").st_dev:
+            _bind(folder, root + folder)
     for path, text in spec.files.items():
         with contextlib.suppress(FileNotFoundError):
             os.unlink(root + path)
@@ -180,6 +180,15 @@ def _build_root(spec: ContainerSpec) -> None:
         linux.mount(mount.source, place, flags=linux.BIND | linux.RECURSIVE)
         if mount.read_only:
             linux.make_read_only(place)
+    for folder in spec.code:
+        # A checkout below /tmp, where a pod has a volume.
+        if any(folder.startswith(f"{mount.target.rstrip('/')}/") for mount in spec.mounts):
+            _bind(folder, root + folder)
+
+
+def _bind(folder: str, target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    linux.mount(folder, target, flags=linux.BIND | linux.RECURSIVE)
 
 
 def _overlay(lower: str, target: str, written: str, shared: bool, *, own_users: bool) -> None:

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from tests.faults.conftest import EDL, Job
 from tests.faults.test_master_kills import kill_master
 
-RECORDS = 1600
+# Enough for a ring to train on while its master is started again, twice.
+RECORDS = 4800
 MODEL = Path(__file__).with_name("counting_ring_model.py")
 
 
