@@ -1,0 +1,95 @@
+"""The formats of data files: told by suffix or first bytes, opened by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from torch_edl.data.sources.base import Source
+from torch_edl.errors import DataError, UsageError
+
+_SUFFIXES = {
+    "recordio": ("recordio", "rio"),
+    "tfrecord": ("tfrecord", "tfrecords"),
+    "csv": ("csv", "tsv", "tab"),
+    "parquet": ("parquet", "pq"),
+}
+
+FORMATS = tuple(_SUFFIXES)
+"""Formats that :func:`open_source` reads."""
+
+
+def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) -> Source:
+    """Opens one data file.
+
+    Args:
+        path: the file; its absolute path becomes the name of the source.
+        format: one of :data:`FORMATS`, or ``auto``: by suffix, else by the first bytes.
+        skip_damaged: leave damaged records out and count them; all data is verified for that.
+
+    Raises:
+        UsageError: unknown format.
+        DataError: the file cannot be read, or is damaged where the scan looks.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    return _opener(_kind(path, format))(path, skip_damaged=skip_damaged)
+
+
+def import_reader(path: str, *, format: str = "auto") -> None:
+    """Imports what :func:`open_source` needs for a data file; the arguments and errors are its own.
+    The file is not opened, but for its first bytes where the suffix does not tell the format."""
+    _opener(_kind(path, format))
+
+
+def _kind(path: str, format: str) -> str:
+    kind = _detect(path) if format == "auto" else format
+    if kind not in _SUFFIXES:
+        raise UsageError(f"data format {kind!r}: choose one of auto, {', '.join(FORMATS)}")
+    return kind
+
+
+def _opener(kind: str) -> Callable[..., Source]:
+    # Imported when needed: pyarrow takes 0.2 s, which RecordIO jobs need not wait for.
+    if kind == "recordio":
+        from torch_edl.data.sources.recordio import RecordIOSource
+
+        return RecordIOSource
+    if kind == "tfrecord":
+        from torch_edl.data.sources.tfrecord import TFRecordSource
+
+        return TFRecordSource
+    if kind == "csv":
+        from torch_edl.data.sources.csv import CsvSource
+
+        return CsvSource
+    from torch_edl.data.sources.parquet import ParquetSource
+
+    return ParquetSource
+
+
+def _detect(path: str) -> str:
+    # Not only the last suffix: train.tfrecord-00000-of-00010, part-0.snappy.parquet, day.csv.1.
+    parts = re.split(r"[.\-]", os.path.basename(path).lower())[1:]
+    for part in reversed(parts):
+        for kind, suffixes in _SUFFIXES.items():
+            if part in suffixes:
+                return kind
+    try:
+        with open(path, "rb") as file:
+            head = file.read(12)
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}") from error
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"\x04\x03\x02\x01"):
+        return "recordio"
+    from torch_edl.data.sources.tfrecord import is_header
+
+    if is_header(head):
+        return "tfrecord"
+    raise DataError(
+        path,
+        "neither its suffix nor its first bytes tell its format; give it a suffix "
+        f"({', '.join('.' + suffixes[0] for suffixes in _SUFFIXES.values())}) or name the format",
+    )

@@ -1,0 +1,84 @@
+"""Which data files paths, globs and folders name."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+
+from torch_edl.errors import UsageError
+
+
+def expand(paths: Sequence[str]) -> list[str]:
+    """The data files that files, globs (``**`` too) and folders name.
+
+    Args:
+        paths: as the user wrote them. Folders are searched to the bottom; names that begin with
+            ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are no data there.
+
+    Returns:
+        Absolute paths without repetition: in the order of ``paths``, sorted within each.
+
+    Raises:
+        UsageError: ``paths`` is empty, one of them matches nothing, or a file is not readable or
+            has a name that is not UTF-8.
+    """
+    if not paths:
+        raise UsageError("no data: name files, globs or folders")
+    found: dict[str, None] = {}
+    for pattern in paths:
+        matches = list(_matches(os.path.expanduser(pattern)))
+        if not matches:
+            raise UsageError(f"{pattern}: {_why_nothing(pattern)}")
+        for path in matches:
+            try:
+                path.encode()
+            except UnicodeEncodeError:
+                shown = os.fsencode(path).decode(errors="backslashreplace")
+                raise UsageError(
+                    f"{shown}: the name is not UTF-8, and names of data files travel as text; "
+                    "rename the file or folder"
+                ) from None
+            try:
+                open(path, "rb").close()
+            except OSError as error:
+                raise UsageError(
+                    f"{path}: cannot be read ({error.strerror}); check the file's permissions"
+                ) from error
+            found[path] = None
+    return list(found)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    # A name that exists is that file, even if it contains glob characters.
+    if os.path.exists(pattern):
+        found = [pattern]
+    else:
+        # As with folders, a wildcard leaves markers out; "_*" asks for them.
+        marked = os.path.basename(pattern).startswith("_")
+        found = [
+            path
+            for path in sorted(glob.glob(pattern, recursive=True))
+            if marked or not os.path.basename(path).startswith("_")
+        ]
+    for path in found:
+        if not os.path.isdir(path):
+            yield os.path.abspath(path)
+        elif path == pattern or "**" not in pattern:  # "**" lists what its folders hold by itself.
+            yield from _files_below(path)
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    for parent, folders, files in os.walk(os.path.abspath(folder)):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        for name in sorted(files):
+            if not name.startswith((".", "_")):
+                yield os.path.join(parent, name)
+
+
+def _why_nothing(pattern: str) -> str:
+    if os.path.isdir(os.path.expanduser(pattern)):
+        return "the folder holds no data files; put some there or name another"
+    if glob.has_magic(pattern):
+        return "no file matches; check the pattern, and quote it so that the shell leaves it alone"
+    return f"no such file (looked in {os.getcwd()}); check the path"
