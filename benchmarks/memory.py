@@ -30,8 +30,9 @@ from torch_edl import _core
 
 BATCH, DIM = 4_096, 16
 STD = {"std": 0.01}
-PARTS: dict[str, dict[str, int]] = {
+PARTS: dict[str, dict[str, Any]] = {
     "unlimited": {},
+    "storage_dtype=bf16": {"dtype": "bf16"},
     "min_count=3": {"min_count": 3},
     "max_age=200": {"max_age": 200},
     "min_count=3, max_age=200": {"min_count": 3, "max_age": 200},

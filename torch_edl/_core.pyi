@@ -51,6 +51,9 @@ class Table:
         max_rows: :meth:`evict` keeps so many rows, those used last, and so many counted ids; 0:
             all. A frozen table evicts nothing: at the bound, a pull of an unseen id makes no row.
         max_bytes: the same bound, as memory of rows, counted ids and buckets; 0: none.
+        dtype: of the values in memory, ``"fp32"``, ``"bf16"`` or ``"fp16"``. Slots, gradients and
+            the arithmetic are float32; an update rounds values of 16 bits up or down by chance,
+            which is a pure function of (id, step), and all others to the nearest.
 
     Raises:
         ValueError: an unknown initializer or argument, or a size out of range.
@@ -69,6 +72,7 @@ class Table:
         max_age: int = 0,
         max_rows: int = 0,
         max_bytes: int = 0,
+        dtype: str = "fp32",
     ) -> None: ...
     def pull(self, ids: _Ids, read_only: bool = False) -> bytes:
         """Rows of ``ids`` (n,) as n * dim little-endian float32; duplicates are allowed.

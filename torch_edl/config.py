@@ -23,7 +23,7 @@ from torch_edl.placement import KINDS, PLATFORMS, KubernetesConfig
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 TRANSPORTS = ("zeromq", "grpc")
-WIRE_DTYPES = ("fp32", "bf16", "fp16")
+FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 NAN_POLICIES = ("stop", "skip")
 FORMATS = ("auto", "recordio", "tfrecord", "csv", "parquet")
 
@@ -114,7 +114,7 @@ class ClusterConfig(Checked):
         "--wire-dtype fp32|bf16|fp16",
         "type of rows and gradients on the way to servers and back",
         kinds=JOB_KINDS,
-        choices=WIRE_DTYPES,
+        choices=FLOAT_DTYPES,
     )
     worker_threads: int = option(
         0, "--worker-threads N", "torch threads per worker (default: cores / workers)", minimum=0
@@ -180,6 +180,14 @@ class TrainConfig(Checked):
         minimum=0,
     )
     """Of a table that has no bound of its own; beyond, the least recently used rows are removed."""
+    storage_dtype: str = _training_option(
+        "fp32",
+        "--storage-dtype fp32|bf16|fp16",
+        "how tables keep rows that do not say it themselves",
+        group="model",
+        choices=FLOAT_DTYPES,
+    )
+    """Of tables of ``torch_edl.nn``, and of embeddings that become tables."""
     seed: int = option(
         0,
         "--seed N",

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from torch_edl import _core
 from torch_edl.errors import CheckpointError
-from torch_edl.tables.table import EmbeddingTable, Rows
+from torch_edl.tables.table import EmbeddingTable, Rows, storage_dtype
 
 Array = npt.NDArray[Any]
 
@@ -311,6 +311,7 @@ def _about(table: EmbeddingTable, step: int) -> dict[str, str]:
         "num_embeddings": info.num_embeddings,
         "initializer": {"kind": info.initializer.kind, "args": dict(info.initializer.args)},
         "seed": table.seed,
+        "storage_dtype": storage_dtype(info),
         "modules": list(info.modules) or [info.name],
     }
     return {

@@ -20,6 +20,7 @@ from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.tables.optimizers import Optimizers
 from torch_edl.tables.table import Counts, EmbeddingTable, Rows
 from torch_edl.tables.watermarks import Watermarks
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 Floats = npt.NDArray[np.float32]
@@ -72,9 +73,10 @@ class SavedTable:
         out = np.empty((count, int(self.info["dim"])), np.float32)
         for start in range(0, count, _INIT_ROWS):
             ids = np.arange(start, min(start + _INIT_ROWS, count))
-            out[ids] = _core.init_rows(
+            begun = _core.init_rows(
                 self.name, int(self.info["seed"]), begins["kind"], begins["args"], ids, out.shape[1]
             )
+            out[ids] = codec.rounded(begun, self.info.get("storage_dtype", "fp32"))
         for path, rows in self.rows():
             if len(rows.ids) and not 0 <= rows.ids.min() <= rows.ids.max() < count:
                 raise CheckpointError(f"{path}: ids beyond the {count} rows of table {self.name}")

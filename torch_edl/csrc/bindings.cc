@@ -41,7 +41,8 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
                                        const std::string& initializer, const Hyper& args,
                                        int64_t seed, const edl::Optimizer* optimizer,
                                        int64_t num_embeddings, int64_t min_count,
-                                       int64_t max_age, int64_t max_rows, int64_t max_bytes) {
+                                       int64_t max_age, int64_t max_rows, int64_t max_bytes,
+                                       const std::string& dtype) {
   const std::pair<const char*, int64_t> sizes[] = {{"num_embeddings", num_embeddings},
                                                    {"min_count", min_count},
                                                    {"max_age", max_age},
@@ -57,7 +58,8 @@ std::unique_ptr<edl::Table> make_table(const std::string& name, int64_t dim,
     throw py::value_error("table " + name + ": min_count " + std::to_string(min_count) +
                           ": must be " + std::to_string(edl::Counter::kMostCount) + " or less");
   }
-  const edl::TableOptions options{num_embeddings, min_count, max_age, max_rows, max_bytes};
+  const edl::TableOptions options{num_embeddings, min_count, max_age,
+                                  max_rows,       max_bytes, edl::dtype_of(dtype)};
   return std::make_unique<edl::Table>(name, check_dim(dim), initializer, args, seed, optimizer,
                                       options);
 }
@@ -68,7 +70,7 @@ py::bytes pull(edl::Table& table, const Array& ids, bool read_only) {
   char* to = PyBytes_AS_STRING(out.ptr());
   const auto* from = static_cast<const int64_t*>(ids.data());
   const Unlocked unlocked(n * table.dim());
-  table.pull(from, n, to, read_only);
+  table.pull(from, n, to, edl::Dtype::kFloat, read_only);
   return out;
 }
 
@@ -108,7 +110,7 @@ py::bytes assemble(const py::sequence& parts, bool read_only) {
   const Unlocked unlocked(size / sizeof(float));
   for (const Piece& piece : pieces) {
     if (piece.table) {
-      piece.table->pull(piece.ids, piece.n, to, read_only);
+      piece.table->pull(piece.ids, piece.n, to, edl::Dtype::kFloat, read_only);
     } else {
       std::memcpy(to, piece.bytes, piece.n);
     }
@@ -123,7 +125,7 @@ void pull_into(edl::Table& table, const Array& ids, const Array& out, bool read_
       checked<float>(out, "out", {ssize(n), ssize(table.dim())}, true));
   const auto* from = static_cast<const int64_t*>(ids.data());
   const Unlocked unlocked(n * table.dim());
-  table.pull(from, n, to, read_only);
+  table.pull(from, n, to, edl::Dtype::kFloat, read_only);
 }
 
 void check_push(const edl::Table& table, const Array& ids, const Array& grads) {
@@ -342,7 +344,7 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init(&make_table), py::arg("name"), py::arg("dim"), py::arg("initializer"),
            py::arg("initializer_args"), py::arg("seed"), py::arg("optimizer").none(true),
            py::arg("num_embeddings") = 0, py::arg("min_count") = 0, py::arg("max_age") = 0,
-           py::arg("max_rows") = 0, py::arg("max_bytes") = 0)
+           py::arg("max_rows") = 0, py::arg("max_bytes") = 0, py::arg("dtype") = "fp32")
       .def("pull", &pull, py::arg("ids"), py::arg("read_only") = false)
       .def("pull_into", &pull_into, py::arg("ids"), py::arg("out"), py::arg("read_only") = false)
       .def("check", &check_push, py::arg("ids"), py::arg("grads"))

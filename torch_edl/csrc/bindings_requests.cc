@@ -76,13 +76,13 @@ py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool
     edl::Table* table;
     size_t n;
     const int64_t* ids;
-    void* to;
+    char* to;
   };
   const Dtype kind = edl::dtype_of(dtype);
   std::deque<Ids> buffers;
   std::vector<Lookup> work;
   py::list rows;
-  size_t floats = 0, most = 0;
+  size_t floats = 0;
   for (const py::handle each : lookups) {
     const auto pair = each.cast<std::pair<edl::Table*, py::object>>();
     buffers.emplace_back(pair.second);
@@ -90,30 +90,18 @@ py::list pull_tables(const py::sequence& lookups, const std::string& dtype, bool
     Lookup lookup{pair.first, n, buffers.back().data(), nullptr};
     if (kind == Dtype::kFloat) {
       py::array_t<float> out({ssize(n), ssize(dim)});
-      lookup.to = out.mutable_data();
+      lookup.to = reinterpret_cast<char*>(out.mutable_data());
       rows.append(std::move(out));
     } else {
       py::array_t<uint16_t> out({ssize(n), ssize(dim)});
-      lookup.to = out.mutable_data();
+      lookup.to = reinterpret_cast<char*>(out.mutable_data());
       rows.append(std::move(out));
     }
     work.push_back(lookup);
     floats += n * dim;
-    most = std::max(most, n * dim);
   }
-  std::vector<float> whole(kind == Dtype::kFloat ? 0 : most);
   const Unlocked unlocked(floats);
-  for (const Lookup& each : work) {
-    const size_t size = each.n * each.table->dim();
-    if (kind == Dtype::kFloat) {
-      each.table->pull(each.ids, each.n, static_cast<char*>(each.to), read_only);
-      continue;
-    }
-    each.table->pull(each.ids, each.n, reinterpret_cast<char*>(whole.data()), read_only);
-    auto* to = static_cast<uint16_t*>(each.to);
-    kind == Dtype::kHalf ? edl::to_half(whole.data(), to, size)
-                         : edl::to_bfloat16(whole.data(), to, size);
-  }
+  for (const Lookup& each : work) each.table->pull(each.ids, each.n, each.to, kind, read_only);
   return rows;
 }
 

@@ -25,7 +25,7 @@ size_t Table::bound_of(const TableOptions& options) const {
   const auto bytes = static_cast<size_t>(options.max_bytes);
   if (bytes == 0) return rows;
   const size_t bucket = sizeof(Bucket) + (counts_ ? Counters::kIndexBytes : 0);
-  const size_t entry = stride_ + (counts_ ? sizeof(Counter) : 0);
+  const size_t entry = layout_.stride + (counts_ ? sizeof(Counter) : 0);
   size_t fit = 0;
   for (size_t capacity = 64; capacity <= kMaxCapacity; capacity *= 2) {
     const size_t index = kSubTables * capacity * bucket;

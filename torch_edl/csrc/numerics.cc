@@ -78,6 +78,53 @@ EDL_CLONES void unhalve_all(const uint16_t* from, float* to, size_t n) {
   }
 }
 
+// A hash of 32 bits whose every output bit depends on every input bit (Wellons, lowbias32).
+EDL_INLINE uint32_t scrambled(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+EDL_CLONES void round_all_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    const uint32_t size = bits & 0x7fffffffu;
+    const uint32_t chance = scrambled(key + static_cast<uint32_t>(i) * 0x9e3779b9u) >> 16;
+    uint32_t rounded = (size + chance) >> 16;
+    rounded = rounded >= 0x7f80u ? 0x7f7fu : rounded;
+    const uint32_t special = (size >> 16) | (size > 0x7f800000u ? 0x40u : 0u);
+    rounded = size >= 0x7f800000u ? special : rounded;
+    to[i] = static_cast<uint16_t>(rounded | ((bits >> 16) & 0x8000u));
+  }
+}
+
+// Below the smallest normal half, the value is so many and a part of the steps of 2^-24, whose number
+// is the bits of the half.
+EDL_CLONES void halve_all_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
+  constexpr uint32_t kInfinity = 0x7f800000u, kSmallest = 0x38800000u;
+  for (size_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, from + i, sizeof bits);
+    const uint32_t size = bits & 0x7fffffffu;
+    const uint32_t chance = scrambled(key + static_cast<uint32_t>(i) * 0x9e3779b9u);
+    float value;
+    std::memcpy(&value, &size, sizeof value);
+    value = size < kSmallest ? value : 0.0f;
+    value *= 0x1p24f;
+    const auto below = static_cast<int32_t>(value);
+    const float part = static_cast<float>(static_cast<int32_t>(chance >> 8)) * 0x1p-24f;
+    const bool up = part < value - static_cast<float>(below);
+    const uint32_t small = static_cast<uint32_t>(below) + up;
+    uint32_t half = (size - 0x38000000u + (chance >> 19)) >> 13;
+    half = size < kSmallest ? small : half;
+    half = size >= 0x477fe000u ? 0x7bffu : half;  // from the largest half on
+    half = size >= kInfinity ? 0x7c00u : half;
+    half = size > kInfinity ? 0x7e00u : half;
+    to[i] = static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u));
+  }
+}
+
 }  // namespace
 
 void to_half(const float* from, uint16_t* to, size_t n) { halve_all(from, to, n); }
@@ -94,6 +141,32 @@ Dtype dtype_of(const std::string& name) {
 void to_bfloat16(const float* from, uint16_t* to, size_t n) { round_all(from, to, n); }
 
 void from_bfloat16(const uint16_t* from, float* to, size_t n) { widen_all(from, to, n); }
+
+void to_bfloat16_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
+  round_all_by_chance(from, to, n, key);
+}
+
+void to_half_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key) {
+  halve_all_by_chance(from, to, n, key);
+}
+
+void narrow(Dtype dtype, const float* from, char* to, size_t n) {
+  auto* out = reinterpret_cast<uint16_t*>(to);
+  switch (dtype) {
+    case Dtype::kFloat: std::memcpy(to, from, n * sizeof(float)); return;
+    case Dtype::kBfloat16: return to_bfloat16(from, out, n);
+    case Dtype::kHalf: return to_half(from, out, n);
+  }
+}
+
+void widen(Dtype dtype, const char* from, float* to, size_t n) {
+  const auto* in = reinterpret_cast<const uint16_t*>(from);
+  switch (dtype) {
+    case Dtype::kFloat: std::memcpy(to, from, n * sizeof(float)); return;
+    case Dtype::kBfloat16: return from_bfloat16(in, to, n);
+    case Dtype::kHalf: return from_half(in, to, n);
+  }
+}
 
 int64_t first_nonfinite(const float* values, size_t n) {
   constexpr size_t kBlock = 4096;

@@ -36,12 +36,21 @@ void to_half(const float* from, uint16_t* to, size_t n);
 // Exact.
 void from_half(const uint16_t* from, float* to, size_t n);
 
-// What float values are outside of the core.
+// Rounds up or down with a probability that makes the mean exact, so that updates smaller than a
+// step of the type are not lost; a finite value stays finite. Equal keys give equal results.
+void to_bfloat16_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key);
+void to_half_by_chance(const float* from, uint16_t* to, size_t n, uint32_t key);
+
+// What float values are on the way, or in a table.
 enum class Dtype { kFloat, kBfloat16, kHalf };
 
 // Of "fp32", "bf16" and "fp16"; throws std::invalid_argument.
 Dtype dtype_of(const std::string& name);
 
 inline size_t size_of(Dtype dtype) { return dtype == Dtype::kFloat ? 4 : 2; }
+
+// From float32 to the type, at any address, rounded to the nearest; and back.
+void narrow(Dtype dtype, const float* from, char* to, size_t n);
+void widen(Dtype dtype, const char* from, float* to, size_t n);
 
 }  // namespace edl

@@ -44,13 +44,13 @@ size_t Table::snapshot_left() const {
 }
 
 void Table::emit(const char* row, const Chunk& out, size_t at) const {
-  const auto* values = reinterpret_cast<const float*>(row);
-  const auto& m = *reinterpret_cast<const RowMeta*>(row + meta_at_);
+  const auto& m = *reinterpret_cast<const RowMeta*>(row + layout_.meta_at);
   out.ids[at] = m.id;
   out.last_used[at] = m.last_used;
   out.count[at] = m.count;
-  std::memcpy(out.vectors + at * dim_, values, dim_ * sizeof(float));
-  std::memcpy(out.slots + at * slots_ * dim_, values + dim_, slots_ * dim_ * sizeof(float));
+  widen(options_.dtype, row, out.vectors + at * dim_, dim_);
+  std::memcpy(out.slots + at * slots_ * dim_, row + layout_.slots_at,
+              slots_ * dim_ * sizeof(float));
 }
 
 // A thread that locks again at once is faster than the threads that it woke: without a pause, pushes
@@ -64,7 +64,7 @@ void Table::give_way() const {
 size_t Table::take_saved(SubTable& sub, size_t most, char* to) {
   const size_t n = std::min(most, sub.saved.size());
   for (size_t i = 0; i < n; ++i, sub.saved.pop()) {
-    std::memcpy(to + i * stride_, sub.saved.back(), stride_);
+    std::memcpy(to + i * layout_.stride, sub.saved.back(), layout_.stride);
   }
   return n;
 }
@@ -74,15 +74,15 @@ size_t Table::take_next(SubTable& sub, size_t most, char* to) {
   for (const size_t end = std::min(sub.limit, sub.cursor + most); sub.cursor < end; ++sub.cursor) {
     char* row = row_at(sub, sub.cursor);
     if (meta(row).epoch >= sub.epoch) continue;  // kFree is the largest epoch
-    std::memcpy(to + n++ * stride_, row, stride_);
+    std::memcpy(to + n++ * layout_.stride, row, layout_.stride);
     meta(row).epoch = sub.epoch;
   }
   return n;
 }
 
 size_t Table::next_chunk(size_t most, const Chunk& out) {
-  const size_t at_once = rows_at_once(stride_);
-  std::vector<char> copies(at_once * stride_);
+  const size_t at_once = rows_at_once(layout_.stride);
+  std::vector<char> copies(at_once * layout_.stride);
   size_t given = 0;
   const auto take_all = [&](auto take, auto has_more) {
     for (SubTable& sub : subs_) {
@@ -94,7 +94,7 @@ size_t Table::next_chunk(size_t most, const Chunk& out) {
           taken = (this->*take)(sub, std::min(most - given, at_once), copies.data());
           more = has_more(sub);
         }
-        for (size_t i = 0; i < taken; ++i) emit(&copies[i * stride_], out, given++);
+        for (size_t i = 0; i < taken; ++i) emit(&copies[i * layout_.stride], out, given++);
       }
     }
   };
@@ -106,7 +106,7 @@ size_t Table::next_chunk(size_t most, const Chunk& out) {
 
 void Table::end_snapshot() {
   for (SubTable& sub : subs_) {
-    SavedRows saved(stride_), counters;
+    SavedRows saved(layout_.stride), counters;
     std::lock_guard<std::mutex> guard(sub.lock);
     sub.saving = false;
     sub.limit = sub.cursor = 0;
@@ -119,8 +119,8 @@ size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) c
   size_t number = static_cast<uint64_t>(*cursor) >> kRowBits;
   size_t at = static_cast<uint64_t>(*cursor) & ((size_t{1} << kRowBits) - 1);
   if (number >= kSubTables) throw std::invalid_argument("cursor: not one that a call gave");
-  const size_t at_once = rows_at_once(stride_);
-  std::vector<char> copies(at_once * stride_);
+  const size_t at_once = rows_at_once(layout_.stride);
+  std::vector<char> copies(at_once * layout_.stride);
   size_t given = 0;
   for (; number < kSubTables; ++number, at = 0) {
     const SubTable& sub = subs_[number];
@@ -135,14 +135,14 @@ size_t Table::scan(int64_t* cursor, size_t most, int64_t* ids, float* vectors) c
           if (meta(row).epoch == kFree) continue;
           full = given + taken == most;
           if (full) break;
-          std::memcpy(&copies[taken++ * stride_], row, stride_);
+          std::memcpy(&copies[taken++ * layout_.stride], row, layout_.stride);
         }
         more = at < sub.rows_used;
       }
       for (size_t i = 0; i < taken; ++i, ++given) {
-        const char* row = &copies[i * stride_];
-        ids[given] = reinterpret_cast<const RowMeta*>(row + meta_at_)->id;
-        std::memcpy(vectors + given * dim_, row, dim_ * sizeof(float));
+        const char* row = &copies[i * layout_.stride];
+        ids[given] = reinterpret_cast<const RowMeta*>(row + layout_.meta_at)->id;
+        widen(options_.dtype, row, vectors + given * dim_, dim_);
       }
       if (full) {
         *cursor = static_cast<int64_t>(number << kRowBits | at);

@@ -6,8 +6,6 @@
 
 #include "hash.h"
 #include "ids.h"
-#include "numerics.h"
-#include "row_layout.h"
 
 namespace edl {
 namespace {
@@ -27,15 +25,15 @@ Table::Table(std::string name, size_t dim, const std::string& initializer,
       optimizer_(optimizer ? std::optional<Optimizer>(*optimizer) : std::nullopt),
       options_(options),
       slots_(optimizer_ ? optimizer_->slots().size() : 0),
-      meta_at_(round_up(dim * (1 + slots_) * sizeof(float), alignof(RowMeta))),
-      stride_(round_up(meta_at_ + sizeof(RowMeta), row_alignment(dim))),
+      layout_(row_layout(dim, size_of(options.dtype), slots_, sizeof(RowMeta), alignof(RowMeta))),
       enough_(static_cast<uint32_t>(std::max<int64_t>(options.min_count, 1))),
       counts_(optimizer_ && enough_ > 1),
-      arena_(kSlabRows * stride_, kSubTables),
+      arena_(kSlabRows * layout_.stride, kSubTables),
       bound_(bound_of(options)) {
   for (SubTable& sub : subs_) {
-    sub.saved = SavedRows(stride_);
+    sub.saved = SavedRows(layout_.stride);
     sub.counters = Counters(&counter_arena_, &counted_);
+    sub.scratch.resize(dim_);
     grow(sub);
   }
 }
@@ -64,10 +62,9 @@ char* Table::insert(SubTable& sub, int64_t id, uint64_t hash) {
     if (sub.rows_used == sub.slabs.size() * kSlabRows) sub.slabs.push_back(arena_.take());
     row = row_at(sub, sub.rows_used++);
   }
-  auto* values = reinterpret_cast<float*>(row);
-  initializer_.fill(id, values);
+  begin_row(id, row, sub.scratch.data());
   for (size_t k = 0; k < slots_; ++k) {
-    std::fill_n(values + (1 + k) * dim_, dim_, optimizer_->slot_initial()[k]);
+    std::fill_n(slot(row, k), dim_, optimizer_->slot_initial()[k]);
   }
   // A row that is born after the cut is not in the snapshot: it counts as already saved.
   meta(row) = {id, step_.load(std::memory_order_relaxed), 0, sub.epoch};
@@ -175,26 +172,42 @@ void Table::visit(const int64_t* ids, size_t n, size_t touched, bool add, Work w
   }
 }
 
-void Table::pull(const int64_t* ids, size_t n, char* out, bool read_only) {
+void Table::begin_row(int64_t id, char* to, float* scratch) const {
+  initializer_.fill(id, scratch);
+  narrow(options_.dtype, scratch, to, dim_);
+}
+
+void Table::convert(const char* row, char* to, Dtype as, float* scratch) const {
+  widen(options_.dtype, row, scratch, dim_);
+  narrow(as, scratch, to, dim_);
+}
+
+void Table::pull(const int64_t* ids, size_t n, char* out, Dtype as, bool read_only) {
   check_ids(ids, n);
   // Only eviction asks when a row was used: without it a pull writes nothing.
   const bool touch = !read_only && (options_.max_age > 0 || bound_ > 0);
   // A frozen table cannot make room, and the rows that it lacks are its initial ones.
   const bool full = !optimizer_ && bound_ > 0 && rows_.load(std::memory_order_relaxed) >= bound_;
   const int64_t step = step_.load(std::memory_order_relaxed);
-  std::vector<float> initial;
-  visit(ids, n, touch ? stride_ : dim_ * sizeof(float), !read_only && !full && !counts_,
+  const size_t bytes = dim_ * size_of(as);
+  std::vector<float> scratch(dim_);
+  std::vector<char> initial;
+  const auto give = [&](const char* row, char* to) {
+    if (as == options_.dtype) return copy_row(to, row, bytes);
+    convert(row, to, as, scratch.data());
+  };
+  visit(ids, n, touch ? layout_.stride : layout_.values, !read_only && !full && !counts_,
         [&](size_t from, const Found* found, size_t m) {
           for (size_t i = 0; i < m; ++i) {
-            char* to = out + (from + i) * dim_ * sizeof(float);
+            char* to = out + (from + i) * bytes;
             char* row = found[i].row;
             if (!row) {
-              initial.resize(dim_);
-              initializer_.fill(ids[from + i], initial.data());
-              copy_row(to, reinterpret_cast<const char*>(initial.data()), dim_);
+              initial.resize(layout_.values);
+              begin_row(ids[from + i], initial.data(), scratch.data());
+              give(initial.data(), to);
               continue;
             }
-            copy_row(to, row, dim_);
+            give(row, to);
             if (touch && meta(row).last_used < step) {
               before_change(*found[i].sub, row);
               meta(row).last_used = step;
@@ -218,8 +231,11 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
   int64_t newest = step_.load(std::memory_order_relaxed);
   while (newest < step && !step_.compare_exchange_weak(newest, step)) {
   }
-  visit(ids, n, stride_, !counts_, [&](size_t from, const Found* found, size_t m) {
+  const bool whole = options_.dtype == Dtype::kFloat;
+  std::vector<float> values(whole ? 0 : kBlock * dim_);  // of rows that are kept in 16 bits
+  visit(ids, n, layout_.stride, !counts_, [&](size_t from, const Found* found, size_t m) {
     Span spans[kBlock];
+    char* rows[kBlock];
     size_t used = 0;
     if (counts_) prefetch_counters(ids + from, found, m);
     for (size_t i = 0; i < m; ++i) {
@@ -230,33 +246,47 @@ void Table::push(const int64_t* ids, const float* grads, size_t n, double lr, in
       row.last_used = std::max(row.last_used, step);
       row.count += row.count != UINT32_MAX;
       if (row.count < enough_) continue;
-      Span& span = spans[used++];
-      span.value = reinterpret_cast<float*>(at);
+      rows[used] = at;
+      Span& span = spans[used];
+      span.value = whole ? reinterpret_cast<float*>(at) : values.data() + used * dim_;
       span.grad = grads + (from + i) * dim_;
-      for (size_t k = 0; k < slots_; ++k) span.slots[k] = span.value + (1 + k) * dim_;
+      for (size_t k = 0; k < slots_; ++k) span.slots[k] = slot(at, k);
       span.first = row.count == enough_;
+      ++used;
     }
+    if (!whole) widen_rows(rows, used, values.data());
     optimizer_->apply(scalars, spans, used, dim_);
+    if (!whole) round_rows(rows, used, values.data(), step);
   });
+}
+
+void Table::widen_rows(char* const* rows, size_t n, float* values) const {
+  for (size_t i = 0; i < n; ++i) widen(options_.dtype, rows[i], values + i * dim_, dim_);
+}
+
+void Table::round_rows(char* const* rows, size_t n, const float* values, int64_t step) const {
+  const uint64_t update = mix64(static_cast<uint64_t>(step));
+  const auto round = options_.dtype == Dtype::kHalf ? to_half_by_chance : to_bfloat16_by_chance;
+  for (size_t i = 0; i < n; ++i) {
+    const auto key = static_cast<uint32_t>(mix64(update ^ hash_id(meta(rows[i]).id)));
+    round(values + i * dim_, reinterpret_cast<uint16_t*>(rows[i]), dim_, key);
+  }
 }
 
 void Table::load(const Chunk& rows, size_t n) {
   check_ids(rows.ids, n);
-  const size_t row_bytes = dim_ * sizeof(float);
-  visit(rows.ids, n, stride_, true, [&](size_t from, const Found* found, size_t m) {
+  visit(rows.ids, n, layout_.stride, true, [&](size_t from, const Found* found, size_t m) {
     for (size_t i = 0; i < m; ++i) {
       const size_t at = from + i;
       char* row = found[i].row;
-      auto* values = reinterpret_cast<float*>(row);
       if (counted_ > 0) found[i].sub->counters.forget(rows.ids[at], hash_id(rows.ids[at]));
       before_change(*found[i].sub, row);
-      std::memcpy(values, rows.vectors + at * dim_, row_bytes);
+      narrow(options_.dtype, rows.vectors + at * dim_, row, dim_);
       for (size_t k = 0; k < slots_; ++k) {
-        float* slot = values + (1 + k) * dim_;
         if (rows.slots) {
-          std::memcpy(slot, rows.slots + (at * slots_ + k) * dim_, row_bytes);
+          std::memcpy(slot(row, k), rows.slots + (at * slots_ + k) * dim_, dim_ * sizeof(float));
         } else {
-          std::fill_n(slot, dim_, optimizer_->slot_initial()[k]);
+          std::fill_n(slot(row, k), dim_, optimizer_->slot_initial()[k]);
         }
       }
       meta(row).last_used = rows.last_used ? rows.last_used[at] : 0;
@@ -267,7 +297,7 @@ void Table::load(const Chunk& rows, size_t n) {
 }
 
 void Table::remove(const int64_t* ids, size_t n) {
-  visit(ids, n, stride_, false, [&](size_t from, const Found* found, size_t m) {
+  visit(ids, n, layout_.stride, false, [&](size_t from, const Found* found, size_t m) {
     for (size_t i = 0; i < m; ++i) {
       SubTable& sub = *found[i].sub;
       char* row = found[i].row;
@@ -293,7 +323,7 @@ size_t Table::bytes() const {
   size_t total = 0;
   for (const SubTable& sub : subs_) {
     std::lock_guard<std::mutex> guard(sub.lock);
-    total += sub.rows_used * stride_ + (sub.mask + 1) * sizeof(Bucket) + sub.counters.bytes();
+    total += sub.rows_used * layout_.stride + (sub.mask + 1) * sizeof(Bucket) + sub.counters.bytes();
   }
   return total;
 }

@@ -1,5 +1,9 @@
 // An embedding table: id -> (weights, optimizer slots, how often and when it was updated).
 //
+// Weights may be kept in 16 bits; slots and all arithmetic are in float32. An update rounds them up
+// or down by chance, which is a pure function of (id, update): a replayed journal ends where the
+// first run did.
+//
 // Ids are spread by hash bits over sub-tables, so that growing and sweeping stop the table for a
 // part of it only. Each is a linear-probing array of (id, row) buckets - an empty one has no row, so
 // every int64 is a legal id - over rows in slabs that never move. A batch takes each lock once and
@@ -19,13 +23,15 @@
 
 #include "counters.h"
 #include "initializer.h"
+#include "numerics.h"
 #include "optimizer.h"
 #include "pages.h"
+#include "row_layout.h"
 #include "saved_rows.h"
 
 namespace edl {
 
-// What stands behind the floats of each row.
+// What stands behind the numbers of each row.
 struct RowMeta {
   int64_t id;
   int64_t last_used;  // update of the table that used it last
@@ -39,6 +45,7 @@ struct TableOptions {
   int64_t max_age = 0;         // evict() removes rows unused for more updates than this; 0: none
   int64_t max_rows = 0;        // evict() removes the least recently used rows beyond; 0: no bound
   int64_t max_bytes = 0;       // the same bound, as memory of rows and buckets; 0: none
+  Dtype dtype = Dtype::kFloat;  // of the weights in memory
 };
 
 // Rows as flat arrays: what a snapshot yields and load() takes.
@@ -64,9 +71,9 @@ class Table {
         const std::map<std::string, double>& initializer_args, int64_t seed,
         const Optimizer* optimizer, TableOptions options);
 
-  // out: (n, dim) floats, at any address. An id without a row gets its initial values, and a row
-  // unless read_only or the id is still counted.
-  void pull(const int64_t* ids, size_t n, char* out, bool read_only);
+  // out: (n, dim) numbers of type `as`, at any address. An id without a row gets its initial values,
+  // and a row unless read_only or the id is still counted.
+  void pull(const int64_t* ids, size_t n, char* out, Dtype as, bool read_only);
   // Updates the row of each id; gradients of equal ids are summed first. An id that came less than
   // min_count times is counted, in 16 bytes and an index, and its gradient is dropped. Throws
   // std::invalid_argument, having changed nothing, if an id is out of range or the table is frozen.
@@ -136,6 +143,7 @@ class Table {
     std::vector<char*> slabs;
     size_t rows_used = 0;      // rows ever taken from the slabs
     std::vector<char*> free;   // rows that eviction gave back
+    std::vector<float> scratch;  // (dim) the row that is made
     // Snapshot: rows below `limit` existed at the cut, those below `cursor` were visited.
     bool saving = false;
     uint32_t epoch = 0;
@@ -150,10 +158,20 @@ class Table {
     SubTable* sub;
   };
 
-  RowMeta& meta(char* row) const { return *reinterpret_cast<RowMeta*>(row + meta_at_); }
-  char* row_at(const SubTable& sub, size_t index) const {
-    return sub.slabs[index / kSlabRows] + index % kSlabRows * stride_;
+  RowMeta& meta(char* row) const { return *reinterpret_cast<RowMeta*>(row + layout_.meta_at); }
+  float* slot(char* row, size_t k) const {
+    return reinterpret_cast<float*>(row + layout_.slots_at) + k * dim_;
   }
+  // The values of a row as numbers of another type. scratch: dim floats.
+  void convert(const char* row, char* to, Dtype as, float* scratch) const;
+  // The values that an id without a row has, as they would be kept in it. scratch: dim floats.
+  void begin_row(int64_t id, char* to, float* scratch) const;
+  char* row_at(const SubTable& sub, size_t index) const {
+    return sub.slabs[index / kSlabRows] + index % kSlabRows * layout_.stride;
+  }
+  // Rows that are kept in 16 bits, to float32 for an update, and back by chance. values: (n, dim).
+  void widen_rows(char* const* rows, size_t n, float* values) const;
+  void round_rows(char* const* rows, size_t n, const float* values, int64_t step) const;
   // Makes the row of an id that has none.
   char* insert(SubTable& sub, int64_t id, uint64_t hash);
   // Counts an id that has no row; makes the row, which counts one update less, if that is enough.
@@ -201,8 +219,7 @@ class Table {
   const std::optional<Optimizer> optimizer_;
   const TableOptions options_;
   const size_t slots_;
-  const size_t meta_at_;  // byte offset of RowMeta in a row
-  const size_t stride_;   // bytes of a row
+  const RowLayout layout_;
   const uint32_t enough_;  // updates that name an id before it is trained
   const bool counts_;      // ids are counted before they have a row
   SlabArena arena_;

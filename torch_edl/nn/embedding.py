@@ -22,6 +22,7 @@ from torch_edl.nn.rows import (
     state_of_rows,
     state_of_weight,
 )
+from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 
 _MODES = ("sum", "mean", "sqrtn")
@@ -104,6 +105,7 @@ class Table(nn.Module):
         max_age: int | None = None,
         max_rows: int | None = None,
         max_bytes: int | None = None,
+        storage_dtype: str | None = None,
     ) -> None:
         super().__init__()
         if num_embeddings is not None and num_embeddings < 1:
@@ -118,6 +120,10 @@ class Table(nn.Module):
         for limit, value in limits.items():
             if value is not None and value < 1:
                 raise UsageError(f"{limit} {value}: must be 1 or more, or None for no limit")
+        if storage_dtype not in (None, *codec.FLOAT_DTYPES):
+            raise UsageError(
+                f"storage_dtype {storage_dtype!r}: choose one of {', '.join(codec.FLOAT_DTYPES)}"
+            )
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
@@ -126,6 +132,7 @@ class Table(nn.Module):
         self.max_age = max_age
         self.max_rows = max_rows
         self.max_bytes = max_bytes
+        self.storage_dtype = storage_dtype
         self.named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
         self.modules_of_table: list[str] = []
@@ -172,6 +179,7 @@ class Table(nn.Module):
             max_age=self.max_age or 0,
             max_rows=self.max_rows or 0,
             max_bytes=self.max_bytes or 0,
+            storage_dtype=codec.FLOAT_DTYPES[self.storage_dtype or "fp32"],
             modules=self.modules_of_table,
         )
 
@@ -266,6 +274,10 @@ class Embedding(Table):
         max_rows: the table, over all servers, has about this number of rows at most: beyond, the
             least recently used ones are removed. An id that comes back starts anew.
         max_bytes: the same bound, as memory of the rows with their optimizer state and their index.
+        storage_dtype: how the table keeps its rows: ``"fp32"``, ``"bf16"`` or ``"fp16"``; the
+            state of the optimizer is always float32, and so is the output. Rows in 16 bits are
+            rounded by chance at each update, so that small updates count on average. None: as
+            ``torch-edl run --storage-dtype`` says, or float32.
 
     Example:
         >>> embedding = torch_edl.nn.Embedding(None, 16)
@@ -283,7 +295,7 @@ class EmbeddingBag(Table):
 
     Args:
         num_embeddings, embedding_dim, padding_idx, name, initializer, min_count, max_age,
-            max_rows, max_bytes: as in :class:`Embedding`.
+            max_rows, max_bytes, storage_dtype: as in :class:`Embedding`.
         mode: ``sum``; ``mean``: divided by the sum of weights; ``sqrtn``: divided by the root of
             the sum of squared weights. A row without a weight weighs 1, padding weighs 0.
         include_last_offset: ``offsets`` ends with the length of ``input``.
@@ -303,6 +315,7 @@ class EmbeddingBag(Table):
         max_age: int | None = None,
         max_rows: int | None = None,
         max_bytes: int | None = None,
+        storage_dtype: str | None = None,
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -314,6 +327,7 @@ class EmbeddingBag(Table):
             max_age=max_age,
             max_rows=max_rows,
             max_bytes=max_bytes,
+            storage_dtype=storage_dtype,
         )
         if mode not in _MODES:
             raise UsageError(f"mode {mode!r}: choose one of {', '.join(_MODES)}")

@@ -41,13 +41,20 @@ def swap_large(
     return swapped
 
 
-def limit_rows(model: nn.Module, max_rows: int) -> None:
-    """Bounds every table that has neither ``num_embeddings`` nor a bound of its own; 0: none."""
+def set_defaults(model: nn.Module, max_rows: int, storage_dtype: str) -> None:
+    """What the job says about tables that say nothing themselves.
+
+    Args:
+        max_rows: of a table that has neither ``num_embeddings`` nor a bound; 0: none.
+        storage_dtype: how rows are kept, see :class:`~torch_edl.nn.Embedding`.
+    """
     for module in model.modules():
-        if not (isinstance(module, Table) and max_rows):
+        if not isinstance(module, Table):
             continue
-        if module.num_embeddings is module.max_rows is module.max_bytes is None:
+        if max_rows and module.num_embeddings is module.max_rows is module.max_bytes is None:
             module.max_rows = max_rows
+        if module.storage_dtype is None:
+            module.storage_dtype = storage_dtype
 
 
 def _replace(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from torch_edl.errors import UsageError
 from torch_edl.tables.dense import DenseShard
-from torch_edl.tables.table import EmbeddingTable
+from torch_edl.tables.table import EmbeddingTable, storage_dtype
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import shard_state_pb2 as state_pb
@@ -51,7 +51,8 @@ def _line(info: pb.EmbeddingTableInfo) -> str:
     return (
         f"dim {info.dim}, num_embeddings {info.num_embeddings}, group {info.group}, "
         f"min_count {info.min_count}, max_age {info.max_age}, max_rows {info.max_rows}, "
-        f"max_bytes {info.max_bytes}, rows start as {start} {args}"
+        f"max_bytes {info.max_bytes}, storage_dtype {storage_dtype(info)}, "
+        f"rows start as {start} {args}"
     )
 
 

@@ -48,6 +48,15 @@ class Counts:
     """(n,) the table's update that named the id last"""
 
 
+def storage_dtype(info: pb.EmbeddingTableInfo) -> str:
+    """How the rows are kept in memory, a name of :data:`~torch_edl.wire.codec.FLOAT_DTYPES`.
+
+    Raises:
+        UsageError: the description has another type.
+    """
+    return codec.float_name(info.storage_dtype or tensor.DT_FLOAT)
+
+
 class EmbeddingTable:
     """Rows by id, and the optimizer's step.
 
@@ -102,6 +111,7 @@ class EmbeddingTable:
                 info.max_age,
                 -(-info.max_rows // shards),
                 -(-info.max_bytes // shards),
+                storage_dtype(info),
             )
         except ValueError as error:
             raise UsageError(f"table {info.name}: {error}") from None

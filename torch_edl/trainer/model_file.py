@@ -13,7 +13,7 @@ from torch_edl.contract import Contract
 from torch_edl.data.feeder import Feeder
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import ContractError, describe_error
-from torch_edl.nn.model_tables import limit_rows, swap_large
+from torch_edl.nn.model_tables import set_defaults, swap_large
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -49,16 +49,17 @@ class ModelFile:
         """Sets this process up for the strategy that the master chose."""
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)
-        limit_rows(self.model, self.config.train.max_rows)
+        train = self.config.train
         if ready.strategy == "ps":
             # Rows that decay towards zero become denormal numbers, which are many times slower.
             # Elsewhere a model gives the same bits as under `python`.
             torch.set_flush_denormal(True)
-            threshold = self.config.train.large_embedding
-            for path, table in swap_large(self.model, threshold, self.optimizer).items():
+            swapped = swap_large(self.model, train.large_embedding, self.optimizer)
+            for path, table in swapped.items():
                 log.info(
                     "%s lives on the servers: %s, rows start as %s", path, table, table.initializer
                 )
+        set_defaults(self.model, train.max_rows, train.storage_dtype)
         log.info("strategy %s: %s", ready.strategy, ready.reason)
 
     def call_back(self, event: str, *args: Any) -> None:

@@ -26,7 +26,7 @@ from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.master_client.leases import Lease, LeaseClient
 from torch_edl.master_client.session import MasterSession
-from torch_edl.nn.model_tables import limit_rows, swap_large
+from torch_edl.nn.model_tables import set_defaults, swap_large
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.in_ring import Make, Merge
 from torch_edl.trainer.leased import LeasedUpdates
@@ -74,8 +74,9 @@ class ScriptOnServers:
         # As for a model file: rows that decay towards zero become denormal numbers, which are many
         # times slower, and which the servers do not keep either.
         torch.set_flush_denormal(True)
-        limit_rows(model, session.config.train.max_rows)
-        swap_large(model, session.config.train.large_embedding, optimizer)
+        train = session.config.train
+        swap_large(model, train.large_embedding, optimizer)
+        set_defaults(model, train.max_rows, train.storage_dtype)
         self._engine = ServersEngine(
             model,
             optimizer,

@@ -76,6 +76,19 @@ def describe_floats(proto: pb.TensorProto, array: Array, dtype: int) -> Array:
     return narrow(np.ascontiguousarray(array, np.float32).reshape(-1))
 
 
+def rounded(values: Array, dtype: str) -> Array:
+    """float32 values as they are after they travelled as, or were kept in, one of
+    :data:`FLOAT_DTYPES`."""
+    if dtype == "fp32":
+        return values
+    ways = {
+        "bf16": (_core.to_bfloat16, _core.from_bfloat16),
+        "fp16": (_core.to_half, _core.from_half),
+    }
+    narrow, widen = ways[dtype]
+    return widen(narrow(values.reshape(-1))).reshape(values.shape)
+
+
 def describe_shape(proto: pb.TensorProto, shape: Sequence[int], dtype: int) -> None:
     """Fills an empty message but for the content."""
     proto.dtype = dtype  # type: ignore[assignment]

@@ -38,7 +38,8 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "--max-task-failures 9 --grace-period 4 "
         "--strategy ps --mode sync --grads-to-wait 4 --staleness 2 --local-steps 8 "
         "--learning-rate-by-staleness --max-steps 100 --eval-every 10 --seed 11 --on-nan skip "
-        "--log-layers deep.* --large-embedding 12 --max-rows 900 --checkpoint-dir ck "
+        "--log-layers deep.* --large-embedding 12 --max-rows 900 --storage-dtype fp16 "
+        "--checkpoint-dir ck "
         "--checkpoint-every 20 --keep-checkpoints 6 --resume --load start --output out "
         "--job-name j --tensorboard tb --durability journal --journal-dir log --fsync always "
         "-- --hidden 3"
@@ -73,6 +74,7 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             log_layers="deep.*",
             large_embedding=12,
             max_rows=900,
+            storage_dtype="fp16",
         ),
         cluster=ClusterConfig(
             min_workers=2,

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from torch_edl.errors import UsageError
 from torch_edl.nn import Embedding, EmbeddingBag
-from torch_edl.nn.model_tables import distribution, limit_rows, swap_large
+from torch_edl.nn.model_tables import distribution, set_defaults, swap_large
+from torch_edl.wire import tensor_pb2 as tensor
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,23 @@ def test_only_tables_without_any_bound_get_one() -> None:
             "torch": nn.Embedding(10, 4),
         }
     )
-    limit_rows(model, 0)
+    set_defaults(model, 0, "fp32")
     assert model["open"].max_rows is None
-    limit_rows(model, 50)
+    set_defaults(model, 50, "fp32")
     limits = {name: getattr(module, "max_rows", None) for name, module in model.items()}
     assert limits == {"open": 50, "bounded": None, "own": 7, "bytes": None, "torch": None}
     assert model["open"].info(0).max_rows == 50
+
+
+def test_only_tables_that_do_not_say_how_they_keep_rows_are_told() -> None:
+    model = nn.ModuleDict(
+        {"open": Embedding(None, 4), "own": EmbeddingBag(None, 4, storage_dtype="fp16")}
+    )
+    set_defaults(model, 0, "bf16")
+    kept = {name: module.info(0).storage_dtype for name, module in model.items()}
+    assert kept == {"open": tensor.DT_BFLOAT16, "own": tensor.DT_HALF}
+    with pytest.raises(UsageError, match="storage_dtype 'fp8': choose one of fp32, bf16, fp16"):
+        Embedding(None, 4, storage_dtype="fp8")
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.Adam])

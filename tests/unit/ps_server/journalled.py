@@ -20,6 +20,7 @@ from torch_edl.ps_server.shard import Shard
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec
 from torch_edl.wire import pserver_pb2 as pb
+from torch_edl.wire import tensor_pb2 as tensor
 
 IDENTITY = Identity(job="job", shard=0, shards=1, model=1, run=run_of("secret"))
 DENSE = {"b": np.zeros(3, np.float32), "w": np.ones((20, 30), np.float32)}
@@ -140,7 +141,13 @@ class Local:
             "add_tables",
             pb.PushEmbeddingTableInfosRequest(
                 infos=[
-                    pb.EmbeddingTableInfo(name="aged", dim=3, initializer=normal, max_age=8),
+                    pb.EmbeddingTableInfo(
+                        name="aged",
+                        dim=3,
+                        initializer=normal,
+                        max_age=8,
+                        storage_dtype=tensor.DT_BFLOAT16,
+                    ),
                     pb.EmbeddingTableInfo(
                         name="few", dim=2, group=1, max_rows=30, min_count=2, initializer=normal
                     ),
