@@ -17,6 +17,9 @@ from tests.cluster import linux
 
 GATEWAY, API, DNS = "10.244.0.1", "10.96.0.1", "10.96.0.10"
 API_PORT = 443
+# The address of a bridge is by default the lowest of its cables, and changes with the pods: the
+# other pods would send to the old one for up to a minute.
+_BRIDGE = "02:00:0a:f4:00:01"
 
 
 def enter_cluster() -> bool:
@@ -35,7 +38,7 @@ def enter_cluster() -> bool:
                 place.write(text)
     linux.mount("none", "/", flags=linux.RECURSIVE | linux.PRIVATE)
     _ip(
-        "link set lo up", "link add cluster type bridge", "link set cluster up",
+        "link set lo up", f"link add cluster address {_BRIDGE} type bridge", "link set cluster up",
         f"addr add {GATEWAY}/16 dev cluster", f"addr add {API}/32 dev cluster",
         f"addr add {DNS}/32 dev cluster",
     )  # fmt: skip
