@@ -89,7 +89,7 @@ class Requests:
         """
         with self._changed:
             self._push(0.0, _Call(make, done, delayed))
-            if not self._idle and len(self._threads) < _PARALLEL:
+            if self._idle < len(self._calls) and len(self._threads) < _PARALLEL:
                 thread = threading.Thread(target=self._run, name="requests", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -114,7 +114,10 @@ class Requests:
                 now = time.monotonic()
                 due = max(self._calls[0][0], self._pacing.rest_until) if self._calls else None
                 if due is not None and due <= now:
-                    return heapq.heappop(self._calls)[2]
+                    call = heapq.heappop(self._calls)[2]
+                    # The thread that would have waited for the next call has this one now.
+                    self._changed.notify()
+                    return call
                 self._idle += 1
                 self._changed.wait(None if due is None else due - now)
                 self._idle -= 1

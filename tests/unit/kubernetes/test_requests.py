@@ -90,6 +90,27 @@ def test_a_call_is_repeated_until_it_succeeds_and_tells_each_time(requests: Requ
     assert [str(error) for error in delayed] == ["first"]
 
 
+def test_a_call_that_waits_does_not_wait_for_one_that_lasts(requests: Requests) -> None:
+    failures = [NoAnswerError("first")]
+    delayed, repeated, ends = threading.Event(), threading.Event(), threading.Event()
+
+    def fail_once() -> None:
+        if failures:
+            raise failures.pop()
+
+    requests.submit(
+        fail_once, done=lambda error: repeated.set(), delayed=lambda error: delayed.set()
+    )
+    assert delayed.wait(IN_TIME_S)
+    requests.submit(
+        lambda: ends.wait(IN_TIME_S) and None, done=lambda _: None, delayed=lambda _: None
+    )
+    try:
+        assert repeated.wait(IN_TIME_S / 2)
+    finally:
+        ends.set()
+
+
 def test_a_call_that_can_never_succeed_ends_with_its_error(requests: Requests) -> None:
     ended = threading.Event()
     found: list[ClusterError | None] = []
