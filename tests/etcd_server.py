@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import random
 import shutil
 import socket
 import ssl
 import subprocess
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-_INSTALL = "apt-get install -y etcd-server"
-_POLICY = Path("/usr/sbin/policy-rc.d")
+from tests.debian_package import require_package
 
 
 def require_etcd() -> None:
     """Installs etcd in CI if it is missing; elsewhere skips the test."""
-    if shutil.which("etcd"):
-        return
-    if not os.environ.get("CI"):
-        pytest.skip(f"etcd is not installed: {_INSTALL}")
-    # Several processes run tests.
-    with open(Path(tempfile.gettempdir()) / "torch-edl-etcd-install", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not shutil.which("etcd"):
-            _install()
-
-
-def _install() -> None:
-    ours = not _POLICY.exists()
-    if ours:  # Debian's service is not to start
-        _POLICY.write_text("#!/bin/sh\nexit 101\n")
-        _POLICY.chmod(0o755)
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = [*_INSTALL.split(), "-o", "DPkg::Lock::Timeout=60"]
-    try:
-        if subprocess.run(install, env=env, capture_output=True).returncode:
-            subprocess.run(["apt-get", "update"], env=env, check=True)
-            subprocess.run(install, env=env, check=True)
-    finally:
-        if ours:
-            _POLICY.unlink()
+    require_package("etcd-server", lambda: shutil.which("etcd") is not None)
 
 
 class Etcd:

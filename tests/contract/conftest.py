@@ -1,4 +1,5 @@
-"""The etcd servers of the tests of stores: one open to anybody, and one that asks who comes."""
+"""The etcd servers of the tests of stores: one open to anybody, and one that asks who comes. The
+PostgreSQL of the tests of sources."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 
 from master.runtime.store.etcd_access import EtcdAccess
 from tests.etcd_server import Etcd
+from tests.postgres_server import PASSWORD, Postgres
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +41,14 @@ def locked_etcd(etcd_folder: Path) -> Iterator[Etcd]:
     server.require_password("secret")
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    """Its port and its password are in the environment, as libpq looks for them."""
+    server = Postgres()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PGPORT", str(server.port))
+        environment.setenv("PGPASSWORD", PASSWORD)
+        yield server
+    server.remove()

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import duckdb
+import psycopg
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
+from tests.postgres_server import USER
 from torch_edl.data.sources import IndexedSource, Records, Source, concat, open_source, take
 from torch_edl.data.sources import blocks as blocks_module
 from torch_edl.data.sources import csv as csv_module
 from torch_edl.data.sources import parquet as parquet_module
+from torch_edl.data.sources import sql as sql_module
 from torch_edl.data.sources import tfrecord as tfrecord_module
 from torch_edl.data.sources.recordio import RecordIOWriter
 from torch_edl.data.sources.tfrecord import TFRecordWriter
@@ -54,6 +61,8 @@ class Case:
     write: Callable[[Path, Records], None]
     checked: bool
     """Every byte of the data is under a checksum."""
+    url: Callable[[Path], str] | None = None
+    """The name of what was written, where that is not the path."""
 
 
 def recordio(dialect: str, compressor: str) -> Case:
@@ -93,8 +102,50 @@ MEMORY = [
     Case("memory-table", "", as_table, lambda path, records: None, True),
 ]
 
+
+def sql(dialect: str, url: Callable[[Path], str], connect: Callable[[str], Any]) -> Case:
+    """A table of a database, in the order of its column ``id``."""
+
+    def write(path: Path, records: Records) -> None:
+        assert isinstance(records, pa.Table)
+        with contextlib.closing(connect(url(path))) as connection:
+            cursor = connection.cursor()
+            cursor.execute("DROP TABLE IF EXISTS records")
+            cursor.execute(
+                "CREATE TABLE records (id bigint PRIMARY KEY, text text, number double precision)"
+            )
+            # Not in the order in which they are to be read.
+            rows = [tuple(row.values()) for row in records.to_pylist()]
+            mark = "%s" if dialect == "postgresql" else "?"
+            for row in sorted(rows, key=lambda row: row[0] * 7 % 13):
+                cursor.execute(f"INSERT INTO records VALUES ({mark}, {mark}, {mark})", row)
+            connection.commit()
+
+    def name(path: Path) -> str:
+        return f"{url(path)}#table=records&key=id"
+
+    return Case(f"sql-{dialect}", "", as_table, write, True, name)
+
+
+def postgres_url(path: Path) -> str:
+    return f"postgresql://{USER}@127.0.0.1:{os.environ['PGPORT']}/postgres"
+
+
+DATABASES = [
+    sql("postgresql", postgres_url, psycopg.connect),
+    sql("sqlite", lambda path: f"sqlite:///{path}", lambda url: sqlite3.connect(url[10:])),
+    sql("duckdb", lambda path: f"duckdb:///{path}", lambda url: duckdb.connect(url[10:])),
+    sql(
+        "sqlite+pysqlite",
+        lambda path: f"sqlite+pysqlite:///{path}",
+        lambda url: sqlite3.connect(url[19:]),
+    ),
+]
+
 every_file = pytest.mark.parametrize("case", FILES, ids=lambda case: case.name)
-every_source = pytest.mark.parametrize("case", FILES + MEMORY, ids=lambda case: case.name)
+every_source = pytest.mark.parametrize(
+    "case", FILES + MEMORY + DATABASES, ids=lambda case: case.name
+)
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +157,10 @@ def small_blocks(
     if case is not None and case.name == "parquet-spilled":
         monkeypatch.setattr(parquet_module, "SPILL_ABOVE_BYTES", 0)
         monkeypatch.setattr(parquet_module, "SLICE_BYTES", 60)
+    if case is not None and case.name == "sql-postgresql":
+        request.getfixturevalue("postgres")
+    monkeypatch.setattr(sql_module, "BLOCK_ROWS", PER_BLOCK)
+    monkeypatch.setattr(sql_module, "PAGE_BLOCKS", 2)
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)
     monkeypatch.setattr(tfrecord_module, "BLOCK_BYTES", 100)
     monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
@@ -120,7 +175,8 @@ def written(case: Case, folder: Path, records: Records) -> Path:
 def opened(case: Case, folder: Path, records: Records) -> Source:
     if case in MEMORY:
         return IndexedSource(records)
-    return open_source(str(written(case, folder, records)))
+    path = written(case, folder, records)
+    return open_source(str(path) if case.url is None else case.url(path))
 
 
 def rows(records: Records) -> list[object]:
@@ -139,7 +195,11 @@ def test_name_count_and_columns(case: Case, tmp_path: Path) -> None:
     assert source.count == COUNT
     assert source.damaged == 0
     assert source.metadata.path == source.name
-    assert source.name == ("memory" if case in MEMORY else str(tmp_path / f"data{case.suffix}"))
+    if case.url is not None:
+        assert source.name.startswith(case.url(tmp_path / "data"))
+        assert open_source(source.name).name == source.name
+    else:
+        assert source.name == ("memory" if case in MEMORY else str(tmp_path / f"data{case.suffix}"))
     if isinstance(records, list):
         assert source.metadata.column_names == source.metadata.column_types == ()
     else:

@@ -17,6 +17,7 @@ from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
+from torch_edl.data.sources.databases import checked_name, is_database
 from torch_edl.errors import UsageError
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, shared_paths, template
@@ -120,7 +121,9 @@ def check(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
 
 def _check_paths(option: str, paths: Sequence[str]) -> None:
     for path in paths:
-        if not path.startswith("/"):
+        if is_database(path):
+            checked_name(path)
+        elif not path.startswith("/"):
             raise UsageError(
                 f"{option} {path}: no absolute path, and this folder is not in the pods; write the "
                 "path on a --volume, such as /data/..."

@@ -221,7 +221,7 @@ def _save(place: str, key: dict[str, Any], index: Index) -> bool:
 # ---- blocks ----
 
 
-class _BlockCache:
+class BlockCache:
     """Decoded blocks of all sources, least recently used first."""
 
     def __init__(self) -> None:
@@ -252,8 +252,11 @@ class _BlockCache:
                 self._bytes -= freed
 
 
-_cache = _BlockCache()
-_numbers = itertools.count()
+cache = BlockCache()
+"""Keys are (number of the source, number of the block)."""
+
+source_numbers = itertools.count()
+"""For the sources of this process."""
 
 
 class BlockSource(ABC):
@@ -272,7 +275,7 @@ class BlockSource(ABC):
         self._blocks = index.blocks
         self._ends = np.cumsum(index.blocks[:, 2])
         self.count = int(self._ends[-1]) if len(self._ends) else 0
-        self._number = next(_numbers)
+        self._number = next(source_numbers)
 
     def read(self, start: int, end: int) -> Records:
         """See :meth:`Source.read`."""
@@ -299,11 +302,11 @@ class BlockSource(ABC):
 
     def _block(self, block: int) -> Records:
         key = (self._number, block)
-        records = _cache.get(key)
+        records = cache.get(key)
         if records is None:
             with DataFile(self.name, expect=self._opened) as file:
                 records = self.decode(file, *self._blocks[block].tolist())
-            _cache.put(key, records)
+            cache.put(key, records)
         return records
 
     def empty(self) -> Records:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from torch_edl.data.sources.base import Source
+from torch_edl.data.sources.databases import import_database, is_database, open_database
 from torch_edl.errors import DataError, UsageError
 
 _SUFFIXES = {
@@ -21,10 +22,11 @@ FORMATS = tuple(_SUFFIXES)
 
 
 def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) -> Source:
-    """Opens one data file.
+    """Opens one data file, or what the URL of a database names.
 
     Args:
-        path: the file; its absolute path becomes the name of the source.
+        path: the file; its absolute path becomes the name of the source. Or an URL; the source adds
+            to it what all processes of a job must have in common.
         format: one of :data:`FORMATS`, or ``auto``: by suffix, else by the first bytes.
         skip_damaged: leave damaged records out and count them; all data is verified for that.
 
@@ -32,6 +34,8 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
         UsageError: unknown format.
         DataError: the file cannot be read, or is damaged where the scan looks.
     """
+    if is_database(path):
+        return open_database(path)
     path = os.path.abspath(os.path.expanduser(path))
     return _opener(_kind(path, format))(path, skip_damaged=skip_damaged)
 
@@ -39,6 +43,9 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
 def import_reader(path: str, *, format: str = "auto") -> None:
     """Imports what :func:`open_source` needs for a data file; the arguments and errors are its own.
     The file is not opened, but for its first bytes where the suffix does not tell the format."""
+    if is_database(path):
+        import_database(path)
+        return
     _opener(_kind(path, format))
 
 

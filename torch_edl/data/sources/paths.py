@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 
+from torch_edl.data.sources.databases import checked_name, is_database
 from torch_edl.errors import UsageError
 
 
@@ -14,10 +15,11 @@ def expand(paths: Sequence[str]) -> list[str]:
 
     Args:
         paths: as the user wrote them. Folders are searched to the bottom; names that begin with
-            ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are no data there.
+            ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are no data there. URLs of
+            databases are checked, and not opened.
 
     Returns:
-        Absolute paths without repetition: in the order of ``paths``, sorted within each.
+        Absolute paths and URLs without repetition: in the order of ``paths``, sorted within each.
 
     Raises:
         UsageError: ``paths`` is empty, one of them matches nothing, or a file is not readable or
@@ -27,6 +29,9 @@ def expand(paths: Sequence[str]) -> list[str]:
         raise UsageError("no data: name files, globs or folders")
     found: dict[str, None] = {}
     for pattern in paths:
+        if is_database(pattern):
+            found[checked_name(pattern)] = None
+            continue
         matches = list(_matches(os.path.expanduser(pattern)))
         if not matches:
             raise UsageError(f"{pattern}: {_why_nothing(pattern)}")

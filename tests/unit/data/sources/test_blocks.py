@@ -30,7 +30,7 @@ class Lines(BlockSource):
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "_cache", module._BlockCache())
+    monkeypatch.setattr(module, "cache", module.BlockCache())
     path = tmp_path / "lines"
     path.write_bytes(np.repeat(np.arange(100, dtype=np.uint8), 1000).tobytes())
     return path
