@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
-
-import torch
-from torch import nn
 
 from torch_edl.errors import UsageError
 
@@ -47,13 +46,13 @@ class LabelsFirst:
             inner = inner.func
         inner = inspect.unwrap(inner)
         named = inner if hasattr(inner, "__name__") else type(inner)
-        is_scripted = isinstance(inner, torch.jit.ScriptFunction | torch.jit.ScriptModule)
+        is_scripted = _is(inner, "jit.ScriptFunction", "jit.ScriptModule")
         self.name = str(named.__name__)
         package = (named.__module__ or "").partition(".")[0]
         if package in _TORCHS and not is_scripted:
             self.swapped, self.reason = True, f"the order of {package}"
         else:
-            of_module = isinstance(getattr(inner, "__self__", inner), nn.Module)
+            of_module = _is(getattr(inner, "__self__", inner), "nn.Module")
             self.swapped, self.reason = _decide(_parameters(function), of_module)
 
     @property
@@ -71,6 +70,24 @@ class LabelsFirst:
 def labels_first(function: Callable[..., Any]) -> LabelsFirst:
     """``function`` as one of (labels, predictions); as it is if it is known to be one."""
     return function if isinstance(function, LabelsFirst) else LabelsFirst(function)
+
+
+def called_by(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What has the parameters of a call: the signature of a module of torch, and of a layer or a
+    loss of Keras, takes anything."""
+    if _is(function, "nn.Module"):
+        function = function.forward  # type: ignore[attr-defined]
+    elif not inspect.isroutine(function) and type(function).__module__.startswith("keras."):
+        function = getattr(function, "call", function)
+    return function
+
+
+def _is(value: Any, *kinds: str) -> bool:
+    """Whether a value is of a class of torch. Where torch was not imported, nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(
+        value, tuple(operator.attrgetter(kind)(torch) for kind in kinds)
+    )
 
 
 def refuse_class(what: str, value: Any) -> None:
@@ -98,14 +115,10 @@ def _decide(names: list[str], of_module: bool) -> tuple[bool, str]:
 
 def _parameters(function: Any) -> list[str]:
     """The names of the first two parameters that can be given by position."""
-    if isinstance(function, torch.jit.ScriptFunction):
-        schema: Any = function.schema
-        return [argument.name for argument in schema.arguments][:2]
+    if _is(function, "jit.ScriptFunction"):
+        return [argument.name for argument in function.schema.arguments][:2]
     try:
-        # The signature of a module is that of nn.Module.__call__.
-        found = inspect.signature(
-            function.forward if isinstance(function, nn.Module) else function
-        ).parameters.values()
+        found = inspect.signature(called_by(function)).parameters.values()
     except (TypeError, ValueError):  # a builtin may have none
         return []
     return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -16,7 +17,7 @@ class Signature:
     required: bool = False
 
 
-SIGNATURES = {
+_TORCH = {
     "model": Signature(
         "def model(): return torch.nn.Linear(10, 1)",
         others=("forward", "custom_model"),
@@ -41,14 +42,36 @@ SIGNATURES = {
     "callbacks": Signature("def callbacks(): return [MyCallback()]"),
     "data_source": Signature("def data_source(paths): return MySource(paths)", 1),
 }
-"""By the documented name of the function."""
+_TENSORFLOW = {
+    "model": Signature(
+        "def model(): return keras.Sequential([keras.Input((10,)), keras.layers.Dense(1)])",
+        others=("forward", "custom_model"),
+        required=True,
+    ),
+    "loss": Signature(
+        "def loss(labels, predictions): return keras.losses.mse(labels, predictions)",
+        2,
+        required=True,
+    ),
+    "optimizer": Signature("def optimizer(): return keras.optimizers.SGD(0.1)", required=True),
+    "feed": Signature(
+        "def dataset_fn(dataset, mode, metadata): return dataset.map(parse)",
+        3,
+        others=("dataset_fn",),
+        required=True,
+    ),
+    "eval_metrics_fn": _TORCH["eval_metrics_fn"],
+    "callbacks": _TORCH["callbacks"],
+    "data_source": _TORCH["data_source"],
+}
+SIGNATURES: Mapping[str, Mapping[str, Signature]] = {"torch": _TORCH, "tensorflow": _TENSORFLOW}
+"""By framework, then by the documented name of the function."""
 
 PROCESSORS = ("prediction_outputs_processor", "PredictionOutputsProcessor")
 """Names of the function, or the class, that takes the outputs of a prediction."""
 
 
-def missing(path: str, name: str) -> str:
+def missing(path: str, name: str, found: Signature) -> str:
     """The message for a file that does not define a function."""
-    found = SIGNATURES[name]
     other = f" (or {', '.join(map(repr, found.others))})" if found.others else ""
     return f"{path}: no function {name!r}{other}: add for example:\n    {found.example}"

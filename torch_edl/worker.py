@@ -28,6 +28,7 @@ from torch_edl.errors import (
     UsageError,
     UserCodeError,
 )
+from torch_edl.frameworks import framework_of
 from torch_edl.master_client.place import Place
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.child_group import end_own_group
@@ -37,7 +38,8 @@ from torch_edl.processes.output import setup_logging
 from torch_edl.processes.role_change import become
 
 if TYPE_CHECKING:
-    from torch_edl.contract import Contract
+    from torch_edl.config import JobConfig
+    from torch_edl.user_functions import UserFunctions
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker_id = args.id
     setup_logging("worker", worker_id)
     _core.tune_malloc()
-    # Imports make no garbage, and the collector would visit all that torch has made many times: a
-    # tenth of what its import takes.
+    # Imports make no garbage, and the collector would visit all that a framework has made many
+    # times: a tenth of what the import of torch takes.
     gc.disable()
     departure = Departure()
     departure.listen()
     try:
-        contract = _await_place(worker_id) if args.spare else None
+        functions = _await_place(worker_id) if args.spare else None
         master = MasterSession(worker_id, departure)
     except DismissedError:
         return 0
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What this worker has in hand is abandoned: the servers know how far it came.
     master.heartbeat.on_server_args = functools.partial(become, "torch_edl.ps_server")
     try:
-        code = _work(master, contract)
+        code = _work(master, functions)
     except DismissedError:
         code = 0
     except MasterLostError as error:
@@ -83,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return LEFT if departure.asked.is_set() else code
 
 
-def _await_place(worker_id: int) -> Contract:
+def _await_place(worker_id: int) -> UserFunctions:
     """Imports all that a worker needs, and waits for the place of one.
 
     Raises:
@@ -92,54 +94,61 @@ def _await_place(worker_id: int) -> Contract:
     """
     with expendable():
         place = Place(worker_id)
-        contract = _warm_up(place)
+        functions = _warm_up(place)
         server_args = place.wait()
     if server_args:
         become("torch_edl.ps_server", server_args)
-    return contract
+    return functions
 
 
-def _warm_up(place: Place) -> Contract:
+def _warm_up(place: Place) -> UserFunctions:
     config = place.config()
     for module in ("torch_edl.trainer.run_file", "numpy.random"):
         importlib.import_module(module)
-    from torch_edl.contract import load_contract, user_traceback
     from torch_edl.data.sources import expand, import_reader
-    from torch_edl.lazy_dynamo import defer_dynamo
+    from torch_edl.user_functions import user_traceback
 
-    defer_dynamo()
     try:
-        contract = load_contract(config.model_file, config.model_args)
-        if contract.data_source is None:
+        functions = _load(config)
+        if functions.data_source is None:
             data = config.data
             import_reader(expand(data.train or data.eval or data.predict)[0], format=data.format)
-        return contract
+        return functions
     except EdlError as error:
         log.error("%s", error)
         place.fail(str(error), user_traceback(error, config.model_file))
         raise
 
 
-def _work(master: MasterSession, contract: Contract | None) -> int:
+def _load(config: JobConfig) -> UserFunctions:
+    """Imports the framework of the model file, and loads the file.
+
+    Raises:
+        UsageError: the framework is not installed, or the file breaks the contract.
+    """
+    framework = framework_of(config.model_file).load()
+    framework.warm_up()
+    functions: UserFunctions = framework.load_contract(config.model_file, config.model_args)
+    return functions
+
+
+def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     """
     Args:
-        contract: of a process that has loaded the model file before.
+        functions: of a process that has loaded the model file before.
     """
-    # Only now, with the heartbeat running: importing torch takes seconds on a busy machine.
+    # Only now, with the heartbeat running: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
-    from torch_edl.contract import load_contract, report_model, user_traceback
     from torch_edl.data.feeder import FeedError
-    from torch_edl.lazy_dynamo import defer_dynamo
-    from torch_edl.trainer.model_file import ModelFile
     from torch_edl.trainer.run_file import run
+    from torch_edl.user_functions import user_traceback
 
-    defer_dynamo()
     config = master.config
     try:
-        contract = contract or load_contract(config.model_file, config.model_args)
-        file = ModelFile(contract, config)
-        model = report_model(file.model, file.optimizer)
-        model.custom_source = file.contract.data_source is not None
+        functions = functions or _load(config)
+        file = framework_of(config.model_file).load().ModelFile(functions, config)
+        model = file.report()
+        model.custom_source = functions.data_source is not None
         model.shards.extend(file.shards())
         master.progress.phase = "waiting"
         start = master.start(model)

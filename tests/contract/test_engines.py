@@ -59,7 +59,7 @@ class Driven:
         if kind == "ring":
             self.engine = RingEngine(Replica(self.model, [optimizer], []), None)
         elif kind == "local":
-            self.engine = self.leased = LocalEngine(self.model, optimizer, None, status=status)
+            self.engine = self.leased = LocalEngine(Replica(self.model, [optimizer]), status=status)
         else:
             config = JobConfig(name="t", model_file="m.py", train=TrainConfig(strategy="ps"))
             self.engine = self.leased = ServersEngine(

@@ -17,6 +17,7 @@ from torch_edl.argument_order import labels_first
 from torch_edl.data.batch import Batch
 from torch_edl.metrics import AUC
 from torch_edl.trainer.task_results import TaskMetrics
+from torch_edl.trainer.torch_values import TorchValues
 
 LABELS = torch.tensor([0.0, 1.0, 1.0])
 LOGITS = torch.tensor([2.0, -1.0, 0.5])
@@ -97,7 +98,7 @@ def test_an_evaluation_calls_each_metric_in_its_order() -> None:
         "auc": AUC(),
         "object": MeanSquaredError(),
     }
-    measured = TaskMetrics(nn.BCEWithLogitsLoss(), metrics)
+    measured = TaskMetrics(nn.BCEWithLogitsLoss(), metrics, TorchValues())
     measured.update(Batch(None, LABELS, 3), LOGITS)
     states = {state.name: state for state in measured.states()}
     for name in ("loss", "torch", "theirs"):

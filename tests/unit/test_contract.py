@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_edl.contract import load_contract, report_model, user_traceback
+from torch_edl.contract import load_contract, report_model
 from torch_edl.errors import ContractError, UsageError, UserCodeError
 from torch_edl.trainer.step import Step
+from torch_edl.user_functions import user_traceback
 
 GOOD = """
 import torch
@@ -111,7 +112,7 @@ def test_wrong_returns(tmp_path: Path, old: str, new: str, message: str) -> None
         ),
         (
             GOOD.replace("def model(): return", "model ="),
-            r"model is a module \(Linear\), not a function .*def model\(\): return Linear\(",
+            r"model is a model \(Linear\), not a function .*def model\(\): return Linear\(",
         ),
         (
             GOOD.replace(

@@ -19,6 +19,7 @@ from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
 from torch_edl.data.sources.databases import checked_name, is_database
 from torch_edl.errors import UsageError
+from torch_edl.frameworks import framework_of
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, shared_paths, template
 from torch_edl.kubernetes.api import Api
@@ -44,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     summary.forget(args.summary)
     submit(api, config, token=secrets.token_urlsafe(32), code=sent)
     made = cluster_job.find(api, config.name)
-    console = stdout()
+    console, title = stdout(), framework_of(args.model_file).title
     console.print(
-        f"{args.model_file} is a model file: job {made.name} trains it, in namespace "
+        f"{args.model_file} is a model file of {title}: job {made.name} trains it, in namespace "
         f"{api.namespace}",
         soft_wrap=True,
     )

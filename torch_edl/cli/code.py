@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch_edl.cli import user_file
+from torch_edl import source_files
 from torch_edl.errors import UsageError
 
 MAX_BYTES = 900 << 10
@@ -27,7 +27,7 @@ def collect(model_file: str) -> dict[str, bytes]:
         "--code-in-image PATH"
     )
     found: dict[str, bytes] = {}
-    for file in user_file.local_files(model_file):
+    for file in source_files.local_files(model_file):
         if not file.is_relative_to(folder):
             raise UsageError(
                 f"{file}: is imported, and outside the folder of {model_file}: modules of other "

@@ -1,5 +1,5 @@
 """``torch-edl run --dry-run``: runs one minibatch through the functions of the model file, scans
-the data, and prints what the job would do. Imported only for that, since it imports torch."""
+the data, and prints what the job would do. Imported only for that, since it runs the model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
-from torch_edl.contract import argument_orders, load_contract, report_model, user_traceback
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.engine.choose import choose
 from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
+from torch_edl.frameworks import framework_of
 from torch_edl.master_client.leases import Lease
-from torch_edl.nn.model_tables import bind_tables
-from torch_edl.trainer.model_file import ModelFile
-from torch_edl.trainer.step import Step
+from torch_edl.trainer.user_model import UserModel
+from torch_edl.user_functions import argument_orders, user_traceback
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -37,10 +36,13 @@ def show(config: JobConfig, *, servers_named: bool) -> int:
         UsageError: the data cannot be read, or the strategy cannot train the model.
     """
     with _user_errors(config):
-        contract = load_contract(config.model_file, config.model_args)
-        file = ModelFile(contract, config)
-        model = report_model(file.model, file.optimizer)
-        orders = argument_orders(contract)
+        framework = framework_of(config.model_file)
+        backend = framework.load()
+        backend.warm_up()
+        functions = backend.load_contract(config.model_file, config.model_args)
+        file = backend.ModelFile(functions, config)
+        model = file.report()
+        orders = [("framework", framework.title), *argument_orders(functions)]
     rows = [*_how(config, model, servers_named=servers_named), *_what(config, file)]
     with _user_errors(config):
         loss = _try_batch(file, config)
@@ -85,7 +87,7 @@ def _how(
     return rows
 
 
-def _what(config: JobConfig, file: ModelFile) -> list[tuple[str, str]]:
+def _what(config: JobConfig, file: UserModel) -> list[tuple[str, str]]:
     """The data, and what becomes of the model.
 
     Raises:
@@ -94,7 +96,7 @@ def _what(config: JobConfig, file: ModelFile) -> list[tuple[str, str]]:
     """
     data, keep = config.data, config.checkpoint
     rows = [("data", "from data_source of the model file")]
-    if file.contract.data_source is None:
+    if file.functions.data_source is None:
         found, tasks = _scan(config, data.train)
         rows = [
             ("data", found),
@@ -138,7 +140,7 @@ def _user_errors(config: JobConfig) -> Iterator[None]:
         raise ContractError(f"{error}\n{trace.rstrip()}") from error
 
 
-def _try_batch(file: ModelFile, config: JobConfig) -> str:
+def _try_batch(file: UserModel, config: JobConfig) -> str:
     """Runs the first minibatch through feed, model, loss and backward; the loss in words."""
     names = [shard.name for shard in file.shards()] or config.data.train
     shards = (Shard.of(file.feeder.reader.source(name)) for name in names)
@@ -157,10 +159,7 @@ def _try_batch(file: ModelFile, config: JobConfig) -> str:
     batch = next((minibatch.batch for minibatch in update.minibatches), None)
     if batch is None:
         return f"feed skipped all of its {lease.end:,} records"
-    bind_tables(file.model)
-    step = Step(file.contract, file.model, on_nan=config.train.on_nan, log_layers="")
-    loss = step.loss(batch)
+    loss = file.try_batch(batch)
     if loss is None:
         return "the loss is not finite"
-    step.backward(loss, batch)
-    return f"{batch.size:,} records, loss {step.last_loss:.4g}"
+    return f"{batch.size:,} records, loss {loss:.4g}"

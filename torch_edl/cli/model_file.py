@@ -19,6 +19,7 @@ from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
+from torch_edl.frameworks import framework_of
 from torch_edl.jobs import catalog
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.signatures import PROCESSORS
@@ -44,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     observers: list[Observer] = [detach(config.name)] if args.detach else []
     observers += _scalars(config)
     console = stdout()
-    console.print(f"{args.model_file} is a model file: job {config.name} trains it", soft_wrap=True)
+    title = framework_of(args.model_file).title
+    text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
+    console.print(text, soft_wrap=True)
     outcome = _run_job(config, args, console, observers)
     return summary.finish(config, outcome, console, file=args.summary)
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import ast
 import contextlib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch_edl.errors import ContractError, UsageError
+from torch_edl.frameworks import framework_of
 from torch_edl.signatures import SIGNATURES, missing
+from torch_edl.source_files import imported, local_trees, starred
 
 # A file that uses one of these has its own loop, whatever else it defines.
 _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL_FILE_FUNCTIONS = 2
-_NEEDED = [(name, *each.others) for name, each in SIGNATURES.items() if each.required]
+_NEEDED = [(name, *each.others) for name, each in SIGNATURES["torch"].items() if each.required]
 _MAIN = "__main__.py"
 
 
@@ -50,7 +52,7 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
         return FileKind(True, f"it uses torch_edl.{used}")
     has_data = has_data and "--data" not in named_options(path)
     file = Path(path).absolute()
-    trees = [tree for _, tree in _local_trees(file, file.parent, _starred)]
+    trees = [tree for _, tree in local_trees(file, file.parent, starred)]
     bound = {name for each in trees for name in _bound_names(each)}
     trains = _has_own_backward(tree)
     is_complete = all(not bound.isdisjoint(names) for names in _NEEDED)
@@ -92,8 +94,8 @@ def check_model_file(model_file: str, *, evaluates: bool, shown: str = "") -> fr
     if _is_dynamic(tree) or "*" in bound:
         return bound
     absent = [
-        missing(shown, name)
-        for name, needed in SIGNATURES.items()
+        missing(shown, name, needed)
+        for name, needed in SIGNATURES[framework_of(model_file).name].items()
         if (needed.required or (evaluates and name == "eval_metrics_fn"))
         and bound.isdisjoint((name, *needed.others))
     ]
@@ -114,16 +116,9 @@ def uses_torch_edl(script: str, root: Path | None = None) -> bool:
     return any(
         name.split(".")[0] == "torch_edl"
         for tree in _trees(script, root)
-        for name, level in _imported(tree)
+        for name, level in imported(tree)
         if not level
     )
-
-
-def local_files(path: str) -> list[Path]:
-    """The file, and the modules below its folder that it imports, directly or not. A relative
-    import may lead to files beside or above the folder."""
-    file = Path(path).absolute()
-    return [found for found, _ in _local_trees(file, file.parent, _imported)]
 
 
 def find_module(name: str, places: list[str]) -> Path | None:
@@ -275,7 +270,7 @@ def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:
     """What a program consists of, as far as it is Python that can be read."""
     path = Path(script).absolute()
     if path.is_dir():
-        yield from (tree for _, tree in _local_trees(path / _MAIN, path, _imported))
+        yield from (tree for _, tree in local_trees(path / _MAIN, path, imported))
     elif path.is_file() and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -283,53 +278,4 @@ def _trees(script: str, root: Path | None = None) -> Iterator[ast.Module]:
                     with contextlib.suppress(SyntaxError, ValueError):
                         yield ast.parse(archive.read(name))
     else:
-        yield from (tree for _, tree in _local_trees(path, root or path.parent, _imported))
-
-
-def _local_trees(
-    path: Path, root: Path, imported: Callable[[ast.Module], Iterable[tuple[str, int]]]
-) -> Iterator[tuple[Path, ast.Module]]:
-    """The file, and the modules below ``root`` that it imports, directly or not."""
-    seen, waiting = {path}, [path]
-    while waiting:
-        file = waiting.pop()
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            continue  # the run reports the error
-        yield file, tree
-        for name, level in imported(tree):
-            for found in _files_of(name, file.parents[level - 1] if level else root):
-                if found not in seen:
-                    seen.add(found)
-                    waiting.append(found)
-
-
-def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Modules that may be imported: dotted name, and the dots of a relative import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, 0
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module or "", node.level
-            for alias in node.names:  # a submodule, or a name of the module
-                yield ".".join(filter(None, (node.module, alias.name))), node.level
-
-
-def _starred(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Modules all of whose names the file takes."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            yield node.module or "", node.level
-
-
-def _files_of(name: str, base: Path) -> Iterator[Path]:
-    """The files that importing ``name`` from ``base`` runs: packages on the way, and itself."""
-    place = base
-    for part in filter(None, name.split(".")):
-        if (place / part / "__init__.py").is_file():
-            yield place / part / "__init__.py"
-        elif (place / f"{part}.py").is_file():
-            yield place / f"{part}.py"
-        place = place / part
+        yield from (tree for _, tree in local_trees(path, root or path.parent, imported))

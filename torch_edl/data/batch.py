@@ -1,21 +1,17 @@
-"""A minibatch, made of whatever a dataset gives, and an update, the minibatches of one commit.
+"""A minibatch, and an update, the minibatches of one commit.
 
-Samples of a dataset may raise: they are found one by one, named, or left out.
+A tensor is whatever has a shape: of numpy, torch or TensorFlow.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from torch_edl.errors import EdlError, UsageError, describe_error
 from torch_edl.master_client.leases import Lease
@@ -126,7 +122,7 @@ def split(value: Any) -> tuple[Any, Any]:
     if isinstance(value, tuple | list) and len(value) >= 2:
         *features, labels = value
         return (features[0] if len(features) == 1 else tuple(features)), labels
-    lacks = " without labels" if isinstance(value, torch.Tensor | np.ndarray | tuple | list) else ""
+    lacks = " without labels" if is_tensor(value) or isinstance(value, tuple | list) else ""
     raise BatchError(
         f"{type(value).__name__}{lacks}; expected a tuple (features, labels), a dict with 'labels'"
     )
@@ -138,8 +134,8 @@ def length(value: Any) -> int:
     Raises:
         BatchError: there is no tensor, or their first dimensions differ.
     """
-    if isinstance(value, torch.Tensor | np.ndarray):
-        if value.ndim == 0:
+    if is_tensor(value):
+        if len(value.shape) == 0:
             raise BatchError("a scalar; the first dimension must be samples")
         return int(value.shape[0])
     if isinstance(value, Mapping):
@@ -154,39 +150,26 @@ def length(value: Any) -> int:
     raise BatchError(f"{type(value).__name__} where a tensor is expected")
 
 
-def slice_tensors(value: Any, start: int, end: int) -> Any:
-    """Samples ``start .. end - 1`` of every tensor in a tuple, list or dict: views, no copies."""
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, of any framework."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def slice_tensors(
+    value: Any, start: int, end: int, to_tensor: Callable[[np.ndarray[Any, Any]], Any]
+) -> Any:
+    """Samples ``start .. end - 1`` of every tensor in a tuple, list or dict: views, no copies.
+
+    Args:
+        to_tensor: makes a tensor of a part of an array of numpy.
+    """
     if isinstance(value, np.ndarray):
-        part = value[start:end]
-        # Columns of a table may not be written to, and torch has no such tensors.
-        return torch.from_numpy(part if part.flags.writeable else part.copy())
+        return to_tensor(value[start:end])
     if isinstance(value, Mapping):
-        return {k: slice_tensors(v, start, end) for k, v in value.items()}
+        return {k: slice_tensors(v, start, end, to_tensor) for k, v in value.items()}
     if isinstance(value, tuple | list):
-        return tuple(slice_tensors(v, start, end) for v in value)
+        return tuple(slice_tensors(v, start, end, to_tensor) for v in value)
     return value[start:end]
-
-
-class _Tolerant(Dataset[Any]):
-    """A dataset with a :class:`Damaged` where one raises; :func:`collate_sound` collates it."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self._dataset[index]
-        except Exception as error:
-            return Damaged(index, describe_error(error))
-
-
-def collate_sound(
-    collate: Callable[[list[Any]], Any], samples: Sequence[Any]
-) -> tuple[Any, list[Damaged]]:
-    """A minibatch of the samples that are sound (None if there is none), and the others."""
-    sound = [sample for sample in samples if not isinstance(sample, Damaged)]
-    damaged = [sample for sample in samples if isinstance(sample, Damaged)]
-    return (collate(sound) if sound else None), damaged
 
 
 def note(damaged: Iterable[Damaged], name: Callable[[int], str]) -> None:
@@ -206,58 +189,3 @@ class SampleError(EdlError):
         super().__init__(f"raised {describe_error(cause)}")
         self.index = index
         """Of the sample that raised, if one did by itself."""
-
-
-def minibatches(
-    dataset: Any, *, skip: int, tolerant: bool, collate_fn: Any, **options: Any
-) -> Iterator[tuple[Any, Sequence[Damaged]]]:
-    """The minibatches of a dataset from number ``skip`` on, and what was left out of each.
-
-    Args:
-        tolerant: leave samples out that raise; a stream has none that could be.
-        options: of the ``DataLoader``, ``batch_size`` among them.
-
-    Raises:
-        SampleError: it raised.
-    """
-    if isinstance(dataset, IterableDataset):
-        loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate_fn, **options)
-        try:
-            yield from ((item, ()) for item in itertools.islice(loader, skip, None))
-        except (Exception, SystemExit) as error:
-            raise SampleError(error, None) from error
-        return
-    size = options["batch_size"]
-    indices = range(skip * size, len(dataset))
-    read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
-    if tolerant:
-        collate_fn = partial(collate_sound, collate_fn or default_collate)
-    taken = 0
-    try:
-        for item in DataLoader(read, collate_fn=collate_fn, **options):
-            taken += 1
-            yield item if tolerant else (item, ())
-    except (Exception, SystemExit) as error:
-        if not tolerant:  # Read again, one by one, in this process: which is it?
-            read_all(dataset, indices[taken * size : (taken + 1) * size])
-        raise SampleError(error, None) from error
-
-
-def read_all(dataset: Any, indices: Iterable[int], *, tolerant: bool = False) -> list[Any]:
-    """The samples at some indices.
-
-    Args:
-        tolerant: with a :class:`Damaged` where one raises.
-
-    Raises:
-        SampleError: one raised.
-    """
-    samples: list[Any] = []
-    for index in indices:
-        try:
-            samples.append(dataset[index])
-        except (Exception, SystemExit) as error:
-            if not tolerant or isinstance(error, SystemExit):
-                raise SampleError(error, index) from error
-            samples.append(Damaged(index, describe_error(error)))
-    return samples

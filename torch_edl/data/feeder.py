@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import (
@@ -20,11 +19,8 @@ from torch_edl.data.batch import (
     Minibatch,
     SampleError,
     Update,
-    collate_sound,
     length,
-    minibatches,
     note,
-    read_all,
     slice_tensors,
     split,
 )
@@ -55,6 +51,42 @@ class FeedError(EdlError):
         super().__init__(message)
         self.index = index
         """Of a minibatch: the record that cannot be read."""
+
+
+class Datasets(Protocol):
+    """The datasets of a framework, which ``feed`` may return instead of tensors."""
+
+    name: str
+    """With its article: ``a torch Dataset``."""
+
+    def is_dataset(self, fed: Any) -> bool:
+        """Whether what ``feed`` returned is one."""
+        ...
+
+    def size(self, dataset: Any) -> int:
+        """The samples in a dataset."""
+        ...
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        """A tensor of an array that ``feed`` returned, or of a part of one."""
+        ...
+
+    def minibatches(
+        self, dataset: Any, skip: int, *, tolerant: bool
+    ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
+        """The minibatches from number ``skip`` on, and what was left out of each.
+
+        Args:
+            tolerant: leave samples out that raise.
+
+        Raises:
+            SampleError: a sample raised.
+        """
+        ...
+
+    def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
+        """The whole dataset as one minibatch, and what was left out of it; raises as above."""
+        ...
 
 
 class TaskReader:
@@ -129,6 +161,7 @@ class Feeder:
 
     Args:
         feed: the user's function.
+        datasets: those of the framework of the model file.
         sources: the user's own by name; any other shard is a file.
     """
 
@@ -136,10 +169,12 @@ class Feeder:
         self,
         config: JobConfig,
         feed: Callable[[Any, str, Any], Any],
+        datasets: Datasets,
         sources: Mapping[str, Source] | None = None,
     ) -> None:
         self._config = config
         self._feed = feed
+        self._datasets = datasets
         self._own = sources or {}
         seed = config.train.seed if config.data.shuffle else None
         self.reader = TaskReader(self._open, config.records_per_task, seed)
@@ -173,23 +208,20 @@ class Feeder:
         damaged: Sequence[Damaged] = ()
         with _blaming_feed(records):
             fed = self._feed(records, mode, self.reader.source(shard).metadata)
-            if isinstance(fed, Dataset):
+            if self._datasets.is_dataset(fed):
                 fed, damaged = self._collated(fed, len(records))
-        return _batch(fed, mode, damaged)
+        return self._batch(fed, mode, damaged)
 
-    def _collated(self, dataset: Dataset[Any], records: int) -> tuple[Any, Sequence[Damaged]]:
+    def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:
         """The dataset of a minibatch as one batch, and what was left out of it."""
-        collate = getattr(dataset, "collate_fn", None) or default_collate
-        if isinstance(dataset, IterableDataset):
-            return collate(list(dataset)), ()
-        samples = len(dataset)  # type: ignore[arg-type]
+        tolerant = self._config.data.skip_damaged
         try:
-            read = read_all(dataset, range(samples), tolerant=self._config.data.skip_damaged)
+            return self._datasets.collated(dataset, tolerant=tolerant)
         except SampleError as error:
             # Otherwise nobody knows which record a sample is of.
-            index = error.index if samples == records else None
+            is_known = error.index is not None and self._datasets.size(dataset) == records
+            index = error.index if is_known else None
             raise FeedError(f"the dataset of feed {error}", index) from error.__cause__
-        return collate_sound(collate, read)
 
     def _group(self, batches: Iterator[Batch], lease: Lease, offset: int) -> Iterator[Update]:
         length, size = lease.end - lease.start, self._config.data.batch_size
@@ -211,48 +243,58 @@ class Feeder:
 
     def _batches(self, fed: Any, lease: Lease, offset: int) -> Iterator[Batch]:
         mode, size = MODES[lease.kind], self._config.data.batch_size
-        if isinstance(fed, Dataset):
+        if self._datasets.is_dataset(fed):
             yield from self._dataset_batches(fed, mode, offset // size, lease)
             return
-        features, labels = _split(fed, mode)
+        features, labels = self._split(fed, mode)
         count = _length(features)
         if labels is not None and (labelled := _length(labels)) != count:
             raise FeedError(f"feed returned {count} samples with {labelled} labels")
         for start in range(offset, count, size):
             end = min(start + size, count)
-            part = None if labels is None else slice_tensors(labels, start, end)
-            yield Batch(slice_tensors(features, start, end), part, end - start)
+            part = None if labels is None else self._slice(labels, start, end)
+            yield Batch(self._slice(features, start, end), part, end - start)
 
-    def _dataset_batches(
-        self, dataset: Dataset[Any], mode: str, skip: int, lease: Lease
-    ) -> Iterator[Batch]:
-        data, records = self._config.data, lease.end - lease.start
+    def _slice(self, value: Any, start: int, end: int) -> Any:
+        return slice_tensors(value, start, end, self._datasets.tensor)
+
+    def _dataset_batches(self, dataset: Any, mode: str, skip: int, lease: Lease) -> Iterator[Batch]:
+        records = lease.end - lease.start
+        # Predictions must stay in line with the records.
+        tolerant = self._config.data.skip_damaged and mode != "prediction"
 
         def name(index: int) -> str:
-            samples = len(dataset)  # type: ignore[arg-type]
+            samples = self._datasets.size(dataset)
             if samples == records:
                 return self.reader.name(_task(lease), index, shuffled=_trains(lease))
             of_task = f"(records {lease.start:,} to {lease.end - 1:,})"
             return f"sample {index:,} of {samples:,} {of_task}"
 
         try:
-            for item, damaged in minibatches(
-                dataset,
-                skip=skip,
-                # Predictions must stay in line with the records.
-                tolerant=data.skip_damaged and mode != "prediction",
-                batch_size=data.batch_size,
-                num_workers=data.loader_workers,
-                pin_memory=data.pin_memory,
-                collate_fn=getattr(dataset, "collate_fn", None),
-            ):
+            for item, damaged in self._datasets.minibatches(dataset, skip, tolerant=tolerant):
                 note(damaged, name)
-                yield _batch(item, mode, damaged)
+                yield self._batch(item, mode, damaged)
         except SampleError as error:
             where = "" if error.index is None else f" for {name(error.index)}"
             if where and mode != "prediction":
                 where += f"; {SKIP}"
             raise FeedError(f"the dataset of feed {error}{where}") from error.__cause__
+
+    def _batch(self, item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
+        """A collated minibatch, of which the ``damaged`` samples were left out."""
+        if item is None and damaged:
+            return Batch(None, None, 0, damaged)
+        features, labels = self._split(item, mode)
+        return Batch(features, labels, _length(features), damaged)
+
+    def _split(self, fed: Any, mode: str) -> tuple[Any, Any]:
+        """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
+        if mode == "prediction":
+            return (dict(fed) if isinstance(fed, Mapping) else fed), None
+        try:
+            return split(fed)
+        except BatchError as error:
+            raise FeedError(f"feed returned {error}, or {self._datasets.name}") from None
 
 
 def _trains(lease: Lease) -> bool:
@@ -278,24 +320,6 @@ def _update(lease: Lease, first: int, last: int, size: int, batches: Sequence[Ba
         lease=lease,
         damaged=sum(len(batch.damaged) for batch in batches),
     )
-
-
-def _batch(item: Any, mode: str, damaged: Sequence[Damaged]) -> Batch:
-    """A collated minibatch, of which the ``damaged`` samples were left out."""
-    if item is None and damaged:
-        return Batch(None, None, 0, damaged)
-    features, labels = _split(item, mode)
-    return Batch(features, labels, _length(features), damaged)
-
-
-def _split(fed: Any, mode: str) -> tuple[Any, Any]:
-    """Features and labels of what ``feed`` (or a collated batch of its dataset) gave."""
-    if mode == "prediction":
-        return (dict(fed) if isinstance(fed, Mapping) else fed), None
-    try:
-        return split(fed)
-    except BatchError as error:
-        raise FeedError(f"feed returned {error}, or a torch Dataset") from None
 
 
 def _length(value: Any) -> int:

@@ -23,8 +23,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
-
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
 from torch_edl.master_client.leases import Lease
@@ -34,7 +32,7 @@ from torch_edl.wire import master_pb2 as pb
 class Engine(Protocol):
     """Turns updates into changes of the model. Not thread-safe: the training loop owns it."""
 
-    model: nn.Module
+    model: Any
 
     @property
     def broken(self) -> bool:

@@ -1,4 +1,4 @@
-"""One worker that holds the whole model: any torch optimizer, no servers.
+"""One worker that holds the whole model: any optimizer of its framework, no servers.
 
 A minibatch is committed when the optimizer has stepped. The model lives and dies with the process,
 so the master takes the tasks back to the last checkpoint when it starts another worker.
@@ -9,19 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from torch import nn
-
-from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.engine.replica import Replica
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
-from torch_edl.optim import optimizer_config
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
+
+
+class HeldModel(Protocol):
+    """The model and its optimizer, as far as a process that holds them alone needs them."""
+
+    model: Any
+
+    @property
+    def step(self) -> int:
+        """Minibatches that are in the model."""
+        ...
+
+    def count(self, minibatches: int) -> None:
+        """The optimizer has stepped for these minibatches."""
+        ...
+
+    def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
+        """See :meth:`~torch_edl.engine.replica.Replica.restore`."""
+        ...
+
+    def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
+        """See :meth:`~torch_edl.engine.replica.Replica.snapshot`."""
+        ...
+
+    def check_tables(self) -> None:
+        """Before the first step.
+
+        Raises:
+            UnsupportedOptimizerError: there are tables, and no kernel for their rows.
+        """
+        ...
 
 
 class LocalEngine:
@@ -31,26 +57,18 @@ class LocalEngine:
     knows_marks = True
     broken = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any | None,
-        *,
-        status: WorkerStatus,
-    ) -> None:
-        self.model = model
+    def __init__(self, held: HeldModel, *, status: WorkerStatus) -> None:
+        self.model = held.model
         self._status = status
-        self._replica = Replica(model, [optimizer], [] if scheduler is None else [scheduler])
-        if self._replica.tables:
-            optimizer_config(optimizer)  # refused now rather than at the first step
+        self._held = held
+        held.check_tables()
         self._watermarks = Watermarks()
         self._done: list[Update] = []
 
     def connect(self, cluster: pb.Cluster) -> None:
         """Loads the checkpoint (or the exported model) that the cluster names, the first time."""
         if cluster.restored_from and self._watermarks == Watermarks():
-            manifest = self._replica.restore(
+            manifest = self._held.restore(
                 Path(cluster.restored_from), strategy="local", values_only=cluster.values_only
             )
             if manifest is not None:
@@ -74,8 +92,8 @@ class LocalEngine:
         return compute is not None
 
     def commit(self, update: Update) -> bool:
-        self._replica.position.step += update.count
-        self._status.version = self._replica.position.step
+        self._held.count(update.count)
+        self._status.version = self._held.step
         self._watermarks.advance(_task(update), update.last)
         self._watermarks.retire(update.retired_before)
         self._done.append(update)
@@ -97,7 +115,7 @@ class LocalEngine:
         self._done.clear()
 
     def snapshot(self) -> Callable[[Path], Snapshot]:
-        return self._replica.snapshot(self._watermarks.copy())
+        return self._held.snapshot(self._watermarks.copy())
 
 
 def _task(update: Update) -> int:

@@ -26,7 +26,7 @@ from torch_edl.engine import state_dict
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import bind_tables, dense_names
 from torch_edl.nn.rows import state_of_rows, state_of_weight
-from torch_edl.optim import group_of
+from torch_edl.optim import group_of, optimizer_config
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 
@@ -129,6 +129,25 @@ class Replica:
         self.stateful = tuple(stateful)
         self.position = Position()
         self.tables = bind_tables(model)
+
+    @property
+    def step(self) -> int:
+        """Updates of the model; see :class:`Position`."""
+        return self.position.step
+
+    def count(self, minibatches: int) -> None:
+        """The optimizer has stepped for these minibatches."""
+        self.position.step += minibatches
+
+    def check_tables(self) -> None:
+        """Before the first step of a process that holds the model alone.
+
+        Raises:
+            UnsupportedOptimizerError: there are tables, and no kernel for their rows.
+        """
+        if self.tables:
+            for optimizer in self.optimizers:
+                optimizer_config(optimizer)
 
     @property
     def device(self) -> torch.device:

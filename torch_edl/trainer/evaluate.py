@@ -16,6 +16,7 @@ from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.step import describe
 from torch_edl.trainer.task_results import TaskMetrics, summarize
+from torch_edl.trainer.torch_values import TorchValues
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 
@@ -70,8 +71,10 @@ def evaluate(
         UsageError: there are no records.
     """
 
+    values = TorchValues()
+
     def measure(rank: int, world: int) -> bytes:
-        own = TaskMetrics(loss, metrics())
+        own = TaskMetrics(loss, metrics(), values)
         records = 0
         for batch in batches(rank, world):
             own.update(batch, predict(batch.features))
@@ -84,10 +87,10 @@ def evaluate(
         merged = MetricStates()
         for rank, part in enumerate(parts):
             merged.add(rank, pb.Metrics.FromString(part).states)
-        return {**merged.means(), **summarize(metrics(), merged.objects())}
+        return {**merged.means(), **summarize(metrics(), merged.objects(), values)}
 
-    values: dict[str, float] = job.collect(measure, merge) or {}
-    return values
+    figures: dict[str, float] = job.collect(measure, merge) or {}
+    return figures
 
 
 def trained_states(job: Job) -> list[pb.MetricState]:

@@ -37,7 +37,7 @@ _ASK_AGAIN_S = 0.1
 
 
 class LeasedUpdates:
-    """See :class:`~torch_edl.trainer.loop.Source`.
+    """See :class:`~torch_edl.trainer.source.Source`.
 
     Args:
         one_off: does the other tasks of a model file, and reports those that fail. None: a script,

@@ -21,15 +21,15 @@ from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.model_file import ModelFile
 from torch_edl.trainer.one_off import OneOffTasks
+from torch_edl.trainer.user_model import UserModel
 
 _IDLE_S = 0.1
 
 
 class PositionUpdates:
     """What sources of updates by position have in common; see
-    :class:`~torch_edl.trainer.loop.Source`."""
+    :class:`~torch_edl.trainer.source.Source`."""
 
     def __init__(self, engine: RingEngine, batches: Batches | StreamBatches) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class PositionUpdates:
 
 
 class FileUpdates(PositionUpdates):
-    """The updates of a model file in a ring; see :class:`~torch_edl.trainer.loop.Source`.
+    """The updates of a model file in a ring; see :class:`~torch_edl.trainer.source.Source`.
 
     Training tasks are not leased here. Evaluations, snapshots and the like are leased by the
     master as ever, and done between two updates.
@@ -86,7 +86,7 @@ class FileUpdates(PositionUpdates):
 
     def __init__(
         self,
-        file: ModelFile,
+        file: UserModel,
         engine: RingEngine,
         space: TaskSpace,
         tasks: Tasks,

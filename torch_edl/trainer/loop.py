@@ -1,43 +1,18 @@
 """The one training loop: updates from a source, their minibatches to a body, commits to an engine.
 
 The body stands between two batches. In a script the body is the user's code; in the worker of a
-model file it is :func:`~torch_edl.trainer.step.contract_body`.
+model file it is :meth:`~torch_edl.trainer.user_model.UserModel.body`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Generator
+from typing import Any
 
-from torch_edl.data.batch import Update
 from torch_edl.engine.base import Engine
 from torch_edl.trainer.metrics import Meter
-
-
-class Source(Protocol):
-    """Where updates come from: the leases of this process, or the position of a ring."""
-
-    def updates(self) -> Iterator[Update]:
-        """The updates of this pass. Between two of them the source does whatever else is due.
-
-        Raises:
-            DismissedError: the job continues without this process.
-        """
-        ...
-
-    def after(self, update: Update, *, counted: bool) -> None:
-        """The update was committed; or, not counted, its records come again."""
-        ...
-
-    def recover(self, update: Update, error: BaseException) -> None:
-        """The update failed with ``error``: raises it, or sees to it that its records come again
-        or are reported."""
-        ...
-
-    def leave(self) -> bool:
-        """The body left its loop; true if the update that was open counts all the same."""
-        ...
+from torch_edl.trainer.source import Source
 
 
 def loop(engine: Engine, source: Source, meter: Meter) -> Generator[Any, float | None]:

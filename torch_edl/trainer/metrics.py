@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from torch_edl.errors import UsageError
 
 # Values that are kept as they came: a script may log for days and never ask for the means.
@@ -76,7 +74,7 @@ class Meter:
 
 def _checked(name: str, value: Any) -> Any:
     """A value that ``float`` takes later, in whichever thread; a tensor is not read."""
-    if isinstance(value, torch.Tensor):
+    if hasattr(value, "detach"):  # a tensor of torch
         if value.numel() == 1:
             return value.detach()
         found = f"a tensor of shape {tuple(value.shape)}"

@@ -1,52 +1,70 @@
-"""The parts that a model file makes: model, optimizer, scheduler, callbacks, feed and sources."""
+"""A model file of torch: its model, optimizer and scheduler, and how they train."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from torch_edl.config import JobConfig
-from torch_edl.contract import Contract
-from torch_edl.data.feeder import Feeder
-from torch_edl.data.task_space import Shard
-from torch_edl.errors import ContractError, describe_error
-from torch_edl.nn.model_tables import set_defaults, swap_large
+from torch_edl.contract import Contract, load_contract, report_model
+from torch_edl.data.batch import Batch
+from torch_edl.data.datasets import TorchDatasets
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.tasks import Tasks
+from torch_edl.engine.base import Engine, LeasedEngine
+from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.rendezvous import MasterRendezvous
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.errors import ContractError
+from torch_edl.lazy_dynamo import defer_dynamo
+from torch_edl.master_client.session import MasterSession
+from torch_edl.nn.embedding import Table
+from torch_edl.nn.model_tables import bind_tables, set_defaults, swap_large
+from torch_edl.tables.watermarks import Watermarks
+from torch_edl.trainer.lockstep import FileUpdates
+from torch_edl.trainer.one_off import OneOffTasks
+from torch_edl.trainer.step import Step, contract_body
+from torch_edl.trainer.torch_values import TorchValues
+from torch_edl.trainer.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
+
+__all__ = ["ModelFile", "load_contract", "warm_up"]
 
 log = logging.getLogger(__name__)
 
 
-class ModelFile:
-    """What the functions of a model file made, once per process.
+def warm_up() -> None:
+    """Prepares this process for torch, before a model file is loaded."""
+    defer_dynamo()
 
-    Raises:
-        ContractError: the user's functions do not give what they must.
-    """
+
+class ModelFile(UserModel):
+    """See :class:`~torch_edl.trainer.user_model.UserModel`."""
+
+    values = TorchValues()
 
     def __init__(self, contract: Contract, config: JobConfig) -> None:
         self.contract = contract
-        self.config = config
         # Every worker builds the same initial model.
         torch.manual_seed(config.train.seed)
         self.model = contract.make_model()
         self.optimizer = contract.make_optimizer(self.model)
         self.scheduler = contract.make_scheduler(self.optimizer)
-        self._callbacks = contract.make_callbacks()
-        contract.make_metrics()
-        data = config.data
-        paths = {"train": data.train, "evaluate": data.eval, "predict": data.predict}
-        self._sources = contract.make_sources(paths[config.kind])
-        self.feeder = Feeder(config, contract.feed, self._sources)
+        super().__init__(contract, config, TorchDatasets(config.data))
 
-    def shards(self) -> list[pb.SourceShard]:
-        """What the user's ``data_source`` has, where there is one."""
-        return [pb.SourceShard(**asdict(Shard.of(source))) for source in self._sources.values()]
+    def report(self) -> pb.ReportModelRequest:
+        return report_model(self.model, self.optimizer)
 
     def apply(self, ready: pb.Start) -> None:
-        """Sets this process up for the strategy that the master chose."""
         if ready.torch_threads:
             torch.set_num_threads(ready.torch_threads)
         train = self.config.train
@@ -62,20 +80,75 @@ class ModelFile:
         set_defaults(self.model, train.max_rows, train.storage_dtype)
         log.info("strategy %s: %s", ready.strategy, ready.reason)
 
-    def call_back(self, event: str, *args: Any) -> None:
-        """Calls a method of each of the user's callbacks that has it.
+    @cached_property
+    def _step(self) -> Step:
+        train = self.config.train
+        return Step(self.contract, self.model, on_nan=train.on_nan, log_layers=train.log_layers)
 
-        Raises:
-            ContractError: it raised.
-        """
-        for callback in self._callbacks:
-            method = getattr(callback, event, None)
-            if method is None:
-                continue
+    def try_batch(self, batch: Batch) -> float | None:
+        bind_tables(self.model)
+        step = Step(self.contract, self.model, on_nan=self.config.train.on_nan, log_layers="")
+        loss = step.loss(batch)
+        if loss is None:
+            return None
+        step.backward(loss, batch)
+        return step.last_loss
+
+    def predict(self, features: Any) -> Any:
+        return self._step.predict(features)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with torch.no_grad():
+            self.model.eval()
             try:
-                method(*args)
-            except (Exception, SystemExit) as error:
-                raise ContractError(
-                    f"{self.contract.path}: callback {type(callback).__name__}.{event} raised "
-                    f"{describe_error(error)}"
-                ) from error
+                yield
+            finally:
+                self.model.train()
+
+    def body(self, engine: Engine) -> Callable[[Batch], float]:
+        return contract_body(self._step, engine, self.optimizer, self.scheduler)
+
+    def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
+        status = master.progress
+        if strategy == "local":
+            return LocalEngine(self._replica(), status=status)
+        engine = ServersEngine(
+            self.model, self.optimizer, self.scheduler, config=self.config,
+            token=os.environ[ENV_TOKEN], status=status, resolve=master.resolve,
+            forward=self._step.forward,
+        )  # fmt: skip
+        master.heartbeat.on_servers = engine.follow
+        return engine
+
+    def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
+        tables = [n for n, m in self.model.named_modules() if isinstance(m, Table)]
+        if tables:
+            raise ContractError(
+                f"{self.contract.path}: {', '.join(tables)}: rows of torch_edl.nn embeddings are "
+                "not summed over a ring; use --strategy ps, or torch.nn.Embedding"
+            )
+
+        def watermarks(position: int) -> Watermarks:
+            if position >= space.total_records:
+                return Watermarks(space.total)
+            task, offset = space.at(position)
+            return Watermarks(task, {task: offset} if offset else {})
+
+        engine = RingEngine(self._replica(), MasterRendezvous(master), watermarks=watermarks)
+        master.heartbeat.on_broken_ring = engine.membership.interrupt
+        return engine
+
+    def ring_source(
+        self,
+        engine: Any,
+        space: TaskSpace,
+        tasks: Tasks,
+        one_off: OneOffTasks,
+        master: MasterSession,
+    ) -> FileUpdates:
+        return FileUpdates(self, engine, space, tasks, one_off, master)
+
+    def _replica(self) -> Replica:
+        stateful = [] if self.scheduler is None else [self.scheduler]
+        return Replica(self.model, [self.optimizer], stateful)

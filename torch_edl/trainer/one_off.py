@@ -10,14 +10,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from torch_edl.checkpoint import layout
-from torch_edl.contract import user_traceback
+from torch_edl.config import JobConfig
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import MODES, FeedError
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
@@ -35,32 +33,38 @@ from torch_edl.errors import (
 )
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.model_file import ModelFile
-from torch_edl.trainer.step import Step
-from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, summarize
+from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, Values, summarize
+from torch_edl.user_functions import UserFunctions, user_traceback
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 
-class OneOffTasks:
-    """Does the tasks of a model file that are not training.
+class Evaluated(Protocol):
+    """A model file whose model is evaluated;
+    see :class:`~torch_edl.trainer.user_model.UserModel`."""
 
-    Args:
-        step: the user's forward.
-    """
+    functions: UserFunctions
+    config: JobConfig
+    values: Values
+
+    def predict(self, features: Any) -> Any: ...
+
+    def evaluating(self) -> AbstractContextManager[None]: ...
+
+
+class OneOffTasks:
+    """Does the tasks of a model file that are not training."""
 
     def __init__(
         self,
-        file: ModelFile,
+        file: Evaluated,
         engine: Engine,
-        step: Step,
         leases: LeaseClient,
         session: MasterSession,
     ) -> None:
         self._file = file
         self._engine = engine
-        self._step = step
         self._leases = leases
         self._status = session.progress
         self._leaving = session.heartbeat.draining
@@ -130,7 +134,7 @@ class OneOffTasks:
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
         if lease.kind in MODES:
             text += f" (records {lease.start + first} to {lease.start + last - 1} of {lease.shard})"
-        traceback = user_traceback(error, self._file.contract.path)
+        traceback = user_traceback(error, self._file.functions.path)
         if self._leases.fail(lease, text, traceback, fatal=fatal, done=done):
             raise DismissedError("the job has failed")
 
@@ -168,20 +172,21 @@ class OneOffTasks:
 
     def _done(self, task: RecordTask | ModelTask) -> TaskResult:
         if task.lease.kind == pb.TASK_SUMMARIZE:
-            metrics = self._file.contract.make_metrics()
-            return TaskResult(values=summarize(metrics, task.lease.states))
+            metrics = self._file.functions.make_metrics()
+            return TaskResult(values=summarize(metrics, task.lease.states, self._file.values))
         assert isinstance(task, RecordTask)
         return self._evaluate(task) if task.lease.kind == pb.TASK_EVALUATE else self._predict(task)
 
     def _evaluate(self, task: RecordTask) -> TaskResult:
-        metrics = TaskMetrics(self._file.contract.loss, self._file.contract.make_metrics())
+        functions = self._file.functions
+        metrics = TaskMetrics(functions.loss, functions.make_metrics(), self._file.values)
         damaged = 0
         with self._evaluating() as prepare:
             for update in self._updates(task):
                 damaged += update.damaged
                 for minibatch in update.minibatches:
                     batch = minibatch.batch
-                    predictions = self._step.predict(prepare(batch.features))
+                    predictions = self._file.predict(prepare(batch.features))
                     try:
                         metrics.update(batch, predictions)
                     except (Exception, SystemExit) as error:
@@ -190,12 +195,12 @@ class OneOffTasks:
         return TaskResult(records=records, metrics=metrics.states(), damaged=damaged)
 
     def _predict(self, task: RecordTask) -> TaskResult:
-        process = self._file.contract.prediction_outputs_processor
-        outputs = TaskPredictions(process, self._leases.worker_id)
+        process = self._file.functions.prediction_outputs_processor
+        outputs = TaskPredictions(process, self._leases.worker_id, self._file.values)
         with self._evaluating() as prepare:
             for update in self._updates(task):
                 for minibatch in update.minibatches:
-                    outputs.add(self._step.predict(prepare(minibatch.batch.features)))
+                    outputs.add(self._file.predict(prepare(minibatch.batch.features)))
         rows = outputs.write(self._file.config.checkpoint.output, task.lease.task_id)
         records = task.lease.end - task.lease.start
         if rows != records and process is None:
@@ -213,10 +218,5 @@ class OneOffTasks:
 
     @contextmanager
     def _evaluating(self) -> Iterator[Any]:
-        model = self._file.model
-        with self._engine.evaluating() as prepare, torch.no_grad():
-            model.eval()
-            try:
-                yield prepare
-            finally:
-                model.train()
+        with self._engine.evaluating() as prepare, self._file.evaluating():
+            yield prepare

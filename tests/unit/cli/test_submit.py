@@ -228,7 +228,7 @@ def test_an_exception_of_the_users_reaches_the_terminal(
     assert last.startswith("error: ")
     assert "(records 0 to 299 of " in last
     assert logs == f"logs: {place}/home/jobs/j/logs"
-    assert out.startswith("net.py is a model file: job j trains it\n")
+    assert out.startswith("net.py is a model file of PyTorch: job j trains it\n")
     assert "worker-0 | feeding 300 to training" in out
     salted = {**os.environ, "PYTHONHASHSEED": "5"}
     hashed = subprocess.check_output(

@@ -16,6 +16,7 @@ from master.state.tasks import TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.batch import Update
 from torch_edl.data.batches import TaskRecords
+from torch_edl.data.datasets import TorchDatasets
 from torch_edl.data.feeder import Feeder, FeedError, TaskReader
 from torch_edl.data.sources import IndexedSource, open_source
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -81,7 +82,7 @@ def lease(start: int, end: int, kind: int = pb.TASK_TRAIN, task_id: int = 5) -> 
 
 
 def feeder(job: JobConfig, feed: Callable[..., Any]) -> Feeder:
-    return Feeder(job, feed, {"s": IndexedSource(RECORDS, name="s")})
+    return Feeder(job, feed, TorchDatasets(job.data), {"s": IndexedSource(RECORDS, name="s")})
 
 
 def values(update: Update) -> list[int]:
@@ -152,11 +153,11 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
     shard = Shard.of(open_source(str(path)))
     work = TaskQueue(TaskSpace([shard], 20), lease_ids=count(1), timeout_s=9)
     first = work.message(work.lease(0, 0.0))
-    assert Feeder(config(), table).prepare(first)
+    assert Feeder(config(), table, TorchDatasets(config().data)).prepare(first)
     path.write_text("n\n" + "".join(f"{n}\n" for n in range(50, 80 + 9 * (again == "larger"))))
     now = "39 records, 119 bytes" if again == "larger" else "30 records, 92 bytes"
     with pytest.raises(DataError, match=rf"n.csv: .* it was 30 records, 92 .* now it is {now} of"):
-        Feeder(config(), table).prepare(first)
+        Feeder(config(), table, TorchDatasets(config().data)).prepare(first)
     # A ring, or a script, reads by tasks.
     records = TaskRecords(TaskSpace([shard], 20), TaskReader(open_source, 20, None))
     with pytest.raises(DataError, match=r"n.csv: is not what the job counted"):
@@ -180,7 +181,9 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
 )
 def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message: str) -> None:
     (tmp_path / "n.csv").write_text("n,odd\n1,2\n")
-    made = Feeder(config(), feed, {"s": open_source(str(tmp_path / "n.csv"))})
+    made = Feeder(
+        config(), feed, TorchDatasets(config().data), {"s": open_source(str(tmp_path / "n.csv"))}
+    )
     records = made.reader.source("s").read(0, 1)
     with pytest.raises(FeedError, match=message):
         made.batch(records, "s")

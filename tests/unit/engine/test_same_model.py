@@ -38,7 +38,7 @@ def test_the_difference_is_named(model: nn.Module, message: str, tmp_path: Path)
     safetensors.torch.save_file(saved, tmp_path / "model.safetensors")
     (tmp_path / "metadata.json").write_text(json.dumps({"format": FORMAT, "tables": {}}))
     optimizer = torch.optim.SGD(model.parameters())
-    engine = LocalEngine(model, optimizer, None, status=WorkerStatus())
+    engine = LocalEngine(Replica(model, [optimizer]), status=WorkerStatus())
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path)) + expected):
         engine.connect(pb.Cluster(restored_from=str(tmp_path), values_only=True))
 

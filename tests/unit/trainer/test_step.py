@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from torch_edl.argument_order import labels_first
+from torch_edl.config import DataConfig
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch, slice_tensors
+from torch_edl.data.datasets import TorchDatasets
 from torch_edl.errors import UserCodeError
 from torch_edl.trainer.step import Step
 
@@ -57,7 +59,7 @@ def test_nothing_is_said_of_types_where_they_are_not_the_matter() -> None:
 def test_a_column_of_a_table_becomes_a_tensor_that_may_be_written_to() -> None:
     column = np.arange(4)
     column.flags.writeable = False
-    part = slice_tensors(column, 1, 3)
+    part = slice_tensors(column, 1, 3, TorchDatasets(DataConfig()).tensor)
     part += 1
     assert part.tolist() == [2, 3]
     assert column.tolist() == [0, 1, 2, 3]

@@ -1,0 +1,135 @@
+"""What ``feed`` may return besides tensors, in torch: a ``Dataset``, read by a ``DataLoader``.
+
+Samples of a dataset may raise: they are found one by one, named, or left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+
+from torch_edl.config import DataConfig
+from torch_edl.data.batch import Damaged, SampleError
+from torch_edl.errors import describe_error
+
+
+class TorchDatasets:
+    """See :class:`~torch_edl.data.feeder.Datasets`."""
+
+    name = "a torch Dataset"
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+
+    def is_dataset(self, fed: Any) -> bool:
+        return isinstance(fed, Dataset)
+
+    def size(self, dataset: Any) -> int:
+        return len(dataset)
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        # Columns of a table may not be written to, and torch has no such tensors.
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    def minibatches(
+        self, dataset: Any, skip: int, *, tolerant: bool
+    ) -> Iterator[tuple[Any, Sequence[Damaged]]]:
+        config = self._config
+        return minibatches(
+            dataset,
+            skip=skip,
+            tolerant=tolerant,
+            batch_size=config.batch_size,
+            num_workers=config.loader_workers,
+            pin_memory=config.pin_memory,
+            collate_fn=getattr(dataset, "collate_fn", None),
+        )
+
+    def collated(self, dataset: Any, *, tolerant: bool) -> tuple[Any, Sequence[Damaged]]:
+        collate = getattr(dataset, "collate_fn", None) or default_collate
+        if isinstance(dataset, IterableDataset):
+            return collate(list(dataset)), ()
+        return collate_sound(collate, read_all(dataset, range(len(dataset)), tolerant=tolerant))
+
+
+class _Tolerant(Dataset[Any]):
+    """A dataset with a :class:`Damaged` where one raises; :func:`collate_sound` collates it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            return Damaged(index, describe_error(error))
+
+
+def collate_sound(
+    collate: Callable[[list[Any]], Any], samples: Sequence[Any]
+) -> tuple[Any, list[Damaged]]:
+    """A minibatch of the samples that are sound (None if there is none), and the others."""
+    sound = [sample for sample in samples if not isinstance(sample, Damaged)]
+    damaged = [sample for sample in samples if isinstance(sample, Damaged)]
+    return (collate(sound) if sound else None), damaged
+
+
+def minibatches(
+    dataset: Any, *, skip: int, tolerant: bool, collate_fn: Any, **options: Any
+) -> Iterator[tuple[Any, Sequence[Damaged]]]:
+    """The minibatches of a dataset from number ``skip`` on, and what was left out of each.
+
+    Args:
+        tolerant: leave samples out that raise; a stream has none that could be.
+        options: of the ``DataLoader``, ``batch_size`` among them.
+
+    Raises:
+        SampleError: it raised.
+    """
+    if isinstance(dataset, IterableDataset):
+        loader: DataLoader[Any] = DataLoader(dataset, collate_fn=collate_fn, **options)
+        try:
+            yield from ((item, ()) for item in itertools.islice(loader, skip, None))
+        except (Exception, SystemExit) as error:
+            raise SampleError(error, None) from error
+        return
+    size = options["batch_size"]
+    indices = range(skip * size, len(dataset))
+    read: Dataset[Any] = Subset(_Tolerant(dataset) if tolerant else dataset, indices)
+    if tolerant:
+        collate_fn = partial(collate_sound, collate_fn or default_collate)
+    taken = 0
+    try:
+        for item in DataLoader(read, collate_fn=collate_fn, **options):
+            taken += 1
+            yield item if tolerant else (item, ())
+    except (Exception, SystemExit) as error:
+        if not tolerant:  # Read again, one by one, in this process: which is it?
+            read_all(dataset, indices[taken * size : (taken + 1) * size])
+        raise SampleError(error, None) from error
+
+
+def read_all(dataset: Any, indices: Iterable[int], *, tolerant: bool = False) -> list[Any]:
+    """The samples at some indices.
+
+    Args:
+        tolerant: with a :class:`Damaged` where one raises.
+
+    Raises:
+        SampleError: one raised.
+    """
+    samples: list[Any] = []
+    for index in indices:
+        try:
+            samples.append(dataset[index])
+        except (Exception, SystemExit) as error:
+            if not tolerant or isinstance(error, SystemExit):
+                raise SampleError(error, index) from error
+            samples.append(Damaged(index, describe_error(error)))
+    return samples
