@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.nn.device_rows import DeviceRows
 from torch_edl.optim import optimizer_config
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.table import EmbeddingTable, Rows
@@ -40,31 +41,64 @@ _tables: weakref.WeakValueDictionary[int, LocalRows] = weakref.WeakValueDictiona
 
 
 class RowBlock:
-    """Some rows of a table in memory: ``values`` (u, dim), and ``grads`` of the same shape, summed
-    over all lookups that went through the block (None until the first).
+    """Some rows of a table in memory, and the gradients that they got.
 
     Args:
+        values: (u, dim).
         on_gradient: called with the block at its first gradient.
     """
 
-    __slots__ = ("_on_gradient", "grads", "values")
+    __slots__ = ("_devices", "_grads", "_on_gradient", "_reached", "values")
 
     def __init__(
         self, values: Floats, on_gradient: Callable[[RowBlock], None] | None = None
     ) -> None:
         self.values = values
-        self.grads: Floats | None = None
+        self._grads: Floats | None = None
         self._on_gradient = on_gradient
+        self._reached = False
+        self._devices: dict[torch.device, DeviceRows] = {}
+
+    @property
+    def grads(self) -> Floats | None:
+        """(u, dim), summed over all lookups that went through the block; None until the first."""
+        for rows in self._devices.values():
+            gradient = rows.take_gradient()
+            if gradient is not None:
+                self._grads = gradient if self._grads is None else self._grads + gradient
+        return self._grads
+
+    def drop_gradient(self) -> None:
+        """Forgets the gradients so far."""
+        for rows in self._devices.values():
+            rows.drop_gradient()
+        self._grads = None
+
+    def on(self, device: torch.device) -> DeviceRows:
+        """The rows on another device than the CPU; their copy begins with the first call."""
+        if device not in self._devices:
+            self._devices[device] = DeviceRows(self.values, device)
+        return self._devices[device]
+
+    def start_down(self) -> None:
+        """Begins to copy gradients from other devices, which :attr:`grads` waits for."""
+        for rows in self._devices.values():
+            rows.start_down()
 
     def add(self, inverse: Ids, gradient: Floats) -> None:
         """Adds the gradient (n, dim) of a lookup of the rows ``inverse`` (n,)."""
-        if self.grads is None:
-            self.grads = np.empty_like(self.values)
-            _core.scatter_sum(gradient, inverse, self.grads)
-            if self._on_gradient is not None:
-                self._on_gradient(self)
+        if self._grads is None:
+            self._grads = np.empty_like(self.values)
+            _core.scatter_sum(gradient, inverse, self._grads)
         else:
-            _core.scatter_add(gradient, inverse, self.grads)
+            _core.scatter_add(gradient, inverse, self._grads)
+        self.note_gradient()
+
+    def note_gradient(self) -> None:
+        """Tells, the first time, that there is a gradient."""
+        if not self._reached and self._on_gradient is not None:
+            self._on_gradient(self)
+        self._reached = True
 
 
 class TableModule(Protocol):
@@ -89,18 +123,21 @@ class RowStore(Protocol):
         ...
 
 
-def lookup(module: TableModule, block: RowBlock, inverse: Ids, shape: torch.Size) -> torch.Tensor:
-    """Rows ``inverse`` (n,) of a block as a tensor (*shape, dim), where ``shape`` has n elements.
+def lookup(module: TableModule, block: RowBlock, inverse: Ids, ids: torch.Tensor) -> torch.Tensor:
+    """Rows ``inverse`` (n,) of a block as a tensor (*ids.shape, dim) on the device of ``ids``.
 
     The empty parameter of the module ties the block to the autograd graph.
     """
-    out: torch.Tensor = _Lookup.apply(module.weight, block, inverse)  # type: ignore[no-untyped-call]
-    return out.view(*shape, module.embedding_dim)
+    how = _Lookup if ids.device.type == "cpu" else LookupOnDevice
+    out: torch.Tensor = how.apply(module.weight, block, inverse, ids.device)  # type: ignore[no-untyped-call]
+    return out.view(*ids.shape, module.embedding_dim)
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, block: RowBlock, inverse: Ids) -> torch.Tensor:
+    def forward(
+        ctx: Any, weight: torch.Tensor, block: RowBlock, inverse: Ids, device: torch.device
+    ) -> torch.Tensor:
         out = torch.empty(len(inverse), block.values.shape[1])
         _core.gather(block.values, inverse, out.numpy())
         ctx.block, ctx.inverse, ctx.weight_like = block, inverse, weight
@@ -108,9 +145,31 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         ctx.block.add(ctx.inverse, gradient.contiguous().numpy())
-        return torch.empty_like(ctx.weight_like), None, None
+        return torch.empty_like(ctx.weight_like), None, None, None
+
+
+class LookupOnDevice(torch.autograd.Function):
+    """A lookup whose rows, and the sum of whose gradients, stay on a device."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, block: RowBlock, inverse: Ids, device: torch.device
+    ) -> torch.Tensor:
+        """See :func:`lookup`."""
+        rows = block.on(device)
+        out, index = rows.look_up(inverse)
+        ctx.block, ctx.rows, ctx.index, ctx.weight_like = block, rows, index, weight
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Adds the gradient to those of the block."""
+        ctx.rows.add(ctx.index, gradient)
+        ctx.block.note_gradient()
+        return torch.empty_like(ctx.weight_like), None, None, None
 
 
 class LocalRows:
@@ -139,11 +198,14 @@ class LocalRows:
         if module.weight.grad is None:
             self._pending.clear()  # zero_grad() was called, or this is the first pass
         block = RowBlock(values, lambda filled: self._pending.append((unique, filled)))
-        return lookup(module, block, inverse, ids.shape)
+        return lookup(module, block, inverse, ids)
 
     def step(self, optimizer: torch.optim.Optimizer, group: int) -> None:
         """Updates the rows that got gradients since the last step."""
-        done = [(ids, block.grads) for ids, block in self._pending if block.grads is not None]
+        for _, block in self._pending:
+            block.start_down()
+        found = [(ids, block.grads) for ids, block in self._pending]
+        done = [(ids, gradient) for ids, gradient in found if gradient is not None]
         self._pending = []
         if not done:
             return

@@ -128,15 +128,28 @@ class ExactBuffers:
         return changed
 
 
+def _on_host(vector: torch.Tensor) -> torch.Tensor:
+    """The vector if it is on the CPU; else memory through which it is copied."""
+    if vector.device.type == "cpu":
+        return vector
+    return torch.zeros(vector.shape, pin_memory=vector.device.type == "cuda")
+
+
 class FlatVector:
     """The dense parameters of one server as a flat vector, and as tensors of the model.
 
-    A float32 parameter on the CPU becomes a view of the flat vector, so that a pull is one copy.
+    The vector is where the model is, and its float32 parameters become views of it, so that a pull
+    is one copy. For a GPU that copy, and the one of the gradient, go through pinned memory.
     """
 
     def __init__(self, tensors: Mapping[str, DenseTensor], segments: Sequence[Segment]) -> None:
         size = sum(segment.size for segment in segments)
-        self._values, self._gradient = torch.zeros(size), torch.zeros(size)
+        device = next((tensors[s.name].tensor.device for s in segments), torch.device("cpu"))
+        self._values = torch.zeros(size, device=device)
+        self._gradient = torch.zeros(size, device=device)
+        # Where they come from and go to: the same, or the host's copies of them.
+        self._pulled = _on_host(self._values)
+        self._pushed = _on_host(self._gradient)
         # Those that are no views; a buffer may cease to be one.
         self._copied: list[tuple[DenseTensor, torch.Tensor]] = []
         self._parts: list[tuple[DenseTensor, torch.Tensor]] = []
@@ -148,7 +161,7 @@ class FlatVector:
             place = slice(segment.start, segment.start + segment.size)
             view = self._values[place].view(segment.shape)
             view.copy_(tensor.detach())
-            fits = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+            fits = tensor.dtype == torch.float32 and tensor.device == device
             if fits:
                 tensor.data = view
             if not fits or each.group == BUFFER_GROUP:
@@ -159,7 +172,9 @@ class FlatVector:
     def load(self, values: Floats | None) -> None:
         """Takes what the server holds; None: what was loaded before is still valid."""
         if values is not None:
-            np.copyto(self._values.numpy(), values)
+            np.copyto(self._pulled.numpy(), values)
+            if self._pulled is not self._values:
+                self._values.copy_(self._pulled)
         for each, view in self._copied:
             tensor = each.tensor
             if tensor.data_ptr() != view.data_ptr():
@@ -189,7 +204,9 @@ class FlatVector:
                 self._reached.add(index)
         untouched = [index for index in range(len(self._parts)) if index not in self._reached]
         self._reached.clear()
-        return DenseGradient(self._gradient.numpy(), untouched)
+        if self._pushed is not self._gradient:
+            self._pushed.copy_(self._gradient)
+        return DenseGradient(self._pushed.numpy(), untouched)
 
     def clear_gradients(self) -> None:
         """Forgets the gradients of all parameters."""

@@ -284,6 +284,7 @@ class ServersEngine:
             if self._at_last:
                 flat.clear_gradients()
         planned.steps += 1
+        planned.plan.start_down()
         self._rows.gradients_taken = True
 
     # ---- pulls and pushes ----

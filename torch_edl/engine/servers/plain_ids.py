@@ -36,6 +36,11 @@ class _View(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
 
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The ids in a tensor of the layout."""
+        start = int(tensor.storage_offset()) + self.offset
+        return torch.as_strided(tensor, self.shape, self.stride, start)
+
 
 class PlainIds:
     """What was learned of one model."""
@@ -68,12 +73,7 @@ class PlainIds:
         views, agreed = self._known.get(layout, ([], 0)) if layout is not None else ([], 0)
         if agreed < _AGREE:
             return None
-        return [
-            (view.module, torch.as_strided(of, view.shape, view.stride, start))
-            for view in views
-            for of in (tensors[view.tensor],)
-            for start in (int(of.storage_offset()) + view.offset,)
-        ]
+        return [(view.module, view.of(tensors[view.tensor])) for view in views]
 
     def give_up(self) -> None:
         """The model looked up something else than what was found."""
@@ -91,11 +91,19 @@ def _view(tensors: Sequence[torch.Tensor], lookup: Lookup) -> _View | None:
     """Where the ids lie in the features; None: they were computed."""
     module, ids = lookup
     for number, tensor in enumerate(tensors):
-        if ids.dtype != tensor.dtype or not shares_memory(ids, tensor):
+        if ids.dtype != tensor.dtype:
             continue
-        offset = int(ids.storage_offset() - tensor.storage_offset())
-        if offset >= 0 and offset + _extent(ids) <= _extent(tensor):
-            return _View(module, number, offset, ids.shape, ids.stride())
+        moved = ids.device != tensor.device
+        if not moved and not shares_memory(ids, tensor):
+            continue
+        # A tensor that was moved to another device begins there at 0, and lies there as here.
+        begin = 0 if moved else int(tensor.storage_offset())
+        offset = int(ids.storage_offset()) - begin
+        if offset < 0 or offset + _extent(ids) > _extent(tensor):
+            continue
+        view = _View(module, number, offset, ids.shape, ids.stride())
+        if not moved or torch.equal(view.of(tensor), ids.cpu()):
+            return view
     return None
 
 

@@ -52,6 +52,11 @@ class Plan:
     def take(self, rows: Sequence[Floats]) -> None:
         """Takes what was pulled for ``tables``."""
         self._blocks = [(t, RowBlock(v)) for t, v in zip(self.tables, rows, strict=True)]
+        modules = {call.module.table: call.module for calls in self.calls for call in calls}
+        for table, block in self._blocks:
+            device = modules[table.name].weight.device
+            if device.type != "cpu":
+                block.on(device)  # on its way while the model begins
 
     def find(self, batch: int, call: int) -> tuple[RowBlock, Ids]:
         """Rows and the positions in them for one lookup."""
@@ -68,23 +73,29 @@ class Plan:
     def gradient(self, name: str, servers: int) -> tuple[TableIds, Floats] | None:
         """The ids of one table and their summed gradient (u, dim) so far, each id once; it may be
         changed in place. None: there is none."""
-        used = [(t, b) for t, b in self._blocks if t.name == name and b.grads is not None]
+        found = [(t, b, b.grads) for t, b in self._blocks if t.name == name]
+        used = [(t, b, gradient) for t, b, gradient in found if gradient is not None]
         if len(used) > 1:
-            ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in used]), servers)
-            parts = [b.grads for _, b in used if b.grads is not None]
+            ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _, _ in used]), servers)
             table = TableIds(name, used[0][0].dim, ids)
             whole = self.add(table, np.empty((len(ids.unique), table.dim), np.float32))
-            whole.add(ids.inverse, np.concatenate(parts))
-            for _, block in used:
-                block.grads = None
-            used = [(table, whole)]
-        return next(((t, b.grads) for t, b in used if b.grads is not None), None)
+            whole.add(ids.inverse, np.concatenate([gradient for _, _, gradient in used]))
+            for _, block, _ in used:
+                block.drop_gradient()
+            assert whole.grads is not None
+            return table, whole.grads
+        return next(((t, gradient) for t, _, gradient in used), None)
 
     def drop_gradient(self, name: str) -> None:
         """Forgets the gradient of one table."""
         for table, block in self._blocks:
             if table.name == name:
-                block.grads = None
+                block.drop_gradient()
+
+    def start_down(self) -> None:
+        """Begins to copy gradients from other devices than the CPU."""
+        for _, block in self._blocks:
+            block.start_down()
 
     def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
         """:meth:`gradient` of each table that has one."""

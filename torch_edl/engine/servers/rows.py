@@ -158,18 +158,19 @@ class ServerRows:
         assert self._plan is not None, "a forward pass without a plan"
         if self._forward is None and not torch.is_grad_enabled():
             # An evaluation by the way: it wants the rows of now, and says nothing of later batches.
-            return lookup(module, *self._unplanned(module, ids), ids.shape)
+            return lookup(module, *self._unplanned(module, ids.cpu()), ids)
+        host = ids.cpu()
         calls, position = self._plan.calls[self._batch], self._call
         self._call += 1
-        if position < len(calls) and _same(calls[position], module, ids):
+        if position < len(calls) and _same(calls[position], module, host):
             block, inverse = self._plan.find(self._batch, position)
         else:
             if calls:
                 self._plain.give_up()
             elif self._batch in self._plan.given and not self._plain.is_over:
                 self._note_seen(self._plan.given[self._batch], module, ids)
-            block, inverse = self._unplanned(module, ids)
-        return lookup(module, block, inverse, ids.shape)
+            block, inverse = self._unplanned(module, host)
+        return lookup(module, block, inverse, ids)
 
     def _look_back(self, plan: Plan) -> None:
         """Judges the guess by what the minibatch did that is over, or learns from it."""
@@ -254,7 +255,7 @@ class ServerRows:
 
     def _note(self, module: Table, ids: torch.Tensor) -> torch.Tensor:
         assert self._planning is not None
-        self._planning.append(self._call_of(module, ids))
+        self._planning.append(self._call_of(module, ids.cpu()))
         if len(self._planning) == self._lookups:
             raise _LastLookup
         return torch.zeros(()).expand(*ids.shape, module.embedding_dim)

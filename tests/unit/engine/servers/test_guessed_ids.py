@@ -21,10 +21,15 @@ from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
+from torch_edl.nn import rows
+from torch_edl.nn.rows import LookupOnDevice
 from torch_edl.ps_client.client import PsClient
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
 from torch_edl.wire import master_pb2 as pb
 
+GPU = pytest.param(
+    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+)
 BATCHES, SIZE = 16, 8
 LEARNED = 6
 """The batch from which on pulls are ahead, at the latest."""
@@ -55,8 +60,10 @@ class Counting(nn.Module):
 class Script:
     """An engine, and a loop of the user's own over updates."""
 
-    def __init__(self, servers: list[pb.Server], monkeypatch: Any, **train: Any) -> None:
-        self.model = Counting()
+    def __init__(
+        self, servers: list[pb.Server], monkeypatch: Any, device: str = "cpu", **train: Any
+    ) -> None:
+        self.model = Counting().to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         config = JobConfig(name="t", model_file="m.py", train=TrainConfig(**train))
         self.engine = ServersEngine(
@@ -109,8 +116,8 @@ class Script:
                 torch.tensor(sorted(counts)).numpy(), self.engine._servers.servers
             )
             wanted = [TableIds(table, 1, ids)]
-            (rows,) = self.engine._servers.pull(wanted, dense=False, read_only=True).wait().rows
-            assert dict(zip(ids.unique.tolist(), rows.flatten().tolist(), strict=True)) == counts
+            (found,) = self.engine._servers.pull(wanted, dense=False, read_only=True).wait().rows
+            assert dict(zip(ids.unique.tolist(), found.flatten().tolist(), strict=True)) == counts
         kept, _ = self.engine._servers.rows("deep", 1)
         assert set(kept.tolist()) == {id for name, id in +self.model.counts if name == "deep"}
         with self.engine.evaluating():
@@ -138,6 +145,22 @@ def test_one_pull_for_all_tables(script: Script) -> None:
     late = [pull for pull in script.pulls if pull[0] > LEARNED]
     assert {pull[1:] for pull in late} == {(2, True)}
     assert len(late) <= BATCHES - 1 - LEARNED
+    script.check(BATCHES)
+
+
+@pytest.mark.parametrize("where", ["host", "as on a device", GPU])
+def test_a_model_on_a_device(
+    start_servers: Callable[..., list[pb.Server]], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Ids that the script moves to the device are recognised as those of its minibatch."""
+    if where == "as on a device":
+        monkeypatch.setattr(rows, "_Lookup", LookupOnDevice)
+    device = "cuda" if where == "cuda" else "cpu"
+    script = Script(start_servers(2), monkeypatch, device, staleness=1)
+    for ids, _ in script.loop(batches()):
+        script.step(ids.to(device))
+    late = [pull for pull in script.pulls if pull[0] > LEARNED]
+    assert {pull[1:] for pull in late} == {(2, True)}
     script.check(BATCHES)
 
 
