@@ -16,6 +16,7 @@
 #include "arrays.h"
 #include "bindings_ids.h"
 #include "bindings_requests.h"
+#include "bindings_text.h"
 #include "initializer.h"
 #include "numerics.h"
 #include "optimizer.h"
@@ -372,6 +373,7 @@ PYBIND11_MODULE(_core, m) {
         py::arg("args"), py::arg("ids"), py::arg("dim"));
   bind_ids(m);
   bind_requests(m);
+  bind_text(m);
   m.def("dense_apply", &dense_apply, py::arg("optimizer"), py::arg("param"), py::arg("grad"),
         py::arg("slots"), py::arg("lr"), py::arg("step"));
   m.def("first_nonfinite", &first_nonfinite, py::arg("values"));
