@@ -10,19 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_edl import metrics, nn, optim
+    from torch_edl import metrics, nn, optim, preprocessing
     from torch_edl.trainer.fit import ElasticTrainer
     from torch_edl.trainer.job import Job
     from torch_edl.trainer.opening import init
 
 __version__ = "0.1.0"
-__all__ = ["ElasticTrainer", "Job", "init", "metrics", "nn", "optim"]
+__all__ = ["ElasticTrainer", "Job", "init", "metrics", "nn", "optim", "preprocessing"]
 
 # Name to its module, and to what it is there; the module itself where that is empty.
 _LAZY = {
     "nn": ("torch_edl.nn", ""),
     "optim": ("torch_edl.optim", ""),
     "metrics": ("torch_edl.metrics", ""),
+    "preprocessing": ("torch_edl.preprocessing", ""),
     "ElasticTrainer": ("torch_edl.trainer.fit", "ElasticTrainer"),
     "init": ("torch_edl.trainer.opening", "init"),
     "Job": ("torch_edl.trainer.job", "Job"),

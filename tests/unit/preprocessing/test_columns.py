@@ -1,0 +1,250 @@
+"""What becomes of columns: of Arrow, numpy, torch and pandas, fitted, saved and loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from torch_edl import _core
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.preprocessing import Columns, column, cross, one_space
+
+TABLE = pa.table(
+    {
+        "text": ["u", "v", None, "u", "w"],
+        "id": pa.array([1, 2, None, 2, 7]),
+        "x": pa.array([1.0, 2.0, None, 3.0, 4.0], pa.float32()),
+        "fields": ["1", "", "3", "4", "-5"],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seed", "wanted"),
+    [
+        ("", 0, 0x93228A4DE0EEC5A2),
+        ("a", 1, 0xC5BAC3DB178713C4),
+        ("abc", 2, 0xA97F2F7B1D9B3314),
+        ("message digest", 3, 0x786D1F1DF3801DF4),
+        ("abcdefghijklmnopqrstuvwxyz", 4, 0xDCA5A8138AD37C87),
+        (
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789",
+            5,
+            0xB9E734F117CFAF70,
+        ),
+        ("1234567890" * 8, 6, 0x6CC5EAB49A92D617),
+    ],
+)
+def test_texts_are_hashed_by_wyhash_as_published(text: str, seed: int, wanted: int) -> None:
+    made = Columns(x=column("x").hash(seed=seed))({"x": [text]})["x"]
+    assert made.view(np.uint64).tolist() == [wanted]
+
+
+def test_a_hash_is_the_same_for_ever() -> None:
+    columns = Columns(
+        text=column("text").hash(1000),
+        id=column("id").hash(1000, seed=3),
+        crossed=cross("text", "id").hash(1000),
+    )
+    assert {name: made.tolist() for name, made in columns(TABLE).items()} == HASHED
+
+
+HASHED = {
+    "text": [462, 789, 893, 462, 570],
+    "id": [923, 138, 755, 138, 908],
+    "crossed": [464, 115, 386, 910, 141],
+}
+
+
+def test_every_form_of_a_column_gives_the_same() -> None:
+    columns = Columns(
+        ids=one_space([column("text").hash(50), column("id").hash(50)]),
+        dense=[column("x").log().fill(0), column("x").missing()],
+    )
+    wanted = columns(TABLE)
+    chunks = pa.concat_tables([TABLE.slice(0, 2), TABLE.slice(2)])
+    encoded = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
+    large = TABLE.set_column(0, "text", TABLE["text"].cast(pa.large_string()))
+    binary = TABLE.set_column(0, "text", TABLE["text"].cast(pa.binary()))
+    lists = {name: TABLE[name].to_pylist() for name in ("text", "id", "x")}
+    sliced = pa.concat_tables([TABLE, TABLE]).combine_chunks().slice(5)
+    forms = [chunks, encoded, large, binary, lists, sliced, TABLE.combine_chunks().to_batches()[0]]
+    for records in forms:
+        made = columns(records)
+        assert (made["ids"] == wanted["ids"]).all()
+        assert made["dense"] == pytest.approx(wanted["dense"])
+    assert (wanted["ids"].dtype, wanted["dense"].dtype) == (np.int64, np.float32)
+    assert wanted["dense"][:, 1].tolist() == [0, 0, 1, 0, 0]
+
+
+def test_numpy_texts_and_objects() -> None:
+    columns = Columns(x=column("x").hash(50))
+    wanted = columns({"x": ["a", "bc"]})["x"]
+    for form in (np.array(["a", "bc"]), np.array(["a", "bc"], object), np.array([b"a", b"bc"])):
+        assert (columns({"x": form})["x"] == wanted).all()
+
+
+def test_tensors_become_tensors() -> None:
+    columns = Columns(ids=column("id").hash(9), x=column("x").log())
+    made = columns({"id": torch.tensor([1, 2]), "x": torch.tensor([0.5, -2.0])})
+    assert torch.allclose(made["x"], torch.tensor([1.5, -3.0]).abs().log() * torch.tensor([1, -1]))
+    assert made["ids"].dtype == torch.int64
+    assert made["ids"].tolist() == columns({"id": [1, 2], "x": [0.0, 0.0]})["ids"].tolist()
+
+
+def test_fields_of_text_are_numbers_where_numbers_are_asked_for() -> None:
+    made = Columns(x=column("fields").log())(TABLE)["x"]
+    assert made == pytest.approx(np.log([2, np.nan, 4, 5, 1 / 6]), nan_ok=True)
+    filled = Columns(x=column("fields").log().fill(-1))(TABLE)["x"]
+    assert filled[1] == -1
+    with pytest.raises(UsageError, match="column 'text': expected numbers"):
+        Columns(x=column("text").log())(TABLE)
+
+
+def test_a_vocabulary_and_its_unknown_values() -> None:
+    columns = Columns(one=column("text").vocabulary(3), more=column("text").vocabulary(6, oov=4))
+    columns.fit(TABLE)
+    assert columns(TABLE)["one"].tolist() == [1, 2, 0, 1, 0]
+    assert columns(TABLE)["more"].tolist() == [4, 5, 0, 4, columns(TABLE)["more"][4]]
+    unknown = columns({"text": [f"new {n}" for n in range(100)] + [None]})
+    assert set(unknown["one"]) == {0}
+    assert set(unknown["more"][:100]) == {1, 2, 3}
+    assert unknown["more"][100] == 0
+    assert columns.fitted("one").counts.tolist() == [2, 1]
+
+
+def test_integers_and_their_digits_have_one_vocabulary() -> None:
+    columns = Columns(x=column("x").vocabulary(4)).fit({"x": [7, 7, -1]})
+    assert columns({"x": ["7", "-1", "07"]})["x"].tolist() == [1, 2, 0]
+    assert columns({"x": [7.0, np.nan]})["x"].tolist() == [1, 0]
+
+
+def test_buckets_count_as_torch_does_and_leave_zero_for_what_is_missing() -> None:
+    values = np.array([-1, 0, 0.5, 1, 7, np.nan])
+    made = Columns(x=column("x").bucketize([0, 1]))({"x": values})["x"]
+    wanted = torch.bucketize(torch.tensor(values[:-1]), torch.tensor([0.0, 1.0])) + 1
+    assert made.tolist() == [*wanted.tolist(), 0]
+    quarters = Columns(x=column("x").bucketize(quantiles=4)).fit({"x": np.arange(1000)})
+    assert np.bincount(quarters({"x": np.arange(1000)})["x"]).tolist() == [0, 250, 250, 250, 250]
+
+
+def test_columns_share_one_space_of_ids() -> None:
+    columns = Columns(
+        ids=one_space(
+            [column("text").hash(10), column("x").bucketize([2.0]), column("id").fill(0).ids(8)]
+        )
+    )
+    made = columns(TABLE)["ids"]
+    assert columns.buckets("ids") == 10 + 3 + 8
+    assert made[:, 1].tolist() == [11, 11, 10, 12, 12]
+    assert made[:, 2].tolist() == [14, 15, 13, 15, 20]
+
+
+def test_a_cross_tells_combinations_apart() -> None:
+    columns = Columns(x=cross("a", column("b").bucketize([5])).hash())
+    made = columns({"a": ["u", "u", "v", "uv", None], "b": [1, 9, 1, 9, 9]})["x"]
+    assert len(set(made.tolist())) == 5
+    assert columns({"a": ["u"], "b": [2]})["x"] == made[0]
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    columns = Columns(
+        ids=one_space([column("text").vocabulary(5), column("x").bucketize(quantiles=2)]),
+        crossed=cross(column("text").vocabulary(5), "id").hash(100),
+        dense=column("x").normalize().fill(0),
+    ).fit(TABLE)
+    columns.save(tmp_path / "preprocessing.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["preprocessing.safetensors"]
+    wanted = columns(TABLE)
+    for loaded in (Columns.from_spec(columns.spec).load(tmp_path), Columns.open(tmp_path)):
+        made = loaded(TABLE)
+        assert all((made[name] == wanted[name]).all() for name in wanted)
+        assert loaded.to_bytes() == columns.to_bytes()
+
+
+def test_other_columns_are_not_loaded(tmp_path: Path) -> None:
+    Columns(x=column("text").vocabulary(5)).fit(TABLE).save(tmp_path / "file")
+    with pytest.raises(UsageError, match=r"file is of other columns: x was .*\"size\": 5.*6"):
+        Columns(x=column("text").vocabulary(6)).load(tmp_path / "file")
+    content = (tmp_path / "file").read_bytes()
+    for damaged in (content[:50], b"", content[:-3]):
+        (tmp_path / "file").write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="not a file of preprocessing"):
+            Columns.open(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="no preprocessing there"):
+        Columns.open(tmp_path)
+
+
+def test_what_is_not_fitted_says_so() -> None:
+    columns = Columns(x=column("x").normalize())
+    assert columns.needs_fit
+    assert not columns.is_fitted
+    with pytest.raises(UsageError, match="normalize is not fitted"):
+        columns(TABLE)
+    assert Columns(x=column("x").log()).is_fitted
+
+
+@pytest.mark.parametrize(
+    ("declared", "wanted"),
+    [
+        (lambda: column("x").hash(5).log(), "hash makes ids"),
+        (lambda: column("x").normalize().bucketize(quantiles=3), "two passes"),
+        (lambda: cross("a"), "two or more"),
+        (lambda: cross("a", "b").log(), "a cross is hashed"),
+        (lambda: Columns(x=cross("a", "b")), "a cross is hashed"),
+        (lambda: Columns(x=[column("a"), column("b").hash(3)]), "ids and numbers"),
+        (lambda: Columns(x=[]), "expected column"),
+        (lambda: Columns(), "without columns"),
+        (lambda: one_space([column("a").hash()]), "no known number of ids"),
+        (lambda: column("a").vocabulary(1), "out of range"),
+        (lambda: column("a").bucketize([3, 1]), "boundaries that rise"),
+        (lambda: column("a").bucketize(), "either boundaries or"),
+        (lambda: Columns.from_spec('{"x": 1}'), "not a declaration"),
+        (lambda: Columns(y=column("y"))(TABLE), "no column 'y' in .*'text', 'id'"),
+        (lambda: Columns(y=column("id").ids())(TABLE), "1 ids are missing"),
+        (lambda: Columns(y=column("id").fill(9).ids(8))(TABLE), "id 9 is not in 0..7"),
+        (lambda: Columns(y=column("text").fill(1))(TABLE), "fill them with a text"),
+        (lambda: Columns(y=column("x").fill("a"))(TABLE), "fill them with a number"),
+        (lambda: Columns(y=column("x").hash(3))({"x": [0.5]}), "fractions are no ids"),
+        (lambda: Columns(y=column("x"))({"x": np.zeros((2, 2))}), "one value a record"),
+        (lambda: Columns(y=column("x"))([b"1"]), "no column 'x' in .* list"),
+    ],
+)
+def test_mistakes_are_named(declared: object, wanted: str) -> None:
+    with pytest.raises(UsageError, match=wanted):
+        declared()  # type: ignore[operator]
+
+
+def test_records_that_are_no_table_are_parsed() -> None:
+    def parse(records: list[bytes]) -> dict[str, list[str]]:
+        first, second = zip(*(record.decode().split("\t") for record in records), strict=True)
+        return {"a": list(first), "b": list(second)}
+
+    columns = Columns(parse, ids=[column("a").vocabulary(3), column("b").hash(10)])
+    columns.fit([[b"u\tv", b"u\tw"], [b"x\ty"]])
+    assert columns([b"u\tv", b"z\tv"])["ids"][:, 0].tolist() == [1, 0]
+
+
+def test_texts_beyond_their_buffers_are_rejected() -> None:
+    offsets = np.array([0, 2, 5], np.int64)
+    with pytest.raises(ValueError, match="outside of the data"):
+        _core.Texts(offsets, b"abc", None, 0, 2, True)
+    with pytest.raises(ValueError, match="shorter than the column"):
+        _core.Texts(offsets, b"abcde", None, 0, 3, True)
+    with pytest.raises(ValueError, match="outside of the data"):
+        _core.Texts(np.array([3, 1, 2], np.int64), b"abcde", None, 0, 2, True)
+
+
+def test_neither_torch_nor_tensorflow_is_imported() -> None:
+    code = (
+        "import sys, pyarrow as pa; from torch_edl.preprocessing import Columns, column;"
+        "c = Columns(x=column('x').vocabulary(3)).fit({'x': ['a']}); c({'x': ['a']}); c.to_bytes();"
+        "assert not {'torch', 'tensorflow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

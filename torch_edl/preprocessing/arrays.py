@@ -1,0 +1,176 @@
+"""A column of records as text, integers or numbers, whatever library it comes from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_edl import _core
+from torch_edl.errors import UsageError
+
+Numbers = npt.NDArray[np.floating[Any]]
+Ids = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+Values = Any
+"""A ``pyarrow.Array``, or a numpy array of numbers."""
+
+_SHOWN = 20  # columns in a message
+
+
+def take(records: Any, name: str) -> Values:
+    """A column of a table, a data frame, or a mapping of names to arrays, tensors or lists.
+
+    Raises:
+        UsageError: there is no such column, or it is not one value for each record.
+    """
+    try:
+        found = records.column(name) if isinstance(records, pa.Table) else records[name]
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise UsageError(
+            f"no column {name!r} in the records, which are {_described(records)}"
+        ) from None
+    return as_values(found, name)
+
+
+def _described(records: Any) -> str:
+    names = getattr(records, "column_names", None)
+    if names is None and isinstance(records, Mapping):
+        names = list(records)
+    if names is None:
+        return f"{type(records).__name__}; expected a table, or a mapping of names to columns"
+    shown = ", ".join(map(repr, names[:_SHOWN]))
+    return f"of the columns {shown}" + f", and {len(names) - _SHOWN} more" * (len(names) > _SHOWN)
+
+
+def as_values(found: Any, name: str) -> Values:
+    """A column as an Arrow array without dictionary, or a numpy array of numbers (n,)."""
+    if isinstance(found, pa.ChunkedArray):
+        found = found.combine_chunks()
+    if isinstance(found, pa.Array):
+        return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+    values = found if isinstance(found, list | tuple) else np.asarray(found)
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            raise UsageError(f"column {name!r}: shape {values.shape}; expected one value a record")
+        if values.dtype.kind in "biuf":
+            return values
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(f"column {name!r}: not texts, nor numbers: {error}") from None
+
+
+def length(values: Values) -> int:
+    """Records."""
+    return len(values)
+
+
+def is_text(values: Values) -> bool:
+    """Texts or bytes, rather than numbers."""
+    return isinstance(values, pa.Array) and _is_text(values.type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
+
+
+def texts(values: Values, name: str) -> _core.Texts:
+    """The column as text; integers as their decimal digits.
+
+    Raises:
+        UsageError: it is of another type.
+    """
+    if not is_text(values):
+        whole, missing = integers(values, name)
+        values = pc.cast(pa.array(whole, mask=missing), pa.string())
+    valid, offsets, data = values.buffers()
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    return _core.Texts(
+        offsets, b"" if data is None else data, valid, values.offset, len(values), wide
+    )
+
+
+def integers(values: Values, name: str) -> tuple[Ids, npt.NDArray[np.bool_] | None]:
+    """The column as int64, and where it is missing (None: nowhere).
+
+    Raises:
+        UsageError: it is of another type, or has fractions.
+    """
+    missing = None
+    if isinstance(values, pa.Array):
+        if is_text(values) or pa.types.is_null(values.type):
+            values = _cast(values, pa.int64(), name)
+        if values.null_count:
+            missing = values.is_null().to_numpy(zero_copy_only=False)
+            values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
+        values = _plain(values, name)
+    if values.dtype.kind == "f":
+        lacks = np.isnan(values)
+        if lacks.any():
+            missing, values = lacks, np.where(lacks, 0, values)
+        if not (np.trunc(values) == values).all():
+            raise UsageError(
+                f"column {name!r}: numbers with fractions are no ids; bucketize() makes ids of them"
+            )
+    return np.ascontiguousarray(values, np.int64), missing
+
+
+def numbers(values: Values, name: str) -> Numbers:
+    """The column as float32 if it is that, else as float64; NaN where it is missing.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    if isinstance(values, pa.Array):
+        if is_text(values) or pa.types.is_null(values.type) or pa.types.is_decimal(values.type):
+            values = _cast(values, pa.float64(), name)
+        values = _plain(values, name)
+    return np.ascontiguousarray(values, np.float32 if values.dtype == np.float32 else np.float64)
+
+
+def _plain(values: pa.Array, name: str) -> npt.NDArray[Any]:
+    """A numpy array of numbers; NaN where they are missing."""
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        values = values.cast(pa.int8())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise UsageError(f"column {name!r} is of type {kind}; expected texts or numbers")
+    found: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """Numbers of what is text; an empty text is missing."""
+    try:
+        if is_text(values):
+            values = pc.if_else(pc.equal(values, pa.scalar("", values.type)), None, values)
+        return pc.cast(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"column {name!r}: expected numbers: {error}") from None
+
+
+def from_tensors(records: Any) -> bool:
+    """Whether the records are tensors of torch, which then has been imported by somebody."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(records, Mapping):
+        return False
+    return any(isinstance(value, torch.Tensor) for value in records.values())
+
+
+def to_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """The arrays as tensors of torch, without a copy."""
+    from_numpy = sys.modules["torch"].from_numpy
+    return {name: from_numpy(array) for name, array in arrays.items()}

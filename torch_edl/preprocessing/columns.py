@@ -1,0 +1,363 @@
+"""All columns of a model: what they become, fitted, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.preprocessing import arrays
+from torch_edl.preprocessing.column import Column, OneSpace
+from torch_edl.preprocessing.fitted import Boundaries, Fitted, Scale, Words
+from torch_edl.preprocessing.statistics import Statistics
+
+FILE = "preprocessing.safetensors"
+"""Its name in a checkpoint, and in the folder of an exported model."""
+
+_FORMAT = 1
+_ABOUT = "preprocessing"
+_FITTED = {"normalize": Scale, "quantiles": Boundaries, "vocabulary": Words}
+
+Output = Column | OneSpace | Sequence[Column]
+
+
+class Columns:
+    """What the columns of records become: arrays by name.
+
+    A column gives an array (n,), several columns one array (n, columns): int64 where they are ids,
+    float32 where they are numbers. Called with records, which are a ``pyarrow.Table``, a data frame
+    or a mapping of names to columns, it returns a dict of numpy arrays (of tensors, if the columns
+    are tensors of torch).
+
+    Args:
+        parse: makes such records of what a source gives, where that is no table (RecordIO gives
+            a list of ``bytes``).
+        outputs: a :class:`Column`, a list of them, or :func:`one_space` of a list, by the name of
+            what they become.
+
+    Raises:
+        UsageError: ids and numbers are in one array.
+    """
+
+    def __init__(self, parse: Callable[[Any], Any] | None = None, /, **outputs: Output) -> None:
+        self._parse = parse
+        self._outputs = {name: _Group.of(name, each) for name, each in outputs.items()}
+        self._fitted: dict[str, Fitted] = {}
+        if not outputs:
+            raise UsageError("Columns() without columns; for example Columns(age=column('age'))")
+
+    # ---- what it is ----
+
+    def walk(self) -> Iterator[tuple[str, Column]]:
+        """Every column, also those that are crossed, each with a name of its own."""
+        for name, group in self._outputs.items():
+            for number, each in enumerate(group.columns):
+                yield from each.walk(f"{name}.{number}")
+
+    @property
+    def needs_fit(self) -> bool:
+        """A step needs a statistic of the records."""
+        return any(each.fitted_step is not None for _, each in self.walk())
+
+    @property
+    def is_fitted(self) -> bool:
+        """It can be called."""
+        return bool(self._fitted) or not self.needs_fit
+
+    def buckets(self, name: str) -> int:
+        """The ids of an output are 0 to so many less one; 0: any int64."""
+        return self._outputs[name].buckets
+
+    def fitted(self, name: str, number: int = 0) -> Any:
+        """What was fitted for a column of an output: a :class:`Scale`, :class:`Boundaries` or
+        :class:`Words`."""
+        return self._fitted[f"{name}.{number}"]
+
+    @property
+    def spec(self) -> str:
+        """The declaration, as JSON; equal for equal ones."""
+        return json.dumps({name: group.spec() for name, group in self._outputs.items()})
+
+    @classmethod
+    def from_spec(cls, spec: str, parse: Callable[[Any], Any] | None = None) -> Self:
+        """The inverse of :attr:`spec`.
+
+        Raises:
+            UsageError: the text is no declaration.
+        """
+        try:
+            groups = {name: _Group.output(each) for name, each in json.loads(spec).items()}
+            return cls(parse, **groups)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"not a declaration of columns: {error!r}") from None
+
+    # ---- fitting ----
+
+    def records(self, records: Any) -> Any:
+        """What a source gave, parsed."""
+        return records if self._parse is None else self._parse(records)
+
+    def values(self, column: Column, path: str, records: Any, *, fitting: bool = False) -> Any:
+        """A column of parsed records after its steps.
+
+        Args:
+            fitting: before the step that is to be fitted.
+        """
+        source = column.source
+        if isinstance(source, str):
+            found = arrays.take(records, source)
+        else:
+            found = [
+                self.values(part, f"{path}.{number}", records) for number, part in enumerate(source)
+            ]
+        for step in column.steps:
+            if step.fitted and fitting:
+                return found
+            fitted = self._fitted.get(path)
+            if step.fitted and fitted is None:
+                raise UsageError(
+                    f"{column}: {step.name} is not fitted; call fit(records) or load(path) first"
+                )
+            found = step.apply(found, fitted, column.name)
+        return found
+
+    def fit(self, records: Any) -> Self:
+        """Fits in this process, by one pass.
+
+        Args:
+            records: all of them, or an iterable of parts such as the batches of a
+                ``pyarrow.dataset``.
+        """
+        statistics = Statistics(self)
+        whole = hasattr(records, "column_names") or hasattr(records, "keys")
+        for part in [records] if whole else records:
+            statistics.observe(part)
+        return self.finish(statistics)
+
+    def finish(self, statistics: Statistics) -> Self:
+        """Fits by statistics that were merged."""
+        self._fitted = statistics.finish()
+        return self
+
+    # ---- use ----
+
+    def __call__(self, records: Any) -> dict[str, Any]:
+        """The outputs of some records.
+
+        Raises:
+            UsageError: a column is missing or of another type, or nothing is fitted yet.
+        """
+        parsed = self.records(records)
+        made = {
+            name: group.stack(
+                self.values(each, f"{name}.{number}", parsed)
+                for number, each in enumerate(group.columns)
+            )
+            for name, group in self._outputs.items()
+        }
+        return arrays.to_tensors(made) if arrays.from_tensors(parsed) else made
+
+    # ---- saved ----
+
+    def to_bytes(self) -> bytes:
+        """The declaration and what was fitted, as safetensors."""
+        tensors = {
+            f"{path}/{key}": np.ascontiguousarray(array)
+            for path, fitted in self._fitted.items()
+            for key, array in fitted.arrays().items()
+        }
+        about = json.dumps({"format": _FORMAT, "columns": self.spec})
+        # One entry: safetensors writes several in any order, and equal contents are to be equal.
+        return bytes(save(tensors, {_ABOUT: about}))
+
+    def load_bytes(self, content: bytes, *, source: str = "") -> Self:
+        """Takes over what was fitted elsewhere.
+
+        Args:
+            source: where it comes from, for errors.
+
+        Raises:
+            CheckpointError: it is damaged.
+            UsageError: it is of other columns.
+        """
+        saved, declared = _spec_of(content, source), self.spec
+        if saved != declared:
+            raise UsageError(
+                f"{source or 'the saved preprocessing'} is of other columns: "
+                f"{_differ(saved, declared)}; "
+                "declare the columns as they were, or train without the old model"
+            )
+        found: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        for key, array in load(content).items():
+            path, _, part = key.rpartition("/")
+            found.setdefault(path, {})[part] = array
+        try:
+            self._fitted = {
+                path: _FITTED[each.fitted_step.name].from_arrays(found[path])  # type: ignore[attr-defined]
+                for path, each in self.walk()
+                if each.fitted_step is not None and found
+            }
+        except (KeyError, ValueError, IndexError) as error:
+            raise CheckpointError(f"{source}: damaged: {error!r}") from None
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Writes a file, whole or not at all."""
+        final = Path(path)
+        part = final.with_name(f".{final.name}.{uuid.uuid4().hex}.part")
+        try:
+            part.write_bytes(self.to_bytes())
+            part.replace(final)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def load(self, path: str | Path) -> Self:
+        """Takes over what :meth:`save` wrote, or the preprocessing in the folder of an exported
+        model or a checkpoint.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+            UsageError: it is of other columns.
+        """
+        content, file = _read(path)
+        return self.load_bytes(content, source=str(file))
+
+    @classmethod
+    def open(cls, path: str | Path, parse: Callable[[Any], Any] | None = None) -> Self:
+        """The columns of a file, or of the folder of a model, without their declaration.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        content, file = _read(path)
+        columns = cls.from_spec(_spec_of(content, str(file)), parse)
+        return columns.load_bytes(content, source=str(file))
+
+
+class _Group:
+    """The columns of one output."""
+
+    def __init__(self, columns: Sequence[Column], *, single: bool, offsets: Sequence[int]) -> None:
+        self.columns = columns
+        self._single = single
+        self._offsets = offsets
+
+    @classmethod
+    def of(cls, name: str, output: Output) -> _Group:
+        if isinstance(output, Column):
+            group = cls([output], single=True, offsets=())
+        elif isinstance(output, OneSpace):
+            group = cls(output.columns, single=False, offsets=output.offsets)
+        else:
+            group = cls(tuple(output), single=False, offsets=())
+        kinds = {isinstance(each, Column) and each.gives_ids for each in group.columns}
+        if not group.columns or not all(isinstance(each, Column) for each in group.columns):
+            raise UsageError(f"{name}: expected column(...), a list of them, or one_space([...])")
+        if len(kinds) != 1:
+            raise UsageError(
+                f"{name}: ids and numbers in one array; give each an output of its own, or end "
+                "what is to be ids with ids()"
+            )
+        for each in group.columns:
+            if isinstance(each.source, tuple) and not each.steps:
+                raise UsageError(f"{name}: a cross is hashed: cross(...).hash(buckets)")
+        return group
+
+    @property
+    def buckets(self) -> int:
+        counts = [each.buckets for each in self.columns]
+        if not all(counts):
+            return 0
+        return sum(counts) if self._offsets else max(counts)
+
+    def stack(self, columns: Iterable[Any]) -> npt.NDArray[Any]:
+        """One array of the columns, each copied once to its place."""
+        ids = self.columns[0].gives_ids
+        dtype = np.int64 if ids else np.float32
+        if self._single:
+            [only] = columns
+            return self._typed(only, self.columns[0]).astype(dtype, copy=False)
+        out: npt.NDArray[Any] | None = None
+        for place, values in enumerate(columns):
+            typed = self._typed(values, self.columns[place])
+            if out is None:
+                out = np.empty((len(typed), len(self.columns)), dtype)
+            if len(typed) != len(out):
+                raise UsageError(
+                    f"{self.columns[place]} has {len(typed)} values, others have {len(out)}"
+                )
+            if self._offsets:
+                np.add(typed, self._offsets[place], out=out[:, place])
+            else:
+                out[:, place] = typed
+        assert out is not None
+        return out
+
+    @staticmethod
+    def _typed(values: Any, column: Column) -> npt.NDArray[Any]:
+        made: npt.NDArray[Any] = values if column.gives_ids else arrays.numbers(values, column.name)
+        return made
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "columns": [each.spec() for each in self.columns],
+            "single": self._single,
+            "one_space": bool(self._offsets),
+        }
+
+    @staticmethod
+    def output(spec: Mapping[str, Any]) -> Output:
+        """The inverse of :meth:`spec`."""
+        columns = [Column.from_spec(each) for each in spec["columns"]]
+        if spec["one_space"]:
+            return OneSpace(tuple(columns))
+        return columns[0] if spec["single"] else columns
+
+
+def _read(path: str | Path) -> tuple[bytes, Path]:
+    file = Path(path)
+    file = file / FILE if file.is_dir() else file
+    try:
+        return file.read_bytes(), file
+    except OSError as error:
+        raise CheckpointError(f"{file}: no preprocessing there: {error.strerror}") from None
+
+
+def _spec_of(content: bytes, source: str) -> str:
+    """The declaration in a file.
+
+    Raises:
+        CheckpointError: the file is damaged, or of another version.
+    """
+    try:
+        size = int.from_bytes(content[:8], "little")
+        load(content)
+        about = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][_ABOUT])
+        version, columns = about["format"], str(about["columns"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{source}: not a file of preprocessing: {error!r}") from None
+    if version != _FORMAT:
+        raise CheckpointError(f"{source}: format {version}; this version reads format {_FORMAT}")
+    return columns
+
+
+def _differ(saved: str, declared: str) -> str:
+    """The first output that differs, in words."""
+    before, now = json.loads(saved), json.loads(declared)
+    for name in [*now, *before]:
+        if before.get(name) != now.get(name):
+            return f"{name} was {_short(before.get(name))}, and is {_short(now.get(name))}"
+    return "their order"
+
+
+def _short(spec: Any) -> str:
+    text = "absent" if spec is None else json.dumps(spec["columns"])
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,88 @@
+"""The statistics of all columns that are fitted: what one task gives, and what a job merges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from torch_edl.errors import UsageError
+from torch_edl.preprocessing.column import Column
+from torch_edl.preprocessing.fitted import Fitted
+from torch_edl.preprocessing.statistic import Counts, Histogram, Moments, Statistic
+from torch_edl.preprocessing.steps import Normalize, Quantiles, Step, Vocabulary
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing.columns import Columns
+
+_STATISTICS: Mapping[type[Step], Callable[[Any], Statistic]] = {
+    Normalize: Moments,
+    Quantiles: Histogram,
+    Vocabulary: Counts,
+}
+
+
+class Statistics:
+    """Of the records that were observed or merged; in any order, the result is the same bits.
+
+    Args:
+        columns: whose fitted steps need statistics.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._fitted: dict[str, Column] = {}
+        self._of: dict[str, Statistic] = {}
+        for path, each in columns.walk():
+            step = each.fitted_step
+            if step is not None:
+                self._fitted[path] = each
+                self._of[path] = _STATISTICS[type(step)](step)
+
+    def observe(self, records: Any) -> None:
+        """Adds records.
+
+        Raises:
+            UsageError: a column is missing or of another type, or has too many distinct values.
+        """
+        parsed = self._columns.records(records)
+        for path, each in self._fitted.items():
+            values = self._columns.values(each, path, parsed, fitting=True)
+            self._of[path].observe(values, each.name)
+
+    def merge(self, content: bytes) -> None:
+        """Adds what :meth:`to_bytes` of another one gave.
+
+        Raises:
+            UsageError: it is of other columns, or there are too many distinct values now.
+        """
+        found: dict[str, dict[str, Any]] = {path: {} for path in self._of}
+        try:
+            for key, array in load(content).items():
+                path, _, part = key.rpartition("/")
+                found[path][part] = array
+            for path, statistic in self._of.items():
+                statistic.merge(found[path], self._fitted[path].name)
+        except UsageError:
+            raise
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise UsageError(f"statistics of other columns: {error!r}") from None
+
+    def to_bytes(self) -> bytes:
+        """All of it, as safetensors."""
+        return bytes(
+            save(
+                {
+                    f"{path}/{key}": np.ascontiguousarray(array)
+                    for path, statistic in self._of.items()
+                    for key, array in statistic.arrays().items()
+                }
+            )
+        )
+
+    def finish(self) -> dict[str, Fitted]:
+        """What the steps are to know, by the path of their column."""
+        return {path: statistic.finish() for path, statistic in self._of.items()}

@@ -1,0 +1,289 @@
+"""What is done with a column, step by step. A step that is fitted says which statistic it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from torch_edl import _core
+from torch_edl.errors import UsageError
+from torch_edl.preprocessing.arrays import (
+    Hashes,
+    Ids,
+    Numbers,
+    Values,
+    integers,
+    is_text,
+    numbers,
+    texts,
+)
+from torch_edl.preprocessing.fitted import Boundaries, Scale, Words
+
+MOST_IDS = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step."""
+
+    name: ClassVar[str]
+    gives_ids: ClassVar[bool] = False
+    """Ids, int64, behind which no other step can be; else numbers or what it was given."""
+    fitted: ClassVar[bool] = False
+    """It needs a statistic of the column."""
+
+    @property
+    def buckets(self) -> int:
+        """How many ids there are: 0 to so many less one; 0: any int64."""
+        return 0
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Values:
+        """The values after this step.
+
+        Args:
+            fitted: what the statistic gave.
+            name: of the column, for errors.
+        """
+        raise NotImplementedError
+
+    def spec(self) -> dict[str, Any]:
+        """As JSON can say it."""
+        return {"step": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(Step):
+    """A value in place of what is missing (null, NaN)."""
+
+    name: ClassVar[str] = "fill"
+    value: str | float
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Values:
+        if isinstance(self.value, str):
+            if not is_text(values):
+                raise UsageError(
+                    f"column {name!r}: fill({self.value!r}) of numbers; fill them with a number"
+                )
+            return values.fill_null(pa.scalar(self.value).cast(values.type))
+        if is_text(values):
+            raise UsageError(
+                f"column {name!r}: fill({self.value!r}) of texts; fill them with a text"
+            )
+        integral = isinstance(values, pa.Array) and pa.types.is_integer(values.type)
+        if integral and float(self.value).is_integer():
+            return values.fill_null(int(self.value))
+        found = numbers(values, name)
+        return np.where(np.isnan(found), found.dtype.type(self.value), found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing(Step):
+    """1 where the column is missing, else 0."""
+
+    name: ClassVar[str] = "missing"
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Values:
+        if isinstance(values, pa.Array):
+            return (
+                values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False).astype(np.float32)
+            )
+        return np.isnan(numbers(values, name)).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(Step):
+    """``log(1 + x)`` of what is not negative, ``-log(1 - x)`` of what is."""
+
+    name: ClassVar[str] = "log"
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Numbers:
+        found = numbers(values, name)
+        made: Numbers = np.copysign(np.log1p(np.abs(found)), found)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalize(Step):
+    """Mean 0 and variance 1, over all records that have a value."""
+
+    name: ClassVar[str] = "normalize"
+    fitted: ClassVar[bool] = True
+
+    def apply(self, values: Values, fitted: Scale, name: str) -> Numbers:
+        found = numbers(values, name)
+        kind = found.dtype.type
+        made: Numbers = (found - kind(fitted.mean)) * kind(1 / fitted.std if fitted.std else 1)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Integers(Step):
+    """Ids as they are."""
+
+    name: ClassVar[str] = "ids"
+    gives_ids: ClassVar[bool] = True
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.count <= MOST_IDS, f"ids({self.count}): the number of ids")
+
+    @property
+    def buckets(self) -> int:
+        return self.count
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Ids:
+        found, missing = integers(values, name)
+        if missing is not None:
+            raise UsageError(f"column {name!r}: {missing.sum():,} ids are missing; fill() them")
+        if self.count and len(found) and (found.min() < 0 or found.max() >= self.count):
+            wrong = found[(found < 0) | (found >= self.count)][0]
+            raise UsageError(f"column {name!r}: id {wrong} is not in 0..{self.count - 1}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hash(Step):
+    """A number in 0 to ``count - 1`` that depends on the text, or the integer, and the seed."""
+
+    name: ClassVar[str] = "hash"
+    gives_ids: ClassVar[bool] = True
+    count: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.count <= MOST_IDS, f"hash({self.count}): the number of buckets")
+        _check(0 <= self.seed < 1 << 64, f"seed {self.seed}")
+
+    @property
+    def buckets(self) -> int:
+        return self.count
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Ids:
+        """Of one column, or of a list of them: a hash of all their values in order."""
+        parts = values if isinstance(values, list) else [values]
+        hashes = np.array([self.seed], np.uint64)
+        for part in parts:
+            hashes = _hashes(part, hashes, name)
+        return _core.to_buckets(hashes, self.count) if self.count else hashes.view(np.int64)
+
+
+def _hashes(values: Values, seeds: Hashes, name: str) -> Hashes:
+    if is_text(values):
+        return _core.hash_texts(texts(values, name), seeds)
+    found, missing = integers(values, name)
+    return _core.hash_integers(found, missing, seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary(Step):
+    """The most frequent values in order, behind ``oov`` ids for all others."""
+
+    name: ClassVar[str] = "vocabulary"
+    gives_ids: ClassVar[bool] = True
+    fitted: ClassVar[bool] = True
+    size: int
+    min_count: int = 1
+    oov: int = 1
+    distinct: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        _check(self.oov >= 1, f"vocabulary(oov={self.oov}): the ids of unknown values")
+        _check(
+            self.oov < self.size <= MOST_IDS,
+            f"vocabulary({self.size}): the number of ids, {self.oov} of them for unknown values,",
+        )
+        _check(self.min_count >= 1, f"vocabulary(min_count={self.min_count})")
+        _check(self.distinct >= 1, f"vocabulary(distinct={self.distinct})")
+
+    @property
+    def buckets(self) -> int:
+        return self.size
+
+    def apply(self, values: Values, fitted: Words, name: str) -> Ids:
+        found = texts(values, name)
+        places = fitted.find(found)
+        known = places >= 0
+        if known.all():
+            return places + self.oov
+        unknown: Ids | int = 0
+        if self.oov > 1:
+            seeds = np.zeros(1, np.uint64)
+            unknown = _core.to_buckets(_core.hash_texts(found, seeds), self.oov - 1) + 1
+            if isinstance(values, pa.Array) and values.null_count:
+                unknown[values.is_null().to_numpy(zero_copy_only=False)] = 0
+        return np.where(known, places + self.oov, unknown)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketize(Step):
+    """Between which boundaries a number is: 0 where it is missing, 1 below all, and so on."""
+
+    name: ClassVar[str] = "bucketize"
+    gives_ids: ClassVar[bool] = True
+    boundaries: Sequence[float]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "boundaries", tuple(float(each) for each in self.boundaries))
+        rising = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
+        if not self.boundaries or not rising or not all(map(math.isfinite, self.boundaries)):
+            raise UsageError(
+                f"bucketize({list(self.boundaries)}): expected boundaries that rise, for example "
+                "bucketize([1, 5, 20]), or bucketize(quantiles=10)"
+            )
+
+    @property
+    def buckets(self) -> int:
+        return len(self.boundaries) + 2
+
+    def apply(self, values: Values, fitted: Any, name: str) -> Ids:
+        return bucket_of(numbers(values, name), np.asarray(self.boundaries))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(Step):
+    """Buckets of about equally many records: 0 where it is missing, 1 the lowest, and so on."""
+
+    name: ClassVar[str] = "quantiles"
+    gives_ids: ClassVar[bool] = True
+    fitted: ClassVar[bool] = True
+    count: int
+    cells: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        _check(2 <= self.count <= 1 << 20, f"bucketize(quantiles={self.count})")
+        _check(1 << 12 <= self.cells <= 1 << 24, f"bucketize(cells={self.cells})")
+
+    @property
+    def buckets(self) -> int:
+        return self.count + 1
+
+    def apply(self, values: Values, fitted: Boundaries, name: str) -> Ids:
+        return bucket_of(numbers(values, name), fitted.values)
+
+
+def bucket_of(values: Numbers, boundaries: Numbers) -> Ids:
+    """0 for NaN; else 1 and the number of boundaries below the value, as torch.bucketize counts."""
+    # Both of one type: otherwise numpy would search in a copy of another.
+    found = np.searchsorted(boundaries, values.astype(np.float64, copy=False), side="left")
+    found += 1
+    found[np.isnan(values)] = 0
+    return found.astype(np.int64, copy=False)
+
+
+def _check(good: bool, what: str) -> None:
+    if not good:
+        raise UsageError(f"{what} is out of range")
+
+
+STEPS: Mapping[str, type[Step]] = {
+    kind.name: kind
+    for kind in (
+        Fill, Missing, Log, Normalize, Integers, Hash, Vocabulary, Bucketize, Quantiles
+    )
+}  # fmt: skip
+"""By the name in a specification."""
