@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from master.state.actions import DataScanned
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError
+
+if TYPE_CHECKING:
+    from torch_edl.data.sources import Source
+
+_REQUESTS = 16
+"""Objects that are counted at once."""
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +24,7 @@ log = logging.getLogger(__name__)
 def scan(config: JobConfig) -> DataScanned:
     """Opens every file of the data; an error is part of the result."""
     # Imported when needed, in a thread of its own: it may bring pyarrow.
-    from torch_edl.data.sources import expand, open_source
+    from torch_edl.data.sources import expand
 
     wanted = {
         "train": {"train": config.data.train, "eval": config.data.eval},
@@ -28,9 +36,7 @@ def scan(config: JobConfig) -> DataScanned:
     try:
         for key, paths in wanted.items():
             if paths:
-                format, skip = config.data.format, config.data.skip_damaged
-                files = expand(paths)
-                sources = [open_source(path, format=format, skip_damaged=skip) for path in files]
+                sources = _opened(expand(paths), config)
                 shards[key] = [Shard.of(source) for source in sources]
                 damaged += sum(source.damaged for source in sources)
     except (EdlError, OSError) as raised:
@@ -39,3 +45,17 @@ def scan(config: JobConfig) -> DataScanned:
         log.exception("the data cannot be scanned")
         error = f"the data cannot be scanned: {type(raised).__name__}: {raised}"
     return DataScanned(shards, damaged, error)
+
+
+def _opened(files: Sequence[str], config: JobConfig) -> list[Source]:
+    from torch_edl.data.sources import open_source
+    from torch_edl.data.sources.databases import is_object
+
+    def opened(path: str) -> Source:
+        return open_source(path, format=config.data.format, skip_damaged=config.data.skip_damaged)
+
+    if not any(map(is_object, files)):
+        return [opened(path) for path in files]
+    # A store takes long to answer, and answers many at once.
+    with ThreadPoolExecutor(_REQUESTS, "scan") as pool:
+        return list(pool.map(opened, files))

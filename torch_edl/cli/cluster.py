@@ -17,7 +17,7 @@ from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
-from torch_edl.data.sources.databases import checked_name, is_database
+from torch_edl.data.sources.databases import checked_name, is_database, is_object
 from torch_edl.errors import UsageError
 from torch_edl.frameworks import framework_of
 from torch_edl.jobs import cluster_job
@@ -95,8 +95,8 @@ def check(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
     if "data_source" not in bound and not config.data.train:
         raise UsageError("--data: missing; name files, folders or globs: --data /data/a.parquet")
     if "data_source" not in bound:
-        _check_paths("--data", config.data.train)
-        _check_paths("--eval-data", config.data.eval)
+        _check_data("--data", config.data.train)
+        _check_data("--eval-data", config.data.eval)
     for option in ("output", "checkpoint_dir", "load", "journal_dir"):
         _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option) or "/"])
     if pods.pod_template:
@@ -118,6 +118,10 @@ def check(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
     if args.summary:
         preflight.check_writable(Path(args.summary), "--summary", is_file=True)
     return job.in_pods(config, sent), sent
+
+
+def _check_data(option: str, paths: Sequence[str]) -> None:
+    _check_paths(option, [path for path in paths if not is_object(path)])
 
 
 def _check_paths(option: str, paths: Sequence[str]) -> None:

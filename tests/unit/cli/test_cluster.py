@@ -89,6 +89,12 @@ def test_code_of_the_image_is_not_sent(capsys: pytest.CaptureFixture[str]) -> No
     assert config.model_file == "/app/model.py"
 
 
+def test_data_behind_a_url_needs_no_volume(capsys: pytest.CaptureFixture[str]) -> None:
+    _, objects = dry_run(capsys, "--data", "s3://clicks/day=*/*.parquet")
+    config = JobConfig.from_json(objects["ConfigMap"]["data"][names.CONFIG_KEY])
+    assert config.data.train[-1] == "s3://clicks/day=*/*.parquet"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,22 @@ Records = Union[list[bytes], "pa.Table"]
 Indices = Sequence[int] | npt.NDArray[np.integer]
 
 
+class Stamp(NamedTuple):
+    """What tells one content of a path from another."""
+
+    size: int
+    mtime_ns: int
+    """0: it is not known."""
+    inode: int
+    """Of a file; of an object, a checksum of the tag that its store gives each content."""
+
+
 @dataclass(frozen=True)
 class Metadata:
     """What the user's ``feed`` may want to know about the records it is given."""
 
     path: str
-    """Absolute path of the file, or the name of an in-memory source."""
+    """Absolute path or URL of the file, or the name of an in-memory source."""
     column_names: tuple[str, ...] = ()
     """Names of the columns, in the order of the file; empty where records are bytes."""
     column_types: tuple[str, ...] = ()

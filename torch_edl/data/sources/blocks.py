@@ -6,7 +6,6 @@ the blocks, finds those of a range, keeps the last ones decoded, and cuts the ra
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -16,14 +15,16 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.data.sources.base import Metadata, Records, concat, cut
+from torch_edl.data.sources import objects
+from torch_edl.data.sources.base import Metadata, Records, Stamp, concat, cut
+from torch_edl.data.sources.files import DataFile
 from torch_edl.environment import edl_home
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
@@ -42,89 +43,6 @@ MIN_CACHED_BYTES = 1 << 20
 _INDEX_VERSION = 3  # raise it when an index of the old code would mislead the new
 
 _BYTES_OVERHEAD = 64  # of a ``bytes`` object in a list, beside its content
-
-
-# ---- files ----
-
-
-class Stamp(NamedTuple):
-    """What tells one content of a path from another."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-
-
-class DataFile:
-    """An open data file without a position of its own, so that threads can share it."""
-
-    def __init__(self, path: str, expect: Stamp | None = None) -> None:
-        """Opens ``path``.
-
-        Raises:
-            DataError: it cannot be opened, or its stamp is not ``expect``.
-        """
-        self.path = path
-        try:
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise DataError(path, f"cannot be read: {error.strerror}") from error
-        status = os.fstat(self._file.fileno())
-        self.stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
-        self.size = status.st_size
-        if expect is not None and self.stamp != expect:
-            self._file.close()
-            raise DataError(path, "changed while the job was using it; start the job again")
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Exactly ``size`` bytes from ``offset``; nothing is allocated for what is not there.
-
-        Raises:
-            DataError: the file ends before, or the disk failed.
-        """
-        if size < 0 or offset + size > self.size:
-            raise DataError(self.path, f"needs {size} bytes, the file ends before", offset)
-        parts = []
-        while size:
-            try:
-                part = os.pread(self._file.fileno(), min(size, 1 << 30), offset)
-            except OSError as error:
-                raise DataError(self.path, f"cannot be read: {error.strerror}", offset) from error
-            if not part:
-                raise DataError(self.path, "was cut short while the job was using it", offset)
-            parts.append(part)
-            offset += len(part)
-            size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-class WholeFile:
-    """A writer whose file appears whole when its ``with`` block ends; not at all if that raises."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._opened = self._open(path)
-
-    @contextlib.contextmanager
-    def _open(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        with replacing(path) as self._file:
-            yield
-            self._finish()
-
-    def __enter__(self) -> Self:
-        self._opened.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._opened.__exit__(*error)
-
-    def _finish(self) -> None:
-        """Writes what is still held back."""
 
 
 # ---- the index of a file ----
@@ -150,23 +68,31 @@ class Index:
 
 
 def cached(
-    path: str, kind: str, skip_damaged: bool, scan: Callable[[DataFile], Index]
+    path: str,
+    kind: str,
+    skip_damaged: bool,
+    scan: Callable[[DataFile], Index],
+    *,
+    sequential: bool = True,
 ) -> tuple[Index, Stamp]:
     """The index of ``path``: from the cache if it is of this very content, else by ``scan``.
 
     The cache is a small file beside the data, or under ``edl_home()/cache`` where that folder is
-    not writable. One that is stale, damaged or unreadable is made anew.
+    not writable or the data is behind a URL. One that is stale, damaged or unreadable is made anew.
 
     Args:
-        path: absolute path of the data file.
+        path: absolute path or URL of the data file.
         kind: format of the file; each has its own cache, and so has ``skip_damaged``.
         skip_damaged: whether ``scan`` leaves damage out.
         scan: makes the index of the opened file in one pass.
+        sequential: that pass reads the file from its start to its end.
 
     Raises:
         DataError: the file cannot be read, or ``scan`` found damage.
     """
     with DataFile(path) as file:
+        if sequential:
+            file.will_read(0, file.size)
         if file.size < MIN_CACHED_BYTES:
             return scan(file), file.stamp
         about = {"path": path, "kind": kind, "skip_damaged": skip_damaged}
@@ -179,13 +105,13 @@ def cached(
     return index, file.stamp
 
 
-def _places(path: str, kind: str) -> tuple[str, str]:
-    folder, name = os.path.split(path)
+def _places(path: str, kind: str) -> list[str]:
     hashed = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    return (
-        os.path.join(folder, f".{name}.{kind}.edl-index"),
-        str(edl_home() / "cache" / f"{hashed}.{kind}.edl-index"),
-    )
+    home = str(edl_home() / "cache" / f"{hashed}.{kind}.edl-index")
+    if objects.is_url(path):
+        return [home]
+    folder, name = os.path.split(path)
+    return [os.path.join(folder, f".{name}.{kind}.edl-index"), home]
 
 
 def _load(place: str, key: dict[str, Any]) -> Index | None:
@@ -259,11 +185,48 @@ source_numbers = itertools.count()
 """For the sources of this process."""
 
 
+class Reading:
+    """The blocks of one call of :meth:`BlockSource.read`: from memory, or decoded.
+
+    The file is opened for the first block that is not in memory. Decoded blocks are kept when the
+    file was found to be the same at the end.
+    """
+
+    def __init__(self, source: BlockSource, last: int) -> None:
+        self._source = source
+        self._last = last
+        self._file: DataFile | None = None
+        self._decoded: dict[tuple[int, int], Records] = {}
+
+    def block(self, number: int) -> Records:
+        """All records of a block of the index."""
+        key = (self._source.number, number)
+        records = cache.get(key)
+        if records is None:
+            if self._file is None:
+                self._file = self._source.reopened()
+                self._source.announce(self._file, number, self._last)
+            records = self._source.decode_block(self._file, number)
+            self._decoded[key] = records
+        return records
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is None:
+            return
+        self._file.__exit__(*error)
+        for key, records in self._decoded.items():
+            cache.put(key, records)
+
+
 class BlockSource(ABC):
     """A :class:`Source` over one file; a format adds its scan and :meth:`decode`.
 
     Attributes:
         stamp: size in bytes, and time of the last change in ns, of the file when it was opened.
+        number: tells it from all others of the process.
     """
 
     def __init__(self, stamp: Stamp, index: Index, metadata: Metadata) -> None:
@@ -275,7 +238,7 @@ class BlockSource(ABC):
         self._blocks = index.blocks
         self._ends = np.cumsum(index.blocks[:, 2])
         self.count = int(self._ends[-1]) if len(self._ends) else 0
-        self._number = next(source_numbers)
+        self.number = next(source_numbers)
 
     def read(self, start: int, end: int) -> Records:
         """See :meth:`Source.read`."""
@@ -290,24 +253,34 @@ class BlockSource(ABC):
         first = int(np.searchsorted(self._ends, start, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left"))
         parts = []
-        for block in range(first, last + 1):
-            count = int(self._blocks[block, 2])
-            begin = int(self._ends[block]) - count
-            parts.append(self.part(block, max(start - begin, 0), min(end - begin, count)))
+        with Reading(self, last) as reading:
+            for block in range(first, last + 1):
+                count = int(self._blocks[block, 2])
+                begin = int(self._ends[block]) - count
+                low, high = max(start - begin, 0), min(end - begin, count)
+                parts.append(self.part(reading, block, low, high))
         return concat(parts)
 
-    def part(self, block: int, start: int, end: int) -> Records:
+    def part(self, reading: Reading, block: int, start: int, end: int) -> Records:
         """The records ``start .. end - 1``, at least one, of a block of the index."""
-        return cut(self._block(block), start, end)
+        return cut(reading.block(block), start, end)
 
-    def _block(self, block: int) -> Records:
-        key = (self._number, block)
-        records = cache.get(key)
-        if records is None:
-            with DataFile(self.name, expect=self._opened) as file:
-                records = self.decode(file, *self._blocks[block].tolist())
-            cache.put(key, records)
-        return records
+    def announce(self, file: DataFile, first: int, last: int) -> None:
+        """These blocks will be decoded in order."""
+        offset, length, _ = self._blocks[last].tolist()
+        file.will_read(int(self._blocks[first, 0]), offset + length)
+
+    def reopened(self) -> DataFile:
+        """The file, for a ``with`` block.
+
+        Raises:
+            DataError: it is another one than when it was opened; so does the end of the block.
+        """
+        return DataFile(self.name, expect=self._opened)
+
+    def decode_block(self, file: DataFile, block: int) -> Records:
+        """All records of a block of the index."""
+        return self.decode(file, *self._blocks[block].tolist())
 
     def empty(self) -> Records:
         """No records, of the type and schema of this source."""

@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import BlockSource, DataFile, Index, cached
+from torch_edl.data.sources.blocks import BlockSource, Index, cached
+from torch_edl.data.sources.files import DataFile
 from torch_edl.errors import DataError
 
 BLOCK_BYTES = 512 << 10

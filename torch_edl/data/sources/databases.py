@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from torch_edl.data.sources.base import Source
+from torch_edl.data.sources.objects import is_url
 from torch_edl.errors import UsageError
 
 _SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb", "mssql", "oracle")
@@ -17,6 +18,11 @@ def is_database(path: str) -> bool:
     ``#`` what to read."""
     scheme, separator, rest = path.partition("://")
     return bool(separator) and ("#" in rest or scheme.partition("+")[0] in _SQL)
+
+
+def is_object(path: str) -> bool:
+    """Whether data of this name are a file, or files, behind a URL."""
+    return is_url(path) and not is_database(path)
 
 
 def checked_name(url: str) -> str:

@@ -6,8 +6,11 @@ import os
 import re
 from collections.abc import Callable
 
+from torch_edl.data.sources import objects
 from torch_edl.data.sources.base import Source
 from torch_edl.data.sources.databases import import_database, is_database, open_database
+from torch_edl.data.sources.files import DataFile
+from torch_edl.data.sources.paths import local
 from torch_edl.errors import DataError, UsageError
 
 _SUFFIXES = {
@@ -25,18 +28,20 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
     """Opens one data file, or what the URL of a database names.
 
     Args:
-        path: the file; its absolute path becomes the name of the source. Or an URL; the source adds
-            to it what all processes of a job must have in common.
+        path: the file or its URL; its absolute path, or the URL, becomes the name of the source. To
+            the URL of a database, the source adds what all processes of a job must have in common.
         format: one of :data:`FORMATS`, or ``auto``: by suffix, else by the first bytes.
         skip_damaged: leave damaged records out and count them; all data is verified for that.
 
     Raises:
-        UsageError: unknown format.
+        UsageError: unknown format, or a URL that cannot be read here.
         DataError: the file cannot be read, or is damaged where the scan looks.
     """
     if is_database(path):
         return open_database(path)
-    path = os.path.abspath(os.path.expanduser(path))
+    path = local(path)
+    if not objects.is_url(path):
+        path = os.path.abspath(path)
     return _opener(_kind(path, format))(path, skip_damaged=skip_damaged)
 
 
@@ -82,11 +87,8 @@ def _detect(path: str) -> str:
         for kind, suffixes in _SUFFIXES.items():
             if part in suffixes:
                 return kind
-    try:
-        with open(path, "rb") as file:
-            head = file.read(12)
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from error
+    with DataFile(path) as file:
+        head = file.read_at(0, min(12, file.size))
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"\x04\x03\x02\x01"):

@@ -2,7 +2,7 @@
 
 A row group is the least that can be read, so tasks are served best by files whose row groups are
 about as long as a task (``pyarrow.parquet.write_table(..., row_group_size=...)``). Larger ones are
-decoded in slices, to disk (:mod:`~torch_edl.data.sources.spill`), and tasks are read from there.
+decoded in slices, to disk (:mod:`~torch_edl.data.sources.sliced`), and tasks are read from there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import BlockSource, DataFile, Index, cached
-from torch_edl.data.sources.spill import SpilledRows, Spills
+from torch_edl.data.sources import sliced
+from torch_edl.data.sources.base import Metadata
+from torch_edl.data.sources.blocks import Index, cached
+from torch_edl.data.sources.files import DataFile
+from torch_edl.data.sources.sliced import SlicedSource
 from torch_edl.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -25,23 +27,21 @@ log = logging.getLogger(__name__)
 LARGE_ROW_GROUP_BYTES = 256 << 20
 """Above this, reading a task out of a row group costs more than training on it."""
 
-SPILL_ABOVE_BYTES = 32 << 20
-"""Row groups that are larger, as the footer has it, are decoded to disk rather than to memory."""
-
 SLICE_BYTES = 2 << 20
 """What is decoded at once."""
 
-# Pages are read one by one: by default, pyarrow reads all columns of a row group at once.
+# Pages of a file are read one by one: by default, pyarrow reads all columns of a row group.
 _READ_BYTES = 64 << 10
+
+# Of a column of an object, in one request.
+_REQUEST_BYTES = 1 << 20
 
 # A damaged footer may claim any length: what honest ones stay below by far.
 _THRIFT_STRING_BYTES = 100 << 20
 _THRIFT_CONTAINER_ITEMS = 10_000_000
 
-_spills = Spills()
 
-
-class ParquetSource(BlockSource):
+class ParquetSource(SlicedSource):
     """The rows of a Parquet file."""
 
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
@@ -52,7 +52,7 @@ class ParquetSource(BlockSource):
                 group is decoded once, and those that cannot be are left out.
         """
         self._footer: Any = None
-        self._schema: Any = pa.schema([])
+        self.schema = pa.schema([])
 
         def scan(file: DataFile) -> Index:
             return self._scan(file, skip_damaged)
@@ -63,8 +63,11 @@ class ParquetSource(BlockSource):
             index = Index.of([])
             if self._footer is not None:
                 # Without decoding, the footer is the index; there is nothing to save by a cache.
-                index = cached(path, "parquet", True, scan)[0] if skip_damaged else scan(file)
-        super().__init__(stamp, index, Metadata.of(path, self._schema))
+                if skip_damaged:
+                    index = cached(path, "parquet", True, scan, sequential=False)[0]
+                else:
+                    index = scan(file)
+        super().__init__(stamp, index, Metadata.of(path, self.schema))
         longest = index.blocks[:, 1].max(initial=0)
         if longest > LARGE_ROW_GROUP_BYTES:
             log.warning(
@@ -74,77 +77,23 @@ class ParquetSource(BlockSource):
                 longest >> 20,
             )
 
-    def empty(self) -> Records:
-        """A table of no rows with the columns of the file."""
-        return self._schema.empty_table()
+    def announce(self, file: DataFile, first: int, last: int) -> None:
+        """Columns are read side by side."""
 
-    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
-        """The rows of row group number ``offset``."""
-        return pa.Table.from_batches(self._slices(file.path, offset, length, count), self._schema)
-
-    def part(self, block: int, start: int, end: int) -> Records:
-        """The rows ``start .. end - 1``, at least one, of a row group of the index."""
-        group, length, count = self._blocks[block].tolist()
-        if length <= SPILL_ABOVE_BYTES:
-            return super().part(block, start, end)
-        key = (self._number, block)
-        rows = _spills.get(key)
-        if rows is None:
-            with DataFile(self.name, expect=self._opened):
-                rows = self._spilled(group, length, count)
-                if rows is None:
-                    return self._passing_by(group, length, count, start, end)
-            _spills.put(key, rows)
-        return rows.read(start, end)
-
-    def _spilled(self, group: int, length: int, count: int) -> SpilledRows | None:
-        """A row group, decoded to disk; None: there is no room."""
-        try:
-            rows = SpilledRows()
-            for batch in self._slices(self.name, group, length, count):
-                rows.append(batch)
-            return rows
-        except OSError as error:
-            log.warning(
-                "%s: row group %d is decoded again for each task: no temporary file (%s); set "
-                "TMPDIR to a folder with room, or write the file with a smaller row_group_size",
-                self.name,
-                group,
-                error.strerror or error,
-            )
-            return None
-        finally:
-            # The decoder needs a hundred megabytes that are of no use until the next row group.
-            pa.default_memory_pool().release_unused()
-
-    def _passing_by(self, group: int, length: int, count: int, start: int, end: int) -> Records:
-        """The rows ``start .. end - 1`` of a row group, from one pass over all of it."""
-        parts, begin = [], 0
-        for batch in self._slices(self.name, group, length, count):
-            low, high = max(start - begin, 0), min(end - begin, len(batch))
-            if low < high:
-                parts.append(batch.slice(low, high - low))
-            begin += len(batch)
-        return pa.Table.from_batches(parts, self._schema)
-
-    def _slices(self, path: str, group: int, length: int, count: int) -> Iterator[Any]:
-        """All rows of a row group, as record batches.
-
-        Raises:
-            DataError: damaged, or not ``count`` rows.
-        """
+    def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
+        """All rows of row group number ``offset``."""
         size = max(1, SLICE_BYTES * count // max(length, 1))
         found = 0
-        with _as_data_error(path, f"row group {group}"), self._open(path) as opened:
+        with _as_data_error(file.path, f"row group {offset}"), self._open(file, length) as opened:
             # One thread: the cores belong to the training step that runs meanwhile.
-            batches = opened.iter_batches(size, row_groups=[group], use_threads=False)
+            batches = opened.iter_batches(size, row_groups=[offset], use_threads=False)
             while (batch := next(batches, None)) is not None:
-                if batch.schema != self._schema:
+                if batch.schema != self.schema:
                     break
                 found += len(batch)
                 yield batch
         if found != count:
-            raise DataError(path, f"row group {group}: {found} rows, the footer says {count}")
+            raise DataError(file.path, f"row group {offset}: {found} rows, the footer says {count}")
 
     def _scan(self, file: DataFile, skip_damaged: bool) -> Index:
         blocks = []
@@ -156,7 +105,7 @@ class ParquetSource(BlockSource):
             block = (number, group.total_byte_size, group.num_rows)
             try:
                 if skip_damaged:
-                    for _ in self._slices(file.path, *block):
+                    for _ in self.slices(file, *block):
                         pass
             except DataError as error:
                 log.warning("left out: %s", error)
@@ -168,21 +117,24 @@ class ParquetSource(BlockSource):
     def _read_footer(self, file: DataFile) -> None:
         if file.size == 0:
             return
-        with _as_data_error(file.path, "not a whole Parquet file"), self._open(file.path) as opened:
+        with _as_data_error(file.path, "not a whole Parquet file"), self._open(file) as opened:
             self._footer = opened.metadata
-            self._schema = opened.schema_arrow
-        names = self._schema.names
+            self.schema = opened.schema_arrow
+        names = self.schema.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataError(file.path, f"column {twice[0]!r} appears twice")
 
-    def _open(self, path: str) -> Any:
+    def _open(self, file: DataFile, length: int = 0) -> Any:
+        path = file.local_path
+        # The columns of a row group of an object in one request, if it fits into memory.
+        together = path is None and length <= sliced.SPILL_ABOVE_BYTES
         return parquet.ParquetFile(
-            path,
+            path or pa.PythonFile(file.reader(), "r"),
             metadata=self._footer,
             page_checksum_verification=True,
-            pre_buffer=False,
-            buffer_size=_READ_BYTES,
+            pre_buffer=together,
+            buffer_size=_READ_BYTES if path else _REQUEST_BYTES,
             thrift_string_size_limit=_THRIFT_STRING_BYTES,
             thrift_container_size_limit=_THRIFT_CONTAINER_ITEMS,
         )

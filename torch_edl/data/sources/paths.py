@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 
+from torch_edl.data.sources import objects
 from torch_edl.data.sources.databases import checked_name, is_database
 from torch_edl.errors import UsageError
 
@@ -14,25 +15,31 @@ def expand(paths: Sequence[str]) -> list[str]:
     """The data files that files, globs (``**`` too) and folders name.
 
     Args:
-        paths: as the user wrote them. Folders are searched to the bottom; names that begin with
-            ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are no data there. URLs of
-            databases are checked, and not opened.
+        paths: as the user wrote them; URLs too. Folders are searched to the bottom; names that
+            begin with ``.`` or ``_`` (caches, markers such as ``_SUCCESS``) are no data there. URLs
+            of databases are checked, and not opened.
 
     Returns:
         Absolute paths and URLs without repetition: in the order of ``paths``, sorted within each.
 
     Raises:
-        UsageError: ``paths`` is empty, one of them matches nothing, or a file is not readable or
-            has a name that is not UTF-8.
+        UsageError: ``paths`` is empty, one of them matches nothing, a file is not readable or
+            has a name that is not UTF-8, or a store cannot be listed.
     """
     if not paths:
         raise UsageError("no data: name files, globs or folders")
     found: dict[str, None] = {}
-    for pattern in paths:
+    for pattern in map(local, paths):
         if is_database(pattern):
             found[checked_name(pattern)] = None
             continue
-        matches = list(_matches(os.path.expanduser(pattern)))
+        if objects.is_url(pattern):
+            urls = objects.matching(pattern)
+            if not urls:
+                raise UsageError(f"{pattern}: no object matches; check the URL, and quote patterns")
+            found |= dict.fromkeys(urls)
+            continue
+        matches = list(_matches(pattern))
         if not matches:
             raise UsageError(f"{pattern}: {_why_nothing(pattern)}")
         for path in matches:
@@ -52,6 +59,14 @@ def expand(paths: Sequence[str]) -> list[str]:
                 ) from error
             found[path] = None
     return list(found)
+
+
+def local(path: str) -> str:
+    """The path that ``file://`` names, and ``~`` spelled out; any other URL as it is."""
+    scheme, mark, rest = path.partition("://")
+    if mark and scheme.lower() in ("file", "local"):
+        return os.path.abspath(rest)
+    return path if mark and objects.is_url(path) else os.path.expanduser(path)
 
 
 def _matches(pattern: str) -> Iterator[str]:
@@ -82,7 +97,7 @@ def _files_below(folder: str) -> Iterator[str]:
 
 
 def _why_nothing(pattern: str) -> str:
-    if os.path.isdir(os.path.expanduser(pattern)):
+    if os.path.isdir(pattern):
         return "the folder holds no data files; put some there or name another"
     if glob.has_magic(pattern):
         return "no file matches; check the pattern, and quote it so that the shell leaves it alone"

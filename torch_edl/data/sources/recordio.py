@@ -23,14 +23,8 @@ import cramjam
 import google_crc32c
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import (
-    MAX_RECORD_BYTES,
-    BlockSource,
-    DataFile,
-    Index,
-    WholeFile,
-    cached,
-)
+from torch_edl.data.sources.blocks import MAX_RECORD_BYTES, BlockSource, Index, cached
+from torch_edl.data.sources.files import DataFile, WholeFile
 from torch_edl.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import pytest
 
 from torch_edl.data.sources import blocks as module
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.blocks import BlockSource, DataFile, Index
+from torch_edl.data.sources.blocks import BlockSource, Index
+from torch_edl.data.sources.files import DataFile
 
 
 class Lines(BlockSource):

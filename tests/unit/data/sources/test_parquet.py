@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from torch_edl.data.sources import parquet as module
-from torch_edl.data.sources import spill
+from torch_edl.data.sources import sliced, spill
 from torch_edl.data.sources.parquet import ParquetSource
 from torch_edl.errors import DataError
 
@@ -132,7 +132,7 @@ def test_a_large_row_group_is_never_whole_in_memory(large: Path) -> None:
 def test_a_large_row_group_is_decoded_once(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ParquetSource(str(large))
     expected = source.read(0, 100)
-    monkeypatch.delattr(ParquetSource, "_slices")
+    monkeypatch.delattr(ParquetSource, "slices")
     assert source.read(0, 100).equals(expected)
     assert len(source.read(700_000, 800_000)) == 100_000
 
@@ -143,7 +143,7 @@ def test_without_room_for_temporary_files_the_rows_are_the_same(
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(module, "SPILL_ABOVE_BYTES", 0)
+    monkeypatch.setattr(sliced, "SPILL_ABOVE_BYTES", 0)
     monkeypatch.setattr(module, "SLICE_BYTES", 60)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     source = ParquetSource(str(file))
@@ -154,9 +154,9 @@ def test_without_room_for_temporary_files_the_rows_are_the_same(
 
 
 def test_what_is_on_disk_is_bounded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPILL_ABOVE_BYTES", 0)
+    monkeypatch.setattr(sliced, "SPILL_ABOVE_BYTES", 0)
     monkeypatch.setattr(spill, "SPILL_BYTES", 1)
-    monkeypatch.setattr(module, "_spills", spill.Spills())
+    monkeypatch.setattr(sliced, "_spills", spill.Spills())
     source = ParquetSource(str(file))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):

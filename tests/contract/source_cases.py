@@ -1,0 +1,171 @@
+"""The formats of the tests of sources, and how to make a file of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+
+from tests.postgres_server import USER
+from torch_edl.data.sources import IndexedSource, Records, Source, open_source
+from torch_edl.data.sources import csv as csv_module
+from torch_edl.data.sources import parquet as parquet_module
+from torch_edl.data.sources import sliced as sliced_module
+from torch_edl.data.sources import sql as sql_module
+from torch_edl.data.sources import tfrecord as tfrecord_module
+from torch_edl.data.sources.recordio import RecordIOWriter
+from torch_edl.data.sources.tfrecord import TFRecordWriter
+
+COUNT = 40
+PER_BLOCK = 7
+
+
+def as_bytes(count: int, shift: int = 0) -> list[bytes]:
+    noise = random.Random(0)
+    return [b"%d:" % (i + shift) + noise.randbytes(i % 11) for i in range(count)]
+
+
+def as_table(count: int, shift: int = 0) -> pa.Table:
+    return pa.table(
+        {
+            "id": list(range(shift, shift + count)),
+            "text": [f'a "quoted",\nvalue {i}' if i % 3 else "plain" for i in range(count)],
+            "number": [i + 0.5 for i in range(count)],
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A format, and how to make a file of it with several blocks."""
+
+    name: str
+    suffix: str
+    make: Callable[[int, int], Records]
+    write: Callable[[Path, Records], None]
+    checked: bool
+    """Every byte of the data is under a checksum."""
+    url: Callable[[Path], str] | None = None
+    """The name of what was written, where that is not the path."""
+
+
+def recordio(dialect: str, compressor: str) -> Case:
+    def write(path: Path, records: Records) -> None:
+        with RecordIOWriter(
+            path, dialect=dialect, compressor=compressor, records_per_chunk=PER_BLOCK
+        ) as writer:
+            for record in records:
+                writer.write(record)
+
+    return Case(f"recordio-{dialect}-{compressor}", ".recordio", as_bytes, write, True)
+
+
+def write_tfrecord(path: Path, records: Records) -> None:
+    with TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+
+
+def write_parquet(path: Path, records: Records) -> None:
+    parquet.write_table(records, path, row_group_size=PER_BLOCK, write_page_checksum=True)
+
+
+def write_csv(path: Path, records: Records) -> None:
+    csv.write_csv(records, path)
+
+
+FILES = [
+    *(recordio(d, c) for d in ("go", "python") for c in ("none", "snappy", "gzip")),
+    Case("tfrecord", ".tfrecord", as_bytes, write_tfrecord, True),
+    Case("csv", ".csv", as_table, write_csv, False),
+    Case("parquet", ".parquet", as_table, write_parquet, False),
+    Case("parquet-spilled", ".parquet", as_table, write_parquet, False),
+]
+MEMORY = [
+    Case("memory-bytes", "", as_bytes, lambda path, records: None, True),
+    Case("memory-table", "", as_table, lambda path, records: None, True),
+]
+
+
+def sql(dialect: str, url: Callable[[Path], str], connect: Callable[[str], Any]) -> Case:
+    """A table of a database, in the order of its column ``id``."""
+
+    def write(path: Path, records: Records) -> None:
+        assert isinstance(records, pa.Table)
+        with contextlib.closing(connect(url(path))) as connection:
+            cursor = connection.cursor()
+            cursor.execute("DROP TABLE IF EXISTS records")
+            cursor.execute(
+                "CREATE TABLE records (id bigint PRIMARY KEY, text text, number double precision)"
+            )
+            # Not in the order in which they are to be read.
+            rows = [tuple(row.values()) for row in records.to_pylist()]
+            mark = "%s" if dialect == "postgresql" else "?"
+            for row in sorted(rows, key=lambda row: row[0] * 7 % 13):
+                cursor.execute(f"INSERT INTO records VALUES ({mark}, {mark}, {mark})", row)
+            connection.commit()
+
+    def name(path: Path) -> str:
+        return f"{url(path)}#table=records&key=id"
+
+    return Case(f"sql-{dialect}", "", as_table, write, True, name)
+
+
+def postgres_url(path: Path) -> str:
+    return f"postgresql://{USER}@127.0.0.1:{os.environ['PGPORT']}/postgres"
+
+
+DATABASES = [
+    sql("postgresql", postgres_url, psycopg.connect),
+    sql("sqlite", lambda path: f"sqlite:///{path}", lambda url: sqlite3.connect(url[10:])),
+    sql("duckdb", lambda path: f"duckdb:///{path}", lambda url: duckdb.connect(url[10:])),
+    sql(
+        "sqlite+pysqlite",
+        lambda path: f"sqlite+pysqlite:///{path}",
+        lambda url: sqlite3.connect(url[19:]),
+    ),
+]
+
+
+def cut_small(case: Case | None, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Forty records are several blocks."""
+    if case is not None and case.name == "parquet-spilled":
+        monkeypatch.setattr(sliced_module, "SPILL_ABOVE_BYTES", 0)
+        monkeypatch.setattr(parquet_module, "SLICE_BYTES", 60)
+    monkeypatch.setattr(sql_module, "BLOCK_ROWS", PER_BLOCK)
+    monkeypatch.setattr(sql_module, "PAGE_BLOCKS", 2)
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)
+    monkeypatch.setattr(tfrecord_module, "BLOCK_BYTES", 100)
+    monkeypatch.setenv("TORCH_EDL_HOME", str(home))
+
+
+def written(case: Case, folder: Path, records: Records) -> Path:
+    path = folder / f"data{case.suffix}"
+    case.write(path, records)
+    return path
+
+
+def opened(case: Case, folder: Path, records: Records) -> Source:
+    if case in MEMORY:
+        return IndexedSource(records)
+    path = written(case, folder, records)
+    return open_source(str(path) if case.url is None else case.url(path))
+
+
+def rows(records: Records) -> list[object]:
+    return list(records) if isinstance(records, list) else records.to_pylist()
+
+
+def everything(source: Source) -> list[object]:
+    return rows(source.read(0, source.count))
