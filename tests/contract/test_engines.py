@@ -20,6 +20,7 @@ from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.trainer.step import Step, contract_body
@@ -62,10 +63,11 @@ class Driven:
             self.engine = self.leased = LocalEngine(Replica(self.model, [optimizer]), status=status)
         else:
             config = JobConfig(name="t", model_file="m.py", train=TrainConfig(strategy="ps"))
+            forward = step.forward if kind == "servers" else None
+            served = TorchModel(self.model, optimizer, None, forward=forward)
             self.engine = self.leased = ServersEngine(
-                self.model, optimizer, None, config=config, token=TOKEN, status=status,
-                forward=step.forward if kind == "servers" else None,
-            )  # fmt: skip
+                served, config=config, token=TOKEN, status=status
+            )
         if self.leased is not None:
             servers = start(2) if kind.startswith("servers") else []
             self.leased.connect(pb.Cluster(incarnation=1, servers=servers))

@@ -23,6 +23,7 @@ from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import MasterRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ContractError
 from torch_edl.lazy_dynamo import defer_dynamo
@@ -113,10 +114,13 @@ class ModelFile(UserModel):
         status = master.progress
         if strategy == "local":
             return LocalEngine(self._replica(), status=status)
+        served = TorchModel(
+            self.model, self.optimizer, self.scheduler, forward=self._step.forward,
+            local_steps=self.config.train.local_steps,
+        )  # fmt: skip
         engine = ServersEngine(
-            self.model, self.optimizer, self.scheduler, config=self.config,
-            token=os.environ[ENV_TOKEN], status=status, resolve=master.resolve,
-            forward=self._step.forward,
+            served, config=self.config, token=os.environ[ENV_TOKEN], status=status,
+            resolve=master.resolve,
         )  # fmt: skip
         master.heartbeat.on_servers = engine.follow
         return engine

@@ -22,6 +22,7 @@ from torch_edl.data.feeder import Updates
 from torch_edl.data.tasks import LeasedTasks
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.master_client.leases import Lease, LeaseClient
@@ -77,10 +78,9 @@ class ScriptOnServers:
         train = session.config.train
         swap_large(model, train.large_embedding, optimizer)
         set_defaults(model, train.max_rows, train.storage_dtype)
+        self._model = TorchModel(model, optimizer, scheduler)
         self._engine = ServersEngine(
-            model,
-            optimizer,
-            scheduler,
+            self._model,
             config=session.config,
             token=os.environ.get(ENV_TOKEN, ""),
             status=session.progress,
@@ -143,7 +143,7 @@ class ScriptOnServers:
         return self._insist(evaluated)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._insist(self._engine.state_dict)
+        return self._insist(lambda: self._model.gathered(self._engine.settled()))
 
     def _insist(self, ask: Callable[[], T]) -> T:
         """Asks the servers, and those that come after them if they are lost."""

@@ -18,22 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.engine import state_dict
-from torch_edl.engine.gradient_hooks import ManualAccumulation, on_every_gradient
-from torch_edl.engine.servers import dense
-from torch_edl.engine.servers.plan import Plan, PlannedUpdate
-from torch_edl.engine.servers.rows import ServerRows
-from torch_edl.engine.servers.schedule import ServerSchedule
-from torch_edl.errors import EdlError, ServersLostError, UsageError, UserCodeError, describe_error
+from torch_edl.engine.servers.served import Plan, PlannedUpdate, ServedModel
+from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
-from torch_edl.optim import group_of, optimizer_config
 from torch_edl.ps_client.client import Pending, PsClient, PullResult
 from torch_edl.ps_client.connection import Resolve
 from torch_edl.ps_client.partition import Floats, TableIds
@@ -46,44 +38,26 @@ class ServersEngine:
     """See :class:`~torch_edl.engine.base.LeasedEngine`.
 
     Args:
-        optimizer: read for its kernel and hyperparameters; a step of it hands the gradients over,
-            and moves the parameters between the minibatches of an update only.
-        scheduler: of learning rates. The updates of the servers drive it, so that its ``step``
-            does nothing when the body calls it.
         resolve: says which server has a shard now; None: nobody does.
-        forward: runs the model on the features of a minibatch, so that the rows of an update are
-            found and pulled ahead of time. None: the script calls its model by itself, the rows
-            of a minibatch are guessed from those before it, and each update is one minibatch.
     """
 
     knows_marks = False
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any | None,
+        served: ServedModel,
         *,
         config: JobConfig,
         token: str,
         status: WorkerStatus,
         resolve: Resolve | None = None,
-        forward: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.model = model
+        self.model = served.model
+        self._served = served
         self._config = config
         self._token = token
         self._resolve = resolve
         self._status = status
-        self._optimizer = optimizer
-        self._schedule = ServerSchedule(optimizer, scheduler, config.train.local_steps)
-        self._kernel = optimizer_config(optimizer)
-        self._is_script = forward is None
-        self._rows = ServerRows(model, forward)
-        if self._is_script:
-            self._rows.show_gradients()
-        self._dense = dense.dense_parameters(model, optimizer)
-        self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
         # Sync mode answers whether a gradient was taken before the next one may be computed.
         self._sync = config.train.mode == "sync"
         self.depth = 0 if self._sync else config.train.staleness
@@ -93,17 +67,13 @@ class ServersEngine:
         self._done: list[Update] = []
         self._client: PsClient | None = None
         self._incarnation = self._trained = self._acked = 0
-        self._flat: list[dense.FlatVector]
-        self._exact: dense.ExactBuffers
         self._known: PullResult | None = None
         self._lost: ServersLostError | None = None
         self._forgiving = self._keeps_gradients = False
-        # A script may leave its step out, and must not add the next gradients to those of before.
-        self._accumulation = ManualAccumulation(model) if self._is_script else None
         self._at_last = True
-        optimizer.register_step_pre_hook(self._before_step)
-        if self._is_script and self.depth:  # nobody tells when its backward begins
-            on_every_gradient(model, self._pull_ahead)
+        # Nobody tells when the backward of a script begins.
+        watches = served.is_script and self.depth
+        served.attach(self._before_step, self._pull_ahead if watches else None)
 
     # ---- servers ----
 
@@ -114,23 +84,19 @@ class ServersEngine:
             cluster, job=self._config.name, token=self._token, resolve=self._resolve,
             wire_dtype=self._config.cluster.wire_dtype,
         )  # fmt: skip
-        group = group_of(self._optimizer)
-        tables = {t.table: t.info(group(t.weight)) for t in self._rows.tables}
+        served = self._served
         try:
             client.initialize(
-                self._initial, list(tables.values()), self._kernel, seed=self._config.train.seed
+                served.initial(), served.tables(), served.kernel, seed=self._config.train.seed
             )
         except BaseException as error:
             client.close()
             if isinstance(error, UsageError) and "restored" in str(error):
-                said = state_dict.complaint(cluster.restored_from, str(error))
+                said = served.complaint(cluster.restored_from, str(error))
                 raise UsageError(said) from None
             raise
-        self._schedule.rewind()
         self._client, self._incarnation = client, cluster.incarnation
-        self._flat = [dense.FlatVector(self._dense, segments) for segments in client.layout]
-        self._exact = dense.ExactBuffers(self._dense, client.exact)
-        self._rows.connect(client.servers, self._pull_rows)
+        served.connect(client.layout, client.exact, self._pull_rows)
 
     def follow(self, newest: int) -> None:
         """Servers up to this incarnation listen. Called by the thread of the heartbeat."""
@@ -142,7 +108,7 @@ class ServersEngine:
         if self._client is not None:
             self._client.close()
         self._client = self._open = self._pushed = self._known = None
-        self._rows.leave()
+        self._served.use(None, 0)
         self._ahead.clear()
         self._done.clear()
         self._incarnation = self._trained = self._acked = 0
@@ -167,11 +133,11 @@ class ServersEngine:
     def begin(self, update: Update, minibatch: Minibatch) -> Any:
         """Loads the parameters before the first minibatch, and shows the model the rows of each."""
         planned = self._opened(update)
-        self._rows.use(planned.plan, minibatch.number)
+        self._served.use(planned.plan, minibatch.number)
         self._at_last = minibatch.number + 1 == update.count
-        if self._is_script:
+        if self._served.is_script:
             return minibatch.batch
-        return replace(minibatch.batch, features=self._rows.given(minibatch.batch.features))
+        return replace(minibatch.batch, features=self._served.given(minibatch.batch.features))
 
     def backward(self, compute: Callable[[], None] | None) -> bool:
         """Starts the pulls that acknowledgements allow now."""
@@ -188,13 +154,13 @@ class ServersEngine:
         if self._open is None and update.count:
             raise ServersLostError("the connection was closed within an update")
         planned = self._opened(update)
-        self._rows.leave()
+        self._served.use(None, 0)
         self._forgiving = False
         if self._lost is not None:
             raise self._lost
-        self._keeps_gradients = self._accumulation is not None and not planned.steps
-        if self._accumulation is not None and not planned.steps:
-            self._accumulation.forbid()
+        self._keeps_gradients = self._served.is_script and not planned.steps
+        if self._keeps_gradients:
+            self._served.forbid_accumulation()
         if self._sync:
             accepted = self._push(planned).wait()
             self._open = None
@@ -223,7 +189,7 @@ class ServersEngine:
         """An update that the script left is not pushed, nor are those after it begun."""
         self._open = None
         self._ahead.clear()
-        self._rows.leave()
+        self._served.use(None, 0)
         self._forgiving = False
         return False
 
@@ -259,13 +225,12 @@ class ServersEngine:
         self._load(result)
         planned.plan.take(result.rows)
         planned.versions = result.versions
-        for flat in self._flat:
-            flat.forget(gradients=not self._keeps_gradients)
-        self._lost, self._forgiving = None, self._is_script
+        self._served.forget(gradients=not self._keeps_gradients)
+        self._lost, self._forgiving = None, self._served.is_script
         self._open = planned
         return planned
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self) -> None:
         """The gradients of a minibatch are complete: of one backward, or of several.
 
         Between two minibatches of an update the user's optimizer moves this process's dense
@@ -278,14 +243,9 @@ class ServersEngine:
         planned = self._open
         if planned is None:
             return
-        for flat in self._flat:
-            if self._lost is None and self._client is not None:
-                flat.collect()
-            if self._at_last:
-                flat.clear_gradients()
+        lost = self._lost is not None or self._client is None
+        self._served.collect(planned.plan, last=self._at_last, lost=lost)
         planned.steps += 1
-        planned.plan.start_down()
-        self._rows.gradients_taken = True
 
     # ---- pulls and pushes ----
 
@@ -301,7 +261,7 @@ class ServersEngine:
 
     def _pull(self, plan: Plan) -> Pending[PullResult]:
         # A guess must not make rows of ids that nobody looks up; the push makes those that lack.
-        return self._servers.pull(plan.tables, known=self._known, read_only=self._is_script)
+        return self._servers.pull(plan.tables, known=self._known, read_only=self._served.is_script)
 
     def _pull_rows(self, tables: Sequence[TableIds]) -> Sequence[Floats]:
         """Rows that no plan had.
@@ -309,7 +269,7 @@ class ServersEngine:
         Within an update of a script, servers that are lost raise nothing in the middle of its
         model: the rows are zeros, and :meth:`commit` raises.
         """
-        read_only = not self.model.training
+        read_only = not self._served.training
         if self._lost is None:
             try:
                 return self._servers.pull(tables, dense=False, read_only=read_only).wait().rows
@@ -322,19 +282,11 @@ class ServersEngine:
 
     def _plan(self, update: Update) -> Plan:
         batches = [minibatch.batch for minibatch in update.minibatches]
-        return self._planned_rows(batches if self._is_script else [b.features for b in batches])
-
-    def _planned_rows(self, features: Sequence[Any]) -> Plan:
-        try:
-            return self._rows.plan(features)
-        except EdlError:
-            raise
-        except Exception as error:
-            raise UserCodeError(f"the model raised {describe_error(error)}") from error
+        is_script = self._served.is_script
+        return self._served.plan(batches if is_script else [b.features for b in batches])
 
     def _load(self, result: PullResult) -> None:
-        for flat, values in zip(self._flat, result.dense, strict=True):
-            flat.load(values)
+        self._served.load(result.dense)
         self._known = result
         self._status.version = max(result.versions)
 
@@ -344,7 +296,7 @@ class ServersEngine:
         # An update without a gradient moves the watermark and changes nothing.
         made = planned.steps > 0
         return client.push(
-            [flat.take_gradient() for flat in self._flat] if made else None,
+            self._served.dense_gradients() if made else None,
             planned.plan.gradients(client.servers) if made else [],
             records=pserver_pb2.RecordRange(
                 task_id=update.lease.task_id if update.lease else 0,
@@ -353,8 +305,8 @@ class ServersEngine:
             ),
             versions=planned.versions,
             retired_before=update.retired_before,
-            learning_rates=self._schedule.learning_rates(max(planned.versions)),
-            exact=self._exact.changed() if made else None,
+            learning_rates=self._served.learning_rates(max(planned.versions)),
+            exact=self._served.exact_changes() if made else None,
         )
 
     def _settle_push(self) -> None:
@@ -372,10 +324,9 @@ class ServersEngine:
     def evaluating(self) -> Iterator[Callable[[Any], Any]]:
         """The dense parameters of now; rows are pulled as they are asked for."""
         self._load(self._servers.pull([]).wait())
-        for flat in self._flat:
-            flat.forget()
-        self._rows.use(Plan([[]]), 0)
-        self._lost, self._forgiving = None, self._is_script
+        self._served.forget()
+        self._served.use(None, 0)
+        self._lost, self._forgiving = None, self._served.is_script
         try:
             yield self._prepared
         finally:
@@ -385,16 +336,20 @@ class ServersEngine:
 
     def _prepared(self, features: Any) -> Any:
         """Pulls the rows of all tables at once."""
-        plan = self._planned_rows([features])
+        plan = self._served.plan([features])
         if plan.tables:
             plan.take(self._servers.pull(plan.tables, dense=False, read_only=True).wait().rows)
-        self._rows.use(plan, 0)
-        return self._rows.given(features)
+        self._served.use(plan, 0)
+        return self._served.given(features)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model as it is on the servers now; this process's copy stays as it is."""
+    def settled(self) -> PsClient:
+        """The servers, when they have acknowledged what was pushed.
+
+        Raises:
+            ServersLostError: they do not answer.
+        """
         self._settle_push()
-        return dense.gathered(self._servers, self._dense, self._rows.tables)
+        return self._servers
 
     def snapshot(self) -> Callable[[Path], Snapshot]:
         """The servers hold the model; the master asks them."""

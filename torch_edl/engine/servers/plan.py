@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_edl.data.batch import Update
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.rows import RowBlock
-from torch_edl.ps_client.client import Pending, PullResult
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
 
 Floats = npt.NDArray[np.float32]
@@ -102,16 +100,3 @@ class Plan:
         names = dict.fromkeys(table.name for table, _ in self._blocks)
         found = [self.gradient(name, servers) for name in names]
         return [each for each in found if each is not None]
-
-
-@dataclass
-class PlannedUpdate:
-    """An update, the rows that its minibatches need, and the pull that is on its way."""
-
-    update: Update
-    plan: Plan
-    pull: Pending[PullResult] | None = None
-    versions: list[int] | None = None
-    """Of the servers, as they were pulled; None: not yet."""
-    steps: int = 0
-    """Minibatches whose gradients were collected."""

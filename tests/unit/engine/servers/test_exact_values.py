@@ -99,7 +99,7 @@ def test_the_model_comes_back_bit_by_bit(
     assert not torch.equal(model.few.weight, Model().few.weight)
 
     # One layout, whoever gathers it; and the class takes it.
-    gathered, exported = made.engine.state_dict(), read_model(output)
+    gathered, exported = made.state_dict(), read_model(output)
     assert gathered.keys() == exported.keys() == Model().state_dict().keys()
     for name, value in gathered.items():
         torch.testing.assert_close(value, exported[name], rtol=0, atol=0)

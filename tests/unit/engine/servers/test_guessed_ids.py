@@ -19,6 +19,7 @@ from tests.unit.engine.servers.trained import IDS, TOKEN, update
 from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.nn import rows
@@ -66,9 +67,8 @@ class Script:
         self.model = Counting().to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         config = JobConfig(name="t", model_file="m.py", train=TrainConfig(**train))
-        self.engine = ServersEngine(
-            self.model, self.optimizer, None, config=config, token=TOKEN, status=WorkerStatus()
-        )
+        self.served = TorchModel(self.model, self.optimizer, None)
+        self.engine = ServersEngine(self.served, config=config, token=TOKEN, status=WorkerStatus())
         self.engine.connect(pb.Cluster(incarnation=1, servers=servers))
         self.number = 0  # of the batch in hand
         self.pulls: list[tuple[int, int, bool]] = []
@@ -264,7 +264,7 @@ def test_each_lookup_counts_once(
 ) -> None:
     for ids, _ in script.loop(batches()):
         body(script, ids)
-    assert script.engine._rows._plain.is_over != is_guessed
+    assert script.served.rows._plain.is_over != is_guessed
     script.check(BATCHES)
 
 
@@ -276,7 +276,7 @@ def test_a_batch_that_is_skipped_makes_no_rows(script: Script) -> None:
     for ids, _ in script.loop(given):
         if script.number != BATCHES - 2:
             script.step(ids)
-    assert not script.engine._rows._plain.is_over
+    assert not script.served.rows._plain.is_over
     script.check(BATCHES - 1)
 
 

@@ -75,7 +75,7 @@ def test_200_steps_equal_a_plain_loop(
     ours = Model()
     made = Trained(ours, make, start_servers(servers), staleness=0)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in made.engine.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     optimizer = make(theirs.parameters())
     steps = batches(200, every_id=not sparse)
@@ -97,7 +97,7 @@ def test_local_steps_of_sgd_are_plain_sgd_for_dense_parameters(
     ours = Model()
     made = Trained(ours, make, start_servers(2), staleness=0, local_steps=4)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in made.engine.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     dense = make([p for n, p in theirs.named_parameters() if n.split(".")[0] not in TABLES])
     rows = make([theirs.get_parameter(f"{t}.weight") for t in TABLES])
@@ -151,7 +151,7 @@ def test_the_users_scheduler_sets_the_rate(start_servers: Callable[..., list[pb.
     ours = Model()
     made = Trained(ours, make, start_servers(1), scheduler=decay, staleness=0)
     theirs = Model(rows_of(made, "deep", 4))
-    theirs.load_state_dict({n: p.detach().clone() for n, p in made.engine.state_dict().items()
+    theirs.load_state_dict({n: p.detach().clone() for n, p in made.state_dict().items()
                             if n.split(".")[0] not in TABLES}, strict=False)  # fmt: skip
     optimizer = make(theirs.parameters())
     scheduler = decay(optimizer)
@@ -271,10 +271,10 @@ def test_ids_may_be_changed_in_place(start_servers: Callable[..., list[pb.Server
 
     model.kind = 0
     made = Trained(model, sgd, start_servers(1), staleness=0)
-    made.engine._planned_rows([torch.arange(2)])
+    made.served.plan([torch.arange(2)])
     model.kind = 1
     with pytest.raises(UsageError, match=r"did not change the first one.*clone\(\)"):
-        made.engine._planned_rows([torch.arange(2)])
+        made.served.plan([torch.arange(2)])
 
 
 def test_each_worker_may_draw_the_weights_that_are_swapped(

@@ -14,6 +14,7 @@ from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
@@ -85,10 +86,10 @@ class Trained:
         optimizer = make(model.parameters())
         made = scheduler(optimizer) if callable(scheduler) else None
         self.step = Step(contract(model, make), model, on_nan=config.train.on_nan, log_layers="")
-        self.engine = ServersEngine(
-            model, optimizer, made,
-            config=config, token=TOKEN, status=WorkerStatus(), forward=self.step.forward,
-        )  # fmt: skip
+        self.served = TorchModel(
+            model, optimizer, made, forward=self.step.forward, local_steps=config.train.local_steps
+        )
+        self.engine = ServersEngine(self.served, config=config, token=TOKEN, status=WorkerStatus())
         self.engine.connect(pb.Cluster(incarnation=1, servers=servers))
         self._body = contract_body(self.step, self.engine, optimizer, made)
 
@@ -96,6 +97,9 @@ class Trained:
         for minibatch in update.minibatches:
             update.losses.append(self._body(self.engine.begin(update, minibatch)))
         return self.engine.commit(update)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.served.gathered(self.engine.settled())
 
     def train(self, steps: list[Batch], each: int = 1) -> None:
         lease = Lease(lease_id=1, task_id=0, start=0, end=len(steps) * BATCH)

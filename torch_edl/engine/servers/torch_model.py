@@ -1,0 +1,140 @@
+"""A model of torch whose parameters are on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_edl.engine import state_dict
+from torch_edl.engine.gradient_hooks import ManualAccumulation, on_every_gradient
+from torch_edl.engine.servers import dense
+from torch_edl.engine.servers.plan import Plan
+from torch_edl.engine.servers.rows import ServerRows
+from torch_edl.engine.servers.schedule import ServerSchedule
+from torch_edl.engine.servers.served import Array, PullRows
+from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.optim import group_of, optimizer_config
+from torch_edl.ps_client.client import DenseGradient, PsClient
+from torch_edl.ps_client.partition import Floats, Segment
+from torch_edl.wire import pserver_pb2 as pb
+
+
+class TorchModel:
+    """See :class:`~torch_edl.engine.servers.served.ServedModel`.
+
+    Args:
+        optimizer: read for its kernel and hyperparameters; a step of it hands the gradients over,
+            and moves the parameters between the minibatches of an update only.
+        scheduler: of learning rates. The updates of the servers drive it, so that its ``step``
+            does nothing when the body calls it.
+        local_steps: minibatches of an update.
+        forward: runs the model on the features of a minibatch, so that the rows of an update are
+            found and pulled ahead of time. None: the script calls its model by itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any | None,
+        *,
+        local_steps: int = 1,
+        forward: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.is_script = forward is None
+        self._optimizer = optimizer
+        self._schedule = ServerSchedule(optimizer, scheduler, local_steps)
+        self.kernel = optimizer_config(optimizer)
+        self.rows = ServerRows(model, forward)
+        if self.is_script:
+            self.rows.show_gradients()
+        self._dense = dense.dense_parameters(model, optimizer)
+        self._initial = [each.to_proto(name) for name, each in sorted(self._dense.items())]
+        self._flat: list[dense.FlatVector] = []
+        self._exact: dense.ExactBuffers
+        # A script may leave its step out, and must not add the next gradients to those of before.
+        self._accumulation = ManualAccumulation(model) if self.is_script else None
+
+    def attach(
+        self, before_step: Callable[[], None], on_gradient: Callable[[], None] | None
+    ) -> None:
+        self._optimizer.register_step_pre_hook(lambda *_: before_step())
+        if on_gradient is not None:
+            on_every_gradient(self.model, on_gradient)
+
+    @property
+    def training(self) -> bool:
+        return self.model.training
+
+    def initial(self) -> Sequence[pb.DenseParameter]:
+        return self._initial
+
+    def tables(self) -> Sequence[pb.EmbeddingTableInfo]:
+        group = group_of(self._optimizer)
+        return list({t.table: t.info(group(t.weight)) for t in self.rows.tables}.values())
+
+    def connect(
+        self,
+        layout: Sequence[Sequence[Segment]],
+        exact: Mapping[str, Array],
+        pull_rows: PullRows,
+    ) -> None:
+        self._schedule.rewind()
+        self._flat = [dense.FlatVector(self._dense, segments) for segments in layout]
+        self._exact = dense.ExactBuffers(self._dense, exact)
+        self.rows.connect(len(layout), pull_rows)
+
+    def plan(self, batches: Sequence[Any]) -> Plan:
+        try:
+            return self.rows.plan(batches)
+        except EdlError:
+            raise
+        except Exception as error:
+            raise UserCodeError(f"the model raised {describe_error(error)}") from error
+
+    def use(self, plan: Any, number: int) -> None:
+        self.rows.use(Plan([[]]) if plan is None else plan, number)
+
+    def given(self, features: Any) -> Any:
+        return self.rows.given(features)
+
+    def load(self, values: Sequence[Floats | None]) -> None:
+        for flat, each in zip(self._flat, values, strict=True):
+            flat.load(each)
+
+    def forget(self, *, gradients: bool = True) -> None:
+        for flat in self._flat:
+            flat.forget(gradients=gradients)
+
+    def collect(self, plan: Plan, *, last: bool, lost: bool) -> None:
+        for flat in self._flat:
+            if not lost:
+                flat.collect()
+            if last:
+                flat.clear_gradients()
+        plan.start_down()
+        self.rows.gradients_taken = True
+
+    def dense_gradients(self) -> list[DenseGradient]:
+        return [flat.take_gradient() for flat in self._flat]
+
+    def exact_changes(self) -> Mapping[str, Array]:
+        return self._exact.changed()
+
+    def learning_rates(self, version: int) -> Sequence[float]:
+        return self._schedule.learning_rates(version)
+
+    def forbid_accumulation(self) -> None:
+        if self._accumulation is not None:
+            self._accumulation.forbid()
+
+    def complaint(self, folder: str, said: str) -> str:
+        return state_dict.complaint(folder, said)
+
+    def gathered(self, client: PsClient) -> dict[str, torch.Tensor]:
+        """The whole model as it is on the servers now; that of this process stays as it is."""
+        return dense.gathered(client, self._dense, self.rows.tables)
