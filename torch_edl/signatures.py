@@ -49,7 +49,7 @@ _TENSORFLOW = {
         required=True,
     ),
     "loss": Signature(
-        "def loss(labels, predictions): return keras.losses.mse(labels, predictions)",
+        "def loss(labels, predictions): return tf.reduce_mean((labels - predictions) ** 2)",
         2,
         required=True,
     ),

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
-from torch_edl.nn.embedding import Embedding, EmbeddingBag, Initializer, Table
-
-_SAMPLE = 65_536
+from torch_edl.nn.embedding import Embedding, EmbeddingBag, Table
+from torch_edl.tables.initializers import Initializer, measured
 
 
 def swap_large(
@@ -95,23 +94,10 @@ def _table(module: nn.Embedding | nn.EmbeddingBag) -> Table:
 
 
 def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initializer:
-    """The distribution that fits the rows of ``weight`` (n, dim): constant, uniform or normal.
-
-    The kurtosis of a sample decides: it is 1.8 for a uniform and 3 for a normal distribution.
-    """
+    """The distribution that fits the rows of ``weight`` (n, dim), that of padding left out."""
     if padding_idx is not None:
         weight = weight[torch.arange(weight.shape[0]) != padding_idx]
-    flat = weight.reshape(-1)
-    sample = flat[:: max(1, flat.numel() // _SAMPLE)].double()
-    mean, std = float(sample.mean()), float(sample.std(correction=0))
-    if std == 0.0:
-        kind, args = ("constant", {"value": mean}) if mean else ("zeros", {})
-        return Initializer(kind, args, measured=True)
-    kurtosis = float((((sample - mean) / std) ** 4).mean())
-    if kurtosis < 2.4:
-        half = 3**0.5 * std
-        return Initializer("uniform", {"low": mean - half, "high": mean + half}, measured=True)
-    return Initializer("normal", {"mean": mean, "std": std}, measured=True)
+    return measured(weight.cpu().float().numpy())
 
 
 def bind_tables(model: nn.Module) -> list[Table]:

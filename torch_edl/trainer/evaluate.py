@@ -14,9 +14,8 @@ from torch_edl.data.batch import Batch
 from torch_edl.data.batches import open_batches
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
-from torch_edl.trainer.step import describe
 from torch_edl.trainer.task_results import TaskMetrics, summarize
-from torch_edl.trainer.torch_values import TorchValues
+from torch_edl.trainer.torch_values import TorchValues, describe
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 

@@ -29,7 +29,8 @@ from torch_edl.trainer.job import Job
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.opening import JobOptions, init, is_plain
 from torch_edl.trainer.progress import Epochs
-from torch_edl.trainer.step import caller, describe
+from torch_edl.trainer.step import caller
+from torch_edl.trainer.torch_values import describe
 from torch_edl.trainer.user_parts import (
     Schedule,
     check_function,

@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_edl.data.batch import LABEL_KEYS, Batch, BatchError, length, split
 from torch_edl.errors import UsageError
-from torch_edl.trainer.step import describe
+from torch_edl.trainer.torch_values import describe
 
 
 def labelled(value: Any, device: torch.device) -> Batch:

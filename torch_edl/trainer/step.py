@@ -7,7 +7,7 @@ import fnmatch
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import nn
 from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.engine.base import Engine
-from torch_edl.errors import EdlError, NanLossError, UserCodeError, describe_error
+from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.trainer.not_finite import not_finite
+from torch_edl.trainer.torch_values import TorchValues, describe
 
 layer_log = logging.getLogger("torch_edl.layers")
 
@@ -97,12 +99,7 @@ class Step:
         self.last_loss = loss.item()
         if not math.isfinite(self.last_loss):
             if self._on_nan == "stop":
-                why = cause(batch)
-                advice = "mend the data" if why else "lower the learning rate, look at the data"
-                raise NanLossError(
-                    f"the loss is {self.last_loss}{': ' * bool(why)}{why}; {advice}, or leave such "
-                    "minibatches out with --on-nan skip"
-                )
+                raise not_finite(self.last_loss, batch, TorchValues().array)
             return None
         return loss
 
@@ -174,17 +171,6 @@ def contract_body(
     return body
 
 
-def describe(value: Any) -> str:
-    """Shape and dtype of a tensor, the type of anything else: for messages."""
-    if isinstance(value, torch.Tensor):
-        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(describe(v) for v in value)})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {describe(v)}' for name, v in value.items())}}}"
-    return type(value).__name__
-
-
 def caller(model: nn.Module) -> Callable[[Any], Any]:
     """The function from the features of a minibatch to what the model makes of them: a tuple is
     unpacked unless ``forward`` takes a single argument, a dict becomes keyword arguments where
@@ -214,32 +200,3 @@ def _unpacks(model: nn.Module) -> Callable[[Any], bool]:
         return several
 
     return unpacks
-
-
-def cause(batch: Batch) -> str:
-    """What in a minibatch is not finite, as the beginning of a sentence; empty: nothing."""
-    for name, tensor in (*_tensors("features", batch.features), *_tensors("labels", batch.labels)):
-        if not tensor.is_floating_point():
-            continue
-        bad = (~torch.isfinite(tensor)).nonzero()
-        if len(bad):
-            place = bad[0].tolist()
-            value = float(tensor[tuple(place)])
-            at = f"[{', '.join(map(str, place))}]" if place else ""
-            samples = len(set(bad[:, 0].tolist())) if place else 1
-            return (
-                f"the input {name}{at} is {value} (samples of this minibatch with such a value: "
-                f"{samples} of {batch.size})"
-            )
-    return ""
-
-
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _tensors(f"{name}[{key!r}]", part)
-    elif isinstance(value, tuple | list):
-        for number, part in enumerate(value):
-            yield from _tensors(f"{name}[{number}]", part)

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from torch_edl.errors import ContractError
-from torch_edl.trainer.step import describe
 
 Array = npt.NDArray[Any]
 
@@ -50,6 +49,17 @@ class TorchValues:
                 "is one number: average them, or give each a name of its own"
             )
         return float(computed)
+
+
+def describe(value: Any) -> str:
+    """Shape and dtype of a tensor, the type of anything else: for messages."""
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(describe(v) for v in value)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {describe(v)}' for name, v in value.items())}}}"
+    return type(value).__name__
 
 
 def _is_torchmetric(metric: Any) -> bool:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from torch_edl.data.batch import Batch
-from torch_edl.trainer.step import cause
+from torch_edl.trainer.not_finite import cause
+from torch_edl.trainer.torch_values import TorchValues
 
 X = torch.zeros(4, 3)
 BAD = X.clone()
@@ -28,6 +29,6 @@ BAD[3, 0] = float("inf")
     ],
 )
 def test_what_is_not_finite_is_named(features: Any, labels: Any, text: str) -> None:
-    found = cause(Batch(features, labels, 4))
+    found = cause(Batch(features, labels, 4), TorchValues().array)
     assert text in found
     assert bool(found) == bool(text)

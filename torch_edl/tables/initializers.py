@@ -1,0 +1,88 @@
+"""How new rows start: the user's choice, or the distribution of weights that were drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import UsageError
+
+_SAMPLE = 65_536
+
+_ARGS: dict[str, dict[str, float]] = {
+    "zeros": {},
+    "constant": {"value": 0.0},
+    "uniform": {"low": -0.05, "high": 0.05},
+    "normal": {"mean": 0.0, "std": 0.05},
+    "xavier_uniform": {"gain": 1.0},
+    "xavier_normal": {"gain": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Distribution of a new row: ``zeros``, ``constant``, ``uniform`` or ``normal``."""
+
+    kind: str
+    args: Mapping[str, float] = field(default_factory=dict)
+    measured: bool = False
+    """Estimated from weights that this process drew, rather than given by the user."""
+
+
+InitializerLike = str | tuple[str, Mapping[str, float]] | Initializer
+"""A name, a name with arguments, or the distribution itself."""
+
+
+def resolve(
+    choice: InitializerLike,
+    num_embeddings: int | None,
+    dim: int,
+) -> Initializer:
+    """The distribution that the user's choice means for a table of this size.
+
+    Args:
+        choice: a name (``"normal"``) or a name with arguments (``("normal", {"std": 0.01})``).
+
+    Raises:
+        UsageError: unknown name or argument.
+    """
+    if isinstance(choice, Initializer):
+        return choice
+    kind, given = (choice, {}) if isinstance(choice, str) else choice
+    if kind not in _ARGS:
+        raise UsageError(f"initializer {kind!r}: choose one of {', '.join(_ARGS)}")
+    unknown = set(given) - set(_ARGS[kind])
+    if unknown:
+        takes = ", ".join(_ARGS[kind]) or "no arguments"
+        raise UsageError(f"initializer {kind!r}: unknown {sorted(unknown)}; it takes {takes}")
+    args = {**_ARGS[kind], **{k: float(v) for k, v in given.items()}}
+    if kind.startswith("xavier"):
+        # Glorot & Bengio 2010, eq. 16; a table without bound counts as a square matrix.
+        std = args["gain"] * math.sqrt(2.0 / (dim + (num_embeddings or dim)))
+        if kind == "xavier_normal":
+            return Initializer("normal", {"mean": 0.0, "std": std})
+        bound = math.sqrt(3.0) * std
+        return Initializer("uniform", {"low": -bound, "high": bound})
+    return Initializer(kind, args)
+
+
+def measured(weight: npt.NDArray[np.float32]) -> Initializer:
+    """The distribution that fits ``weight`` (n, dim): constant, uniform or normal.
+
+    The kurtosis of a sample decides: it is 1.8 for a uniform and 3 for a normal distribution.
+    """
+    flat = weight.reshape(-1)
+    sample = flat[:: max(1, flat.size // _SAMPLE)].astype(np.float64)
+    mean, std = float(sample.mean()), float(sample.std())
+    if std == 0.0:
+        kind, args = ("constant", {"value": mean}) if mean else ("zeros", {})
+        return Initializer(kind, args, measured=True)
+    kurtosis = float((((sample - mean) / std) ** 4).mean())
+    if kurtosis < 2.4:
+        half = 3**0.5 * std
+        return Initializer("uniform", {"low": mean - half, "high": mean + half}, measured=True)
+    return Initializer("normal", {"mean": mean, "std": std}, measured=True)
