@@ -132,13 +132,20 @@ class ModelJob(Job):
     """Of the counting model; its data stop at the last record."""
 
     def __init__(
-        self, folder: Path, name: str, records: int, flags: list[str], delay_s: float, quorum: int
+        self,
+        folder: Path,
+        name: str,
+        records: int,
+        flags: list[str],
+        delay_s: float,
+        quorum: int,
+        data: str,
     ) -> None:
         self._data, self._quorum = folder, quorum
         self.output = folder / f"{name}-output"
         self.summary_file = folder / f"{name}.json"
         command = [
-            *EDL, "run", str(MODEL), "--data", str(folder / "data-*.parquet"), "--job-name", name,
+            *EDL, "run", str(MODEL), "--data", data, "--job-name", name,
             "--output", str(self.output), "--summary", str(self.summary_file), *flags,
             "--", str(records - 1), str(self._gate(folder, name)), "--delay", str(delay_s),
             "--quorum", str(quorum),
@@ -177,7 +184,8 @@ def jobs() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture
 def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., ModelJob]:
     """``start_job(records, *flags)``; a flag DIR is a folder for checkpoints. A job has no spares
-    unless a flag says so: they would be among the processes that a test counts."""
+    unless a flag says so: they would be among the processes that a test counts. ``data`` holds the
+    numbers below ``records`` in another way than files."""
 
     def start(
         records: int,
@@ -185,14 +193,16 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
         delay_s: float = 0.01,
         name: str = "count",
         quorum: int = 1,
+        data: str = "",
     ) -> ModelJob:
         prepare = [sys.executable, str(COUNTING / "prepare.py"), str(tmp_path)]
         prepare += ["--records", str(records), "--files", "3"]
         subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL, timeout=30)
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
         given = ["--spares", "0", *given]
+        where = data or str(tmp_path / "data-*.parquet")
         return jobs.enter_context(
-            contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s, quorum))
+            contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s, quorum, where))
         )
 
     return start

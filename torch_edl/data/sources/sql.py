@@ -56,6 +56,13 @@ class SqlSource:
         self._schema = self._read_schema(wanted.key)
         self._is_text = not pa.types.is_integer(self._schema.field(wanted.key).type)
         self._key = sa.column(wanted.key, sa.String() if self._is_text else sa.BigInteger())
+        low, high = (sa.bindparam(name, type_=self._key.type) for name in ("low", "high"))
+        self._range = (
+            sa.select(sa.text("*"))
+            .select_from(self._rows)
+            .where(self._key >= low, self._key <= high)
+            .order_by(self._key)
+        )
         self._bounds: list[tuple[Any, Any]] = []
         self._ends: list[int] = []
         self._digests: list[bytes] = []
@@ -90,18 +97,8 @@ class SqlSource:
         known = cache.get((self._number, first)) if first == last else None
         if known is not None:
             return known
-        low, high = (
-            sa.bindparam("low", type_=self._key.type),
-            sa.bindparam("high", type_=self._key.type),
-        )
-        statement = (
-            sa.select(sa.text("*"))
-            .select_from(self._rows)
-            .where(self._key >= low, self._key <= high)
-            .order_by(self._key)
-        )
         bounds = {"low": self._bounds[first][0], "high": self._bounds[last][1]}
-        table = self._cast(self._database.execute(statement, **bounds))
+        table = self._cast(self._database.execute(self._range, **bounds))
         keys = table.column(self._key.name)
         begin = self._ends[first - 1] if first else 0
         digests = [
@@ -154,6 +151,8 @@ class SqlSource:
         return found.schema.field(0).type if len(found) else pa.null()
 
     def _cast(self, table: Any) -> Any:
+        if table.schema.equals(self._schema):
+            return table
         # A column of NULLs has a type by chance where columns have none.
         columns = [
             pa.chunked_array([pa.nulls(len(column), type)])

@@ -7,6 +7,7 @@ Statements are made by SQLAlchemy Core: identifiers are quoted and values bound 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -43,9 +44,17 @@ class _Compiled:
 
     def text(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> tuple[str, list[Any]]:
         """The statement in the words of the database, and its values in order."""
-        compiled = statement.compile(dialect=self.dialect)
-        bound = {**compiled.params, **values}
-        return str(compiled), [bound[name] for name in compiled.positiontup or ()]
+        text, names, own = _compiled(statement, self.dialect)
+        bound = {**own, **values}
+        return text, [bound[name] for name in names]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    statement: sa.Select[Any], dialect: Any
+) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    compiled = statement.compile(dialect=dialect)
+    return str(compiled), tuple(compiled.positiontup or ()), compiled.params
 
 
 class _Postgres(_Compiled):
@@ -56,11 +65,13 @@ class _Postgres(_Compiled):
         from adbc_driver_postgresql import dbapi
 
         self._adbc = dbapi.connect(url.render_as_string(hide_password=False), autocommit=True)
+        self._cursor = self._adbc.cursor()
 
     def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
-        return _fetch(self._adbc.cursor(), *self.text(statement, values))
+        return _fetch(self._cursor, *self.text(statement, values))
 
     def close(self) -> None:
+        self._cursor.close()
         self._adbc.close()
 
 
@@ -77,21 +88,23 @@ class _Sqlite(_Compiled):
         # Read only: otherwise a file that is missing would be made.
         uri = path if path.startswith("file:") else f"file:{quote(path)}?mode=ro"
         self._adbc = dbapi.connect(uri, autocommit=True)
-        _fetch(self._adbc.cursor(), f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
-
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
         # The types of the columns are those of the first batch: all rows are one batch.
         options = {"adbc.sqlite.query.batch_rows": str(1 << 24)}
-        return _fetch(self._adbc.cursor(adbc_stmt_kwargs=options), *self.text(statement, values))
+        self._cursor = self._adbc.cursor(adbc_stmt_kwargs=options)
+        _fetch(self._cursor, f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
+
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
+        return _fetch(self._cursor, *self.text(statement, values))
 
     def close(self) -> None:
+        self._cursor.close()
         self._adbc.close()
 
 
 def _fetch(cursor: Any, text: str, values: list[Any]) -> pa.Table:
-    with contextlib.closing(cursor):
-        cursor.execute(text, values or None)
-        return cursor.fetch_arrow_table()
+    # The cursor prepares a text again only where it is another one than before.
+    cursor.execute(text, values or None)
+    return cursor.fetch_arrow_table()
 
 
 class _DuckDb(_Compiled):

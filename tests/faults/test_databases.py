@@ -1,0 +1,49 @@
+"""Jobs on a database are hurt while its table changes; every row is counted exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.postgres_server import PASSWORD, Postgres
+
+RECORDS = 2000
+TASKS = ["--batch-size", "8", "--records-per-task", "64", "--strategy", "ps", "--workers", "2"]
+
+
+@pytest.fixture
+def postgres(monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgres]:
+    """A server with the numbers below ``RECORDS``."""
+    server = Postgres()
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    with psycopg.connect(server.url) as connection:
+        connection.execute("CREATE TABLE numbers (n bigint PRIMARY KEY)")
+        connection.execute(f"INSERT INTO numbers SELECT generate_series(0, {RECORDS - 1})")
+    yield server
+    server.remove()
+
+
+@pytest.mark.slow
+def test_processes_and_the_database_are_killed(
+    start_job: Callable[..., Any], postgres: Postgres
+) -> None:
+    """Rows that are added meanwhile are no part of the job, whoever starts when."""
+    url = f"{postgres.url}#table=numbers&key=n"
+    job = start_job(RECORDS, *TASKS, "--ps", "2", "--max-task-failures", "1000", data=url)
+    job.wait_for(lambda: job.done() > 200)
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute(f"INSERT INTO numbers SELECT generate_series({RECORDS}, 3000)")
+    job.kill("worker")
+    job.wait_for(lambda: job.done() > 600)
+    job.kill("master")
+    postgres.stop()
+    job.kill("worker")
+    postgres.start()
+    job.wait_for(lambda: job.done() > 1200)
+    job.kill("ps")
+    job.go_on()
+    job.check()
+    assert PASSWORD not in job.report()
