@@ -88,6 +88,7 @@ def main(
         lock = _with_room(lambda: _open(config, folder), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
+        _prepare_parts(config, anew=left is None)
         journals = _journals(config, folder, token)
         life = left["fleet"]["life"] if left is not None else secrets.token_hex(3)
         launcher = place.launcher(config, folder, token, life)
@@ -163,6 +164,10 @@ def main(
         # Whoever started us may be gone; nobody else waits for the end.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)
+        if over:
+            with service.changed:
+                last = service.status()
+            place.tell_end(last)
     except Exception:
         if over:
             raise
@@ -182,6 +187,8 @@ def _tidy(job: Job, temporary: Path, journals: Path) -> None:
     """Removes what nobody needs of a job that is over."""
     # The final state of a job that keeps no checkpoints.
     shutil.rmtree(temporary / "final", ignore_errors=True)
+    with contextlib.suppress(OSError):  # it is the folder of the job, or has the cut of a move
+        temporary.rmdir()
     failed = job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
     if failed and journals.exists():
         log.warning("the journals of this job stay in %s, since it failed", journals)
@@ -189,6 +196,8 @@ def _tidy(job: Job, temporary: Path, journals: Path) -> None:
         shutil.rmtree(journals, ignore_errors=True)
         with contextlib.suppress(OSError):  # journals of other runs are there
             journals.parent.rmdir()
+    if job.config.checkpoint.parts and not failed:
+        shutil.rmtree(job.config.checkpoint.parts, ignore_errors=True)
     if job.config.checkpoint.dir and job.config.kind == "train":
         layout.remove_leftovers(job.config.checkpoint.dir)
 
@@ -276,6 +285,15 @@ def _prepare_checkpoints(config: JobConfig) -> Saved | None:
     layout.remove_leftovers(root)
     newest = layout.newest_to_resume(root, resume=config.checkpoint.resume)
     return None if newest is None else Saved(newest, layout.read(newest))
+
+
+def _prepare_parts(config: JobConfig, *, anew: bool) -> None:
+    """Makes the folder of predictions before they are merged; another run may have left its own."""
+    parts = config.checkpoint.parts
+    if parts and anew:
+        shutil.rmtree(parts, ignore_errors=True)
+    if parts:
+        Path(parts).mkdir(parents=True, exist_ok=True)
 
 
 def _journals(config: JobConfig, folder: JobFolder, token: str) -> Path:

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from torch_edl.errors import UsageError
-from torch_edl.option import TRAINING, Checked, Option, option
+from torch_edl.option import TRAINING, Checked, Option, declare, option
 
 _training_option = functools.partial(option, kinds=TRAINING)
 
@@ -28,6 +28,9 @@ class CheckpointConfig(Checked):
             group="data",
         ),
     )
+    parts: str = declare(set_by="predict", default="")
+    """The folder of predictions before they are merged, a file for each task; empty: none are
+    made."""
     dir: str = option("", "--checkpoint-dir DIR", "write checkpoints to DIR", kinds=TRAINING)
     every: int = _training_option(
         0,

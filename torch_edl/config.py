@@ -340,6 +340,11 @@ class JobConfig(Checked):
         return self.kind in ("train", "script")
 
     @property
+    def shares_files(self) -> bool:
+        """Whether the processes of the job have a folder in common for what they hand over."""
+        return self.platform == "local" or bool(self.checkpoint.dir or self.checkpoint.output)
+
+    @property
     def window(self) -> int:
         """Records of one push: ``local_steps`` minibatches. Tasks are cut into whole windows."""
         return self.data.batch_size * self.train.local_steps

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch_edl import pod_settings
 from torch_edl.errors import UsageError
-from torch_edl.option import Checked, declare, option
+from torch_edl.option import OF_MODEL_FILE, Checked, declare, option
 
 PLATFORMS = ("local", "kubernetes")
-KINDS = ("train",)
+KINDS = OF_MODEL_FILE
 """The kinds of jobs that can run on Kubernetes."""
 
 _option = functools.partial(option, kinds=KINDS)

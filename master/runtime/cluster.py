@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from master.state.lifecycle import Outcome
+from torch_edl.checkpoint import layout
+from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_HOST, ENV_TOKEN
-from torch_edl.errors import StoreConflictError, UsageError
+from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text
+from torch_edl.jobs import final_status
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.kubernetes import names, shared_paths
 from torch_edl.kubernetes.api import Api
@@ -20,7 +25,12 @@ from torch_edl.kubernetes.pod import Owner, process_pod
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.spec import ProcessSpec
+from torch_edl.wire import master_pb2 as pb
 
+log = logging.getLogger(__name__)
+
+# Where Kubernetes reads the last words of a container, unless its manifest says otherwise.
+_TERMINATION_LOG = "/dev/termination-log"
 # Exit codes: the Job of the master starts it again after the second one only.
 _USAGE, _TRY_AGAIN, _STOPPED = 2, 75, 130
 # What all processes of a job must have in common.
@@ -61,7 +71,7 @@ class Cluster:
         write_text(folder.config_file, text)
         config = folder.config()
         shared_paths.check(config)
-        return config
+        return replace(config, checkpoint=_found(config))
 
     def warnings(self, config: JobConfig) -> Sequence[str]:
         if config.durability.etcd_endpoints or config.kubernetes.state_claim:
@@ -125,10 +135,33 @@ class Cluster:
         )
         return _USAGE if final else _TRY_AGAIN
 
+    def tell_end(self, status: pb.GetStatusResponse) -> None:
+        try:
+            Path(_TERMINATION_LOG).write_text(final_status.to_text(status), encoding="utf-8")
+        except OSError as error:  # a template may name another place
+            log.warning("%s: %s: the end of the job is not noted", _TERMINATION_LOG, error.strerror)
+
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         if outcome is None:
             return stop.exit_code or _TRY_AGAIN
         return _STOPPED if outcome.state == "stopped" else outcome.exit_code
+
+
+def _found(config: JobConfig) -> CheckpointConfig:
+    """The model to begin with, which a client cannot look for."""
+    load, option = config.checkpoint.load, "--load" if config.trains else "--from"
+    if not load:
+        return config.checkpoint
+    try:
+        found = layout.trained_model(Path(load))
+    except CheckpointError as error:
+        raise UsageError(f"{option} {load}: {error}") from error
+    if found is None:
+        raise UsageError(
+            f"{option} {load}: no trained model there; name the --output or the --checkpoint-dir "
+            "of a job, on a --volume"
+        )
+    return replace(config.checkpoint, load=str(found))
 
 
 def _whole_cores(quantity: str) -> int:

@@ -25,6 +25,7 @@ from master.state.actions import (
     EffectEvent,
     Flush,
     Flushed,
+    MergePredictions,
     OutputWritten,
     Prune,
     Release,
@@ -97,7 +98,7 @@ def execute(effect: Effect, *, token: str) -> EffectEvent | None:
         case Flush():
             log.warning("flush: %s", text)
             return Flushed(effect.incarnation, success=False)
-        case WriteOutput():
+        case WriteOutput() | MergePredictions():
             return OutputWritten(error=text)
     log.warning("%s", text)
     return None
@@ -120,6 +121,12 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
             from torch_edl.checkpoint.export import write_output
 
             write_output(effect.checkpoint, effect.output)
+            return OutputWritten()
+        case MergePredictions():
+            from torch_edl.data.merge_predictions import merge
+
+            effect.output.parent.mkdir(parents=True, exist_ok=True)
+            merge(effect.parts, effect.output, tasks=effect.tasks)
             return OutputWritten()
         case Prune():
             layout.prune(effect.newest, effect.keep)

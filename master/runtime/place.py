@@ -13,6 +13,7 @@ from torch_edl.jobs.folder import JobFolder
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.signals import StopSignals
+from torch_edl.wire import master_pb2 as pb
 
 _LOOPBACK = "127.0.0.1:0"
 _USAGE = 2
@@ -77,6 +78,10 @@ class Place(Protocol):
         """The exit code of a master that cannot begin."""
         ...
 
+    def tell_end(self, status: pb.GetStatusResponse) -> None:
+        """Leaves the last status of the job where clients find it that come later."""
+        ...
+
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         """The exit code of a master.
 
@@ -124,6 +129,9 @@ class Machine:
 
     def refused(self, error: Exception) -> int:
         return _USAGE
+
+    def tell_end(self, status: pb.GetStatusResponse) -> None:
+        """The folder of the job has it."""
 
     def exit_code(self, outcome: Outcome | None, stop: StopSignals) -> int:
         assert outcome is not None

@@ -111,6 +111,15 @@ class WriteOutput:
 
 
 @dataclass(frozen=True)
+class MergePredictions:
+    """Write the predictions of all tasks in the order of the records."""
+
+    parts: Path
+    output: Path
+    tasks: int
+
+
+@dataclass(frozen=True)
 class Prune:
     """Remove the checkpoints before ``newest``, so that ``keep`` are left."""
 
@@ -125,7 +134,9 @@ class Remove:
     directory: Path
 
 
-Effect = SaveServers | CommitLocal | Flush | Release | WriteOutput | Prune | Remove
+Effect = (
+    SaveServers | CommitLocal | Flush | Release | WriteOutput | MergePredictions | Prune | Remove
+)
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Become | Effect
 

@@ -18,6 +18,7 @@ from master.state.actions import (
     Failure,
     Flush,
     Flushed,
+    MergePredictions,
     Note,
     OutputWritten,
     Prune,
@@ -72,7 +73,8 @@ class CheckpointManager:
         self._trains = config.trains
         self._every = config.checkpoint.every if config.checkpoint.dir else 0
         self._flushes = config.trains and config.train.mode == "sync"
-        self._output = config.checkpoint.output if config.trains else ""
+        self._parts = config.checkpoint.parts
+        self._output = config.checkpoint.output if config.trains or self._parts else ""
         self._incarnation = 0
         self._actions: list[Effect] = []
         self._running = ""  # "periodic", "final" or "cut" while one is taken
@@ -104,8 +106,8 @@ class CheckpointManager:
     @property
     def complete(self) -> bool:
         """Nothing is left to be saved or written."""
-        wanted = self._config.dir or self._config.output
-        return not self._trains or ((self.final is not None or not wanted) and self._written)
+        wanted = self._trains and (self._config.dir or self._config.output)
+        return (self.final is not None or not wanted) and self._written
 
     @property
     def restore_from(self) -> str:
@@ -209,6 +211,13 @@ class CheckpointManager:
             self._actions.append(Remove(self._cut.path.parent))
             self._cut = None
 
+    def merge(self, tasks: int) -> None:
+        """The predictions of so many tasks are all made."""
+        if self._parts and not self._written and not self._writing:
+            self._writing = True
+            parts, output = Path(self._parts), Path(self._output)
+            self._actions.append(MergePredictions(parts, output, tasks))
+
     def snapshot_written(self, directory: Path, manifest: Manifest) -> None:
         """A worker wrote its model."""
         self._commit = CommitLocal(directory, manifest, self._incarnation, self.root)
@@ -249,11 +258,15 @@ class CheckpointManager:
             case Flushed() if event.incarnation == self._incarnation:
                 self._flushing, self._flushed = False, event.success
             case OutputWritten() if event.error:
-                text = f"--output {self._output}: the model cannot be written: {event.error}"
+                what = "predictions" if self._parts else "model"
+                text = f"--output {self._output}: the {what} cannot be written: {event.error}"
+                if self._parts:
+                    text += f"; what each task has predicted is in {self._parts}"
                 return [Failure(text)]
             case OutputWritten() if self._writing:
                 self._writing, self._written = False, True
-                return [Note("info", f"model written to {self._output}")]
+                what = "predictions" if self._parts else "model"
+                return [Note("info", f"{what} written to {self._output}")]
         return []
 
     def _saved(self, saved: Saved) -> list[Note | Failure | CutTaken]:

@@ -139,6 +139,8 @@ class Milestones:
                 events.append(MoveBegun())
             if folder is not None:
                 self._tasks.ask_for_snapshot(str(folder))
+        if settled and not stopping and main is not None:
+            checkpoints.merge(main.space.total)
         if settled and checkpoints.complete:
             if stopping:
                 events.append(Kept())

@@ -54,6 +54,11 @@ class ServerMove:
             raise UsageError(
                 f"--ps {servers}: the servers of a job that does not train stay as they are"
             )
+        if not self._config.shares_files:
+            raise UsageError(
+                f"--ps {servers}: the model moves through files, and the pods of this job have no "
+                "folder in common; start the job with --checkpoint-dir on a --volume"
+            )
         strategy = self._fleet.strategy or self._config.train.strategy
         check_servers(servers, strategy=strategy, durability=self._config.durability.mode)
 
@@ -67,8 +72,8 @@ class ServerMove:
         mode = self._config.durability.mode
         if mode == "replica":
             return self._stays_for_copies(server, now)
-        durable = mode == "journal"
-        if durable or self._lifecycle.ending or not self._config.trains or self._tasks.trained:
+        stays = mode == "journal" or not self._config.shares_files
+        if stays or self._lifecycle.ending or not self._config.trains or self._tasks.trained:
             return False
         servers = self._fleet.servers
         if not servers.moving:

@@ -85,7 +85,13 @@ class Namespace:
     def run_pod(self, name: str, words: list[str]) -> int:
         """Runs a script of the counting example with the claim at ``/data``; its exit code."""
         script, *rest = words
-        command = ["python", f"/scripts/{script}", *rest]
+        return self._run_pod(name, ["python", f"/scripts/{script}", *rest])
+
+    def run_python(self, name: str, code: str) -> int:
+        """Runs a program with the claim at ``/data``; its exit code."""
+        return self._run_pod(name, ["python", "-c", code])
+
+    def _run_pod(self, name: str, command: list[str]) -> int:
         places = [{"name": "data", "mountPath": "/data"},
                   {"name": "scripts", "mountPath": "/scripts"}]  # fmt: skip
         container = {
@@ -104,11 +110,17 @@ class Namespace:
 
     def submit(self, name: str, *flags: str, delay_s: float = 0.02) -> Job:
         """`torch-edl run` of the counting model."""
-        words = [
-            *EDL, "run", str(COUNTING / "model.py"), "--platform", "kubernetes",
-            "--namespace", self.name, "--image", self._image, "--job-name", name,
-            "--volume", f"claim={CLAIM},path=/data", "--data", "/data/data-*.parquet",
+        return self.start(
+            "run", COUNTING / "model.py", name, "--data", "/data/data-*.parquet",
             "--output", "/data/output", *flags, "--", "--delay", str(delay_s),
+        )  # fmt: skip
+
+    def start(self, verb: str, file: Path, name: str, *flags: str) -> Job:
+        """A command that runs a file in pods, with the claim at ``/data``."""
+        words = [
+            *EDL, verb, str(file), "--platform", "kubernetes",
+            "--namespace", self.name, "--image", self._image, "--job-name", name,
+            "--volume", f"claim={CLAIM},path=/data", *flags,
         ]  # fmt: skip
         return Job(self, name, words, self._folder / f"{name}.log")
 

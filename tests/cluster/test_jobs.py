@@ -4,7 +4,9 @@ goes wrong is said in one line."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,6 +79,83 @@ def test_a_job_trains_in_pods_and_leaves_its_model(
     job = submit(600, "--workers", "2", "--ps", "1", "--batch-size", "20", delay_s=0.0)
     assert job.finish() == 0, namespace.report()
     namespace.check()
+
+
+ONES = Path(__file__).parent / "models" / "ones.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_is_trained_evaluated_and_used(namespace: Namespace) -> None:
+    namespace.prepare(100)
+    data = ("--data", "/data/data-*.parquet", "--batch-size", "10")
+
+    def run(verb: str, name: str, *flags: str) -> Job:
+        with contextlib.closing(namespace.start(verb, ONES, name, *data, *flags)) as job:
+            job.finish()
+        return job
+
+    trained = run("run", "train", "--ps", "1", "--output", "/data/model")
+    assert trained.process.returncode == 0, namespace.report()
+    # What the user's code prints is shown where the job was started.
+    assert "worker-0 | the model is made" in trained.said()
+    # The model of a job, by the name of the job.
+    evaluated = run("evaluate", "evaluate", "--from", "train")
+    assert evaluated.process.returncode == 0, namespace.report()
+    assert re.search(r"mean +1\b", evaluated.said())
+    assert "evaluated on 100 records" in evaluated.said()
+    predicted = run(
+        "predict", "predict", "--from", "/data/model", "--output", "/data/p.npz",
+        "--records-per-task", "30", "--workers", "2",
+    )  # fmt: skip
+    assert predicted.process.returncode == 0, namespace.report()
+    for name in ("train", "predict"):
+        namespace.wait_for(lambda name=name: not namespace.running(name, "master"))
+    look = (
+        "import numpy, os; found = numpy.load('/data/p.npz')['prediction']; "
+        "assert found.tolist() == [1.0] * 100, found; "
+        "assert not [f for f in os.listdir('/data') if f.startswith('.')], os.listdir('/data')"
+    )
+    assert namespace.run_python("look", look) == 0, namespace.report()
+    # How a job ended is known when its master is gone.
+    failed = run("run", "fail", "--ps", "1", "--output", "/data/none", "--", "--fails")
+    assert failed.process.returncode == 1
+    said = namespace.edl("status", "fail", "--json").stdout
+    status = json.loads(said[said.index("{") :])
+    assert status["state"] == "failed"
+    assert "this data is not for me" in status["error"]
+    assert "feed" in status["traceback"]
+    assert "this data is not for me" in failed.said()
+    ended = namespace.edl("status", "train", "--json").stdout
+    assert json.loads(ended[ended.index("{") :])["records"]["done"] == 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_chaos_kills_pods_and_clean_removes_what_is_over(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    refused = namespace.edl("chaos", JOB, "--pause", "worker=1:5s")
+    assert refused.returncode == 2
+    assert "a cluster pauses no process" in refused.stdout
+    found = namespace.edl(
+        "chaos", JOB, "--kill", "worker=1,ps=1,master=1", "--every", "4s", "--for", "8s", "--json",
+        timeout_s=200,
+    )  # fmt: skip
+    assert found.returncode == 0, f"{found.stdout}{namespace.report()}"
+    verdict = json.loads(found.stdout[found.stdout.index("{") :])
+    assert verdict["held"]
+    assert verdict["kills"] == {"worker": 2, "ps": 2, "master": 2}
+    assert verdict["replaced"]["ps"] >= 2
+    assert job.finish(300) == 0, namespace.report()
+    namespace.check()
+    kept = namespace.edl("clean", "--keep", "1")
+    assert "nothing to remove" in kept.stdout
+    removed = namespace.edl("clean")
+    assert f"removed: job {JOB}" in removed.stdout, removed.stdout
+    namespace.wait_for(lambda: namespace.left_of(JOB) == [])
 
 
 @pytest.fixture

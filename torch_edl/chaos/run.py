@@ -10,17 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-import grpc
-
 from torch_edl.chaos.plan import Plan
 from torch_edl.chaos.promise import restraint, risks
+from torch_edl.chaos.site import EXITED, Site
 from torch_edl.chaos.storm import Blow, Storm, Target
-from torch_edl.chaos.targets import EXITED, Processes
 from torch_edl.chaos.verdict import Verdict, Watch
-from torch_edl.errors import UsageError
-from torch_edl.jobs import calls
-from torch_edl.jobs.folder import ENDED, JobFolder, MasterAddress
-from torch_edl.jobs.status import report
+from torch_edl.errors import EdlError, UsageError
+from torch_edl.jobs.folder import ENDED
 from torch_edl.wire import master_pb2 as pb
 
 _LOOK_S = 0.25
@@ -45,32 +41,31 @@ class Chaos:
     """One run of ``torch-edl chaos``. Ends by itself, or soon after :meth:`stop`.
 
     Args:
-        job: that runs on this machine.
+        site: of a job that runs.
 
     Raises:
-        UsageError: the job does not run here, or has no process that the plan could happen to;
-            nothing was done.
+        UsageError: the job is over, or has no process that the plan could happen to; nothing was
+            done.
     """
 
-    def __init__(self, job: JobFolder, plan: Plan, *, display: Display) -> None:
-        self._job, self._plan, self._display = job, plan, display
-        master, status = _running(job)
-        config = job.config()
-        self._processes = Processes(master.token)
+    def __init__(self, site: Site, plan: Plan, *, display: Display) -> None:
+        self._site, self._plan, self._display = site, plan, display
+        status: pb.GetStatusResponse = site.ask(pb.GetStatusRequest())
+        if status.state in ENDED:
+            raise UsageError(f"{status.job}: the job is over, it is {status.state}")
+        config = site.config()
         self.risks = risks(plan, config, status)
         """What the plan will cost, a sentence each."""
-        living = self._processes.living(status.processes)
-        self._check_roles(status, living)
-        listed = [p for p in status.processes if p.pid and p.state != EXITED]
-        self.elsewhere = len(listed) - len(living)
+        self._check_roles(status, site.living(status.processes))
+        self.elsewhere = site.out_of_reach(status.processes)
         """Processes of the job that do not run on this machine, and are spared."""
         self.restraint = restraint(plan, config)
         """Which faults wait until the job could survive them; empty: none."""
         self._storm = Storm(plan)
-        self._seen: set[int] = set()  # pids of servers on this machine
+        self._seen: set[int] = set()  # ids of servers that lived
         self._began = time.monotonic()
         self.watch = Watch(status, self._began, seed=plan.seed, may_roll_back=bool(self.risks))
-        self._events = _Events(job)
+        self._events = _Events(site)
         self._lock = threading.Lock()  # of the watch, which the thread of the status feeds
         self._stopped, self._over = threading.Event(), threading.Event()
 
@@ -116,25 +111,25 @@ class Chaos:
     # ---- faults ----
 
     def _living(self) -> list[Target]:
-        return self._processes.living(self.watch.last.processes)
+        return self._site.living(self.watch.last.processes)
 
     def _expendable(self, living: Sequence[Target]) -> Sequence[Target] | None:
         """The servers of which one may be lost; None: any number of them."""
         if not self.restraint:
             return None
         listed = [p for p in self.watch.last.processes if p.role == "ps" and p.state != EXITED]
-        servers = {target.pid: target for target in living if target.role == "ps"}
+        servers = {target.id: target for target in living if target.role == "ps"}
         self._seen |= servers.keys()
         # The status is from before the death of a server that is not there any more.
-        if any(p.pid in self._seen and p.pid not in servers for p in listed):
+        if any(p.id in self._seen and p.id not in servers for p in listed):
             return []
-        return [servers[p.pid] for p in listed if p.expendable and p.pid in servers]
+        return [servers[p.id] for p in listed if p.expendable and p.id in servers]
 
     def _strike(self, blows: list[Blow]) -> None:
         for blow in blows:
-            if not self._processes.send(blow.target, blow.number):
+            if not self._site.strike(blow):
                 continue  # it ended by itself meanwhile
-            text = f"{blow.target} (pid {blow.target.pid}) "
+            text = f"{blow.target} ({blow.target.place}) "
             text += f"paused for {blow.pause_s:g} s" if blow.pause_s else _VERBS[blow.number]
             if blow.number != signal.SIGCONT:
                 with self._lock:
@@ -147,12 +142,19 @@ class Chaos:
     def _look(self) -> None:
         while not self._over.wait(_LOOK_S):
             asked = time.monotonic()
-            status = calls.get_status(self._job)
+            status = self._status()
             with self._lock:
                 self.watch.saw(status, asked)
             if status is not None:
                 self._events.deliver()
         self._events.deliver()
+
+    def _status(self) -> pb.GetStatusResponse | None:
+        try:
+            status: pb.GetStatusResponse = self._site.ask(pb.GetStatusRequest())
+        except EdlError:  # no master answers
+            return None
+        return status
 
     def _settle(self, *, wait: bool) -> None:
         """Until the job has made progress after the last fault, or has ended."""
@@ -178,13 +180,12 @@ class Chaos:
         self._display.progress(self.seconds, self._plan.for_s, text)
 
     def _is_over(self) -> bool:
-        return self.watch.last.state in ENDED or not self._job.has_master()
+        return self.watch.last.state in ENDED or not self._site.has_master()
 
     def _verdict(self) -> Verdict:
         state, error = self.watch.last.state, self.watch.last.error
-        if not self._job.has_master():
-            found = report(self._job)
-            state, error = found["state"], found.get("error", "")
+        if not self._site.has_master():
+            state, error = self._site.end()
         with self._lock:
             return self.watch.verdict(
                 time.monotonic(),
@@ -205,51 +206,16 @@ class Chaos:
                     )
                 if role not in roles:
                     raise UsageError(
-                        f"{option} {role}: the job has no such process on this machine now; "
+                        f"{option} {role}: the job has no such process {self._site.where} now; "
                         f"it has: {has}"
                     )
-
-
-def _running(job: JobFolder) -> tuple[MasterAddress, pb.GetStatusResponse]:
-    """The master of a job that runs on this machine, and the status of the job.
-
-    Raises:
-        UsageError: it does not.
-    """
-    if job.master_file.exists() and not _readable(job):
-        raise UsageError(
-            f"{job.name}: the job of another user; run torch-edl chaos as the user that started it"
-        )
-    master = job.master()
-    if master is None or not job.is_alive():
-        state = report(job)["state"]
-        if state in ENDED:
-            raise UsageError(f"{job.name}: the job is over, it is {state}")
-        raise UsageError(
-            f"{job.name}: its master does not run on this machine; start torch-edl chaos where "
-            "the job was started, see torch-edl status"
-        )
-    status: pb.GetStatusResponse = calls.ask(job, pb.GetStatusRequest())
-    if status.state in ENDED:
-        raise UsageError(f"{job.name}: the job is over, it is {status.state}")
-    return master, status
-
-
-def _readable(job: JobFolder) -> bool:
-    try:
-        job.master_file.read_bytes()
-    except PermissionError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 class _Events:
     """Events on their way to the job, kept until a master has taken them. Thread-safe."""
 
-    def __init__(self, job: JobFolder) -> None:
-        self._job = job
+    def __init__(self, site: Site) -> None:
+        self._site = site
         self._source = f"chaos-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
         self._waiting: list[pb.Event] = []
@@ -269,7 +235,7 @@ class _Events:
             events = list(self._waiting)
         if not events:
             return
-        with contextlib.suppress(UsageError, grpc.RpcError):  # no master answers
-            calls.ask(self._job, pb.AddEventsRequest(source=self._source, events=events))
+        with contextlib.suppress(EdlError):  # no master answers
+            self._site.ask(pb.AddEventsRequest(source=self._source, events=events))
             with self._lock:
                 self._waiting = [e for e in self._waiting if e.sequence > events[-1].sequence]

@@ -21,6 +21,14 @@ class Target:
     role: str
     id: int
     pid: int
+    """On its machine; a process in a pod has another pod for each life."""
+    pod: str = ""
+    """The pod that it runs in; empty: none."""
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"pod {self.pod}" if self.pod else f"pid {self.pid}"
 
     def __str__(self) -> str:
         return f"{self.role}-{self.id}"

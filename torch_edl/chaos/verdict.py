@@ -12,6 +12,7 @@ from torch_edl.wire import master_pb2 as pb
 
 # A longer time without progress is a stall: workers report each second.
 STALL_S = 2.0
+_PENDING = "pending"
 _BROKEN = ("failed", "dead")
 
 
@@ -63,6 +64,12 @@ class Verdict:
         return dataclasses.asdict(self)
 
 
+def _process(status: pb.ProcessStatus) -> tuple[str, int, int]:
+    """What no other process of the job has: the master alone keeps its number when it is started
+    again."""
+    return status.role, status.id, status.pid if status.role == "master" else 0
+
+
 class Watch:
     """Follows the status of a job during a storm.
 
@@ -78,7 +85,7 @@ class Watch:
         self._first = self.last = first
         self._began = self._answered = self._progress = now
         self._may_roll_back = may_roll_back
-        self._known = {(p.role, p.id, p.pid) for p in first.processes}
+        self._known = {_process(p) for p in first.processes if p.state != _PENDING}
         self._replaced: Counter[str] = Counter()
         self._kills: Counter[str] = Counter()
         self._pauses: Counter[str] = Counter()
@@ -114,8 +121,8 @@ class Watch:
             self._done_then = min(before, status.records_done)
             self.progressed |= status.records_done > self._done_then
         for process in status.processes:
-            key = (process.role, process.id, process.pid)
-            if process.pid and key not in self._known:
+            key = _process(process)
+            if process.state != _PENDING and key not in self._known:
                 self._known.add(key)
                 self._replaced[process.role] += 1
         self.last = status

@@ -156,6 +156,21 @@ def newest(root: str | Path) -> Path | None:
     return found[-1] if found else None
 
 
+def trained_model(path: Path) -> Path | None:
+    """The model in a folder: the folder itself, if it is an output or a checkpoint, or the newest
+    checkpoint in it; None: there is none.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    if is_export(path):
+        return path
+    found = path if is_checkpoint(path) else newest(path)
+    if found is not None:
+        read(found)  # which checks it
+    return found
+
+
 def newest_to_resume(
     root: str | Path, *, resume: bool, option: str = "--checkpoint-dir ", fix: str = "add --resume"
 ) -> Path | None:

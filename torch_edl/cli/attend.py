@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +13,10 @@ import grpc
 
 from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import Outcome
-from torch_edl.jobs.cluster_job import ClusterJob, Connection
+from torch_edl.jobs.cluster_job import ClusterJob, Connection, final_status_of
 from torch_edl.jobs.folder import ENDED
-from torch_edl.jobs.log_tail import text_of_line
+from torch_edl.jobs.log_tail import shown, text_of, text_of_line
+from torch_edl.jobs.pod_output import PodOutput
 from torch_edl.kubernetes import causes, names
 from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
 from torch_edl.kubernetes.job import FINAL_CODES
@@ -28,6 +30,10 @@ _CALL_TIMEOUT_S = 5.0
 _SILENT_S = 30.0
 # How often the Job is looked at while its master has no pod, or has said nothing.
 _LOOK_S = 2.0
+# Pods whose output is shown at once; torch-edl logs reads any.
+_MOST_OUTPUTS = 32
+# At the end of the job, without a line.
+_REST_S = 2.0
 _STOPPING = "stopping: "  # how its event begins
 USAGE_CODE = 2
 
@@ -62,6 +68,12 @@ class Attendance:
     _asked: Future[Any] | None = None
     _refused: str = ""
     _over: bool = False
+    # Then warnings of processes that lose each other are left out.
+    _is_stopped: bool = False
+    _output: PodOutput = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._output = PodOutput(self.job.api, most=_MOST_OUTPUTS)
 
     def until_running(self) -> Outcome | None:
         """Waits for the first answer of the master.
@@ -86,19 +98,24 @@ class Attendance:
         return self._follow(only_start=False)
 
     def _follow(self, *, only_start: bool) -> Outcome | None:
-        selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
+        selector = names.selector(self.job.name)
+        if only_start:
+            selector += f",{names.ROLE}=master"
         watch = Watch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
         try:
             while not self._over:
                 self._hear()
                 self._poll()
                 self._look()
+                self._show(self._output.new())
                 if self._wants_to_leave() or (only_start and self._status is not None):
                     return None
                 time.sleep(_POLL_S)
+            self._show(self._output.rest(_REST_S))
             return self._outcome()
         finally:
             watch.close()
+            self._output.close()
             if self._connection is not None:
                 self._connection.close()
             self.display.close()
@@ -113,9 +130,13 @@ class Attendance:
                     raise heard
                 self._tell("watch", f"{heard}; still trying")
                 continue
+            # What pods have written before a client attaches is in their logs.
+            tail = 0 if self.leaves and not self._listed else None
             self._listed = True
             for change in heard:
-                if isinstance(change, PodSeen):
+                if isinstance(change, PodSeen) and change.pod.role != "master":
+                    self._output.saw(change.pod, tail=tail)
+                elif isinstance(change, PodSeen):
                     self._pods[change.pod.name] = change.pod
                 elif isinstance(change, PodGone):
                     self._pods.pop(change.pod.name, None)
@@ -131,6 +152,12 @@ class Attendance:
             self._over = True
         elif isinstance(how, ProcessWaits) and how.why:
             self._tell(how.fix, f"the master waits: {how.why}; {how.fix}")
+
+    def _show(self, lines: Iterable[tuple[causes.PodState, bytes]]) -> None:
+        for pod, raw in lines:
+            line = shown(text_of(raw), own=not self._is_stopped)
+            if line is not None:
+                self.display.line(f"{pod.role}-{pod.id}", line)
 
     def _pod(self) -> causes.PodState | None:
         """The pod of the master that counts: the one that runs, or that may."""
@@ -206,7 +233,10 @@ class Attendance:
             self._events_after = max(self._events_after, event.sequence)
             if event.level == "error" and status.state in ("finishing", *ENDED):
                 self._held.append(event)  # the cause of the end is told once, in the last line
-            elif event.text != _STOPPING + self.signals.name:
+                continue
+            if event.text.startswith(_STOPPING):
+                self._is_stopped = True
+            if event.text != _STOPPING + self.signals.name:
                 self.display.event(event)
         self.display.update(status)
         if status.state in ENDED:
@@ -234,8 +264,9 @@ class Attendance:
         return False
 
     def _outcome(self) -> Outcome:
-        status = self._status
         pod = self._pod()
+        # The end came between two calls, or this client could not reach the master.
+        status = final_status_of(pod) or self._status
         seen = Outcome(
             state="failed",
             status=status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from torch_edl.chaos.plan import Plan, duration, faults, read
 from torch_edl.chaos.run import Chaos
+from torch_edl.chaos.site import Site
 from torch_edl.chaos.verdict import STALL_S, Gaps, Verdict
+from torch_edl.cli import which
 from torch_edl.cli.progress import duration as clock
 from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.errors import UsageError
@@ -36,8 +39,8 @@ def main(args: argparse.Namespace) -> int:
         UsageError: no such job, or a plan that cannot be; nothing was done.
     """
     plan = _plan(args)
-    with _Display() as display:
-        chaos = Chaos(catalog.find(args.job), plan, display=display)
+    with _Display() as display, contextlib.closing(_site(args, plan)) as site:
+        chaos = Chaos(site, plan, display=display)
         for risk in chaos.risks:
             display.warn(risk)
         if chaos.restraint:
@@ -52,6 +55,21 @@ def main(args: argparse.Namespace) -> int:
     else:
         _print(verdict)
     return stopped.exit_code or (0 if verdict.held else _FAILED)
+
+
+def _site(args: argparse.Namespace, plan: Plan) -> Site:
+    """Where the job is."""
+    if not which.on_cluster(args):
+        from torch_edl.chaos.machine import MachineSite
+
+        return MachineSite(catalog.find(args.job))
+    # Only here: the client of Kubernetes takes long to import, and is an extra.
+    from torch_edl.chaos.cluster import ClusterSite
+    from torch_edl.jobs import cluster_job
+    from torch_edl.kubernetes.api import Api
+
+    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
+    return ClusterSite(cluster_job.find(api, args.job), plan)
 
 
 def _plan(args: argparse.Namespace) -> Plan:

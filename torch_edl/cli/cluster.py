@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from rich.console import Console
+
 from torch_edl.cli import code, preflight, summary, tensorboard, user_file, which
 from torch_edl.cli.attend import Attendance
 from torch_edl.cli.manifests import as_yaml
 from torch_edl.cli.options import model_file_job
 from torch_edl.cli.progress import Display, Observer
+from torch_edl.cli.submit import Outcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
@@ -26,6 +29,7 @@ from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.submit import submit
 from torch_edl.processes.signals import StopSignals
 
+_DOES = {"train": "trains", "evaluate": "evaluates", "predict": "predicts with"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,23 +40,54 @@ def run(args: argparse.Namespace) -> int:
         UsageError: the arguments cannot work; nothing was started.
         ClusterError: the cluster does not answer, or refuses.
     """
-    config, sent = check(args)
-    pods = config.kubernetes
-    api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
     if args.dry_run:
+        config, sent = check(args, "train")
+        load = config.checkpoint.load
+        if load and not load.startswith("/"):
+            raise UsageError(
+                f"--load {load}: a dry run asks no cluster where that job has its model; write the "
+                "folder"
+            )
+        pods = config.kubernetes
+        api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
         print(as_yaml(config, sent, namespace=api.namespace), end="")
         return 0
+    console = stdout()
+    config, outcome = start(args, "train", console)
+    return 0 if outcome is None else summary.finish(config, outcome, console, file=args.summary)
+
+
+def start(
+    args: argparse.Namespace, kind: str, console: Console
+) -> tuple[JobConfig, Outcome | None]:
+    """Runs a job in pods and stays with it.
+
+    Args:
+        kind: of the job, of a model file.
+
+    Returns:
+        The job, and how it ended; None: it goes on without this client.
+
+    Raises:
+        UsageError: the arguments cannot work; nothing was started.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    config, sent = check(args, kind)
+    pods = config.kubernetes
+    api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
+    config = _with_model(config, api)
     summary.forget(args.summary)
     submit(api, config, token=secrets.token_urlsafe(32), code=sent)
     made = cluster_job.find(api, config.name)
-    console, title = stdout(), framework_of(args.model_file).title
+    title = framework_of(args.model_file).title
     console.print(
-        f"{args.model_file} is a model file of {title}: job {made.name} trains it, in namespace "
-        f"{api.namespace}",
+        f"{args.model_file} is a model file of {title}: job {made.name} {_DOES[kind]} it, in "
+        f"namespace {api.namespace}",
         soft_wrap=True,
     )
     observers = [Scalars(config.tensorboard)] if config.tensorboard else []
-    return _stay(made, config, observers, detach=args.detach, leaves=False, file=args.summary)
+    detach = kind == "train" and args.detach
+    return config, _stay(made, console, observers, detach=detach, leaves=False)
 
 
 def attach(args: argparse.Namespace) -> int:
@@ -75,10 +110,12 @@ def attach(args: argparse.Namespace) -> int:
         text = f"{found.name}: {state}" + (f": {error}" if error else "")
         stdout().print(text, soft_wrap=True)
         return 0
-    return _stay(found, found.config(), [], detach=False, leaves=True, file="")
+    console = stdout()
+    outcome = _stay(found, console, [], detach=False, leaves=True)
+    return 0 if outcome is None else summary.finish(found.config(), outcome, console)
 
 
-def check(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
+def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, bytes]]:
     """Checks a job without running user code and without a cluster.
 
     Returns:
@@ -87,18 +124,25 @@ def check(args: argparse.Namespace) -> tuple[JobConfig, dict[str, bytes]]:
     Raises:
         UsageError: a value cannot work, or a file is missing.
     """
-    config = model_file_job(args, "train")
-    pods = config.kubernetes
+    config = model_file_job(args, kind)
+    pods, data = config.kubernetes, config.data
     bound = user_file.check_model_file(
-        config.model_file, evaluates=bool(config.data.eval), shown=args.model_file
+        config.model_file, evaluates=bool(data.eval), shown=args.model_file
     )
-    if "data_source" not in bound and not config.data.train:
+    wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[kind]
+    if "data_source" not in bound and not wanted:
         raise UsageError("--data: missing; name files, folders or globs: --data /data/a.parquet")
     if "data_source" not in bound:
-        _check_data("--data", config.data.train)
-        _check_data("--eval-data", config.data.eval)
-    for option in ("output", "checkpoint_dir", "load", "journal_dir"):
-        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option) or "/"])
+        _check_data("--data", wanted)
+        _check_data("--eval-data", data.eval if kind == "train" else ())
+    for option in ("output", "checkpoint_dir", "journal_dir"):
+        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
+    if "/" in config.checkpoint.load:
+        _check_paths(_load(config), [config.checkpoint.load])
+    if kind == "predict":
+        preflight.check_suffix(args.output)
+        keep = replace(config.checkpoint, parts=shared_paths.parts(config))
+        config = replace(config, checkpoint=keep)
     if pods.pod_template:
         config = replace(
             config, kubernetes=replace(pods, template=template.load(pods.pod_template))
@@ -135,23 +179,46 @@ def _check_paths(option: str, paths: Sequence[str]) -> None:
             )
 
 
+def _load(config: JobConfig) -> str:
+    return "--load" if config.trains else "--from"
+
+
+def _with_model(config: JobConfig, api: Api) -> JobConfig:
+    """The job with the folder of the model to begin with, if the user named a job of the cluster.
+
+    The master looks whether the model is there: the volume may not be mounted here.
+    """
+    load, option = config.checkpoint.load, _load(config)
+    if not load or load.startswith("/"):
+        return config
+    found = cluster_job.find(api, load)
+    found_config, seen = found.config(), found.report()
+    keep = found_config.checkpoint
+    output = keep.output if found_config.trains and seen["state"] == "finished" else ""
+    folder = output or keep.dir or seen["checkpoint"]
+    if not folder:
+        raise UsageError(
+            f"{option} {load}: the job is {seen['state']} and kept no model; --output DIR or "
+            "--checkpoint-dir DIR keeps one"
+        )
+    return replace(config, checkpoint=replace(config.checkpoint, load=folder))
+
+
 def _stay(
     found: cluster_job.ClusterJob,
-    config: JobConfig,
+    console: Console,
     observers: Sequence[Observer],
     *,
     detach: bool,
     leaves: bool,
-    file: str,
-) -> int:
-    console = stdout()
+) -> Outcome | None:
     with StopSignals(_SIGNALS) as signals:
         attendance = Attendance(
             job=found, display=Display(console, observers), signals=signals, leaves=leaves
         )
         outcome = attendance.until_running() if detach else attendance.until_over()
     if outcome is not None:
-        return summary.finish(config, outcome, console, file=file)
+        return outcome
     at = f"{found.name} {found.where}"
     for line in (
         f"job {found.name} runs on without this terminal",
@@ -159,4 +226,4 @@ def _stay(
         f"stop it: torch-edl stop {at}",
     ):
         console.print(line, soft_wrap=True)
-    return 0
+    return None

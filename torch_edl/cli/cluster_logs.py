@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs import cluster_job
+from torch_edl.jobs.pod_output import PodOutput
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.causes import PodState
@@ -49,9 +49,7 @@ class _Logs:
     job: cluster_job.ClusterJob
     args: argparse.Namespace
     prefix: Callable[[str], str]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _events_after: int = 0
-    _readers: dict[str, threading.Thread] = field(default_factory=dict)
     _changes: queue.SimpleQueue[list[Change]] = field(default_factory=queue.SimpleQueue)
 
     def show(self) -> None:
@@ -64,28 +62,31 @@ class _Logs:
                 f"torch-edl status {self.job.name} {self.job.where}"
             )
         for pod in sorted(pods, key=lambda each: (_ROLES.index(each.role), each.id)):
-            self._read(pod, follow=False)
+            self._read(pod)
         # Events come last: they say how it ended, and the end is what a terminal shows.
         self._show_events()
 
     def follow(self) -> None:
+        output = PodOutput(self.job.api)
         watch = Watch(
             self.job.api,
             names.selector(self.job.name),
             changed=self._changes.put,
             failed=lambda error: None,  # it goes on trying
         )
-        with closing(watch):
-            while True:
+        with closing(watch), closing(output):
+            over = False
+            while not over:
                 # What is written before the state is looked at is read once more after it.
                 over = self._is_over()
-                self._start_readers()
+                while not self._changes.empty():
+                    for change in self._changes.get():
+                        if isinstance(change, PodSeen) and self._is_asked(change.pod):
+                            output.saw(change.pod, tail=self.args.tail)
                 self._show_events()
-                if over:
-                    break
-                time.sleep(_LOOK_S)
-            for reader in self._readers.values():
-                reader.join()
+                for pod, line in output.rest(_LOOK_S) if over else output.new():
+                    self._write(self._line(pod, line))
+                time.sleep(0 if over else _LOOK_S)
 
     def _is_over(self) -> bool:
         try:
@@ -93,38 +94,23 @@ class _Logs:
         except NoAnswerError:
             return False
 
-    def _start_readers(self) -> None:
-        while not self._changes.empty():
-            for change in self._changes.get():
-                if not isinstance(change, PodSeen):
-                    continue
-                pod = change.pod
-                begun = pod.running or pod.ended
-                if begun and pod.uid not in self._readers and self._is_asked(pod):
-                    run = threading.Thread(
-                        target=self._read, args=(pod,), kwargs={"follow": True}, daemon=True
-                    )
-                    self._readers[pod.uid] = run
-                    run.start()
-
     def _is_asked(self, pod: PodState) -> bool:
         role, id = self.args.role, self.args.id
         return pod.role in _ROLES and role in ("", pod.role) and id in (None, pod.id)
 
-    def _read(self, pod: PodState, *, follow: bool) -> None:
-        name = f"{pod.role}-{pod.id}"
-        prefix = self.prefix(name) if self.args.id is None else ""
+    def _line(self, pod: PodState, line: bytes) -> str:
+        prefix = self.prefix(f"{pod.role}-{pod.id}") if self.args.id is None else ""
+        return f"{prefix}{line.decode('utf-8', 'replace')}\n"
+
+    def _read(self, pod: PodState) -> None:
         try:
-            lines = self.job.api.log(
-                pod.name, container=names.CONTAINER, follow=follow, tail=self.args.tail
-            )
-            for line in lines:
-                self._write(f"{prefix}{line.decode('utf-8', 'replace')}\n")
+            for line in self.job.api.log(pod.name, container=names.CONTAINER, tail=self.args.tail):
+                self._write(self._line(pod, line))
         except MissingError:
             pass  # its pod has just gone
         except ClusterError as error:
             if pod.running or pod.ended:
-                self._write(f"{prefix}{error}\n")
+                self._write(self._line(pod, str(error).encode()))
 
     def _show_events(self) -> None:
         if self.args.role not in ("", _EVENTS):
@@ -145,6 +131,5 @@ class _Logs:
             self._write(f"{prefix}{clock} {mark}{event.text}\n")
 
     def _write(self, text: str) -> None:
-        with self._lock:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        sys.stdout.write(text)
+        sys.stdout.flush()

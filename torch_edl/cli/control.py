@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import time
+from collections.abc import Callable
 
 from torch_edl.cli import which
 from torch_edl.cli.terminal import stderr, stdout
@@ -66,7 +68,8 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def clean(args: argparse.Namespace) -> int:
-    """Removes the folders of the jobs named, or of all jobs that are over.
+    """Removes what is kept of the jobs named, or of all jobs that are over: their folders, or
+    their objects on a cluster.
 
     Raises:
         UsageError: no such job, or it runs; nothing was removed.
@@ -76,6 +79,22 @@ def clean(args: argparse.Namespace) -> int:
             raise UsageError(f"{option} {value}: must be 0 or more")
         if value is not None and args.job:
             raise UsageError(f"{args.job[0]} and {option}: name jobs, or choose among all of them")
+    found = _of_cluster(args) if which.on_cluster(args) else _of_machine(args)
+    for place, remove in found:
+        if not args.dry_run:
+            remove()
+        verb = "would be removed" if args.dry_run else "removed"
+        stdout().print(f"{verb}: {place}", soft_wrap=True)
+    if not found:
+        stdout().print("nothing to remove")
+    return 0
+
+
+_Removal = tuple[str, Callable[[], object]]
+"""What goes, and how."""
+
+
+def _of_machine(args: argparse.Namespace) -> list[_Removal]:
     if args.job:
         jobs = [catalog.find(name) for name in dict.fromkeys(args.job)]
         for job in jobs:
@@ -84,11 +103,29 @@ def clean(args: argparse.Namespace) -> int:
     else:
         days = 0 if args.days is None and args.keep is None else args.days
         jobs = catalog.outdated(days=days, keep=args.keep)
-    for job in jobs:
-        if not args.dry_run:
-            shutil.rmtree(job.dir)
-        verb = "would be removed" if args.dry_run else "removed"
-        stdout().print(f"{verb}: {job.dir}", soft_wrap=True)
-    if not jobs:
-        stdout().print("nothing to remove")
-    return 0
+    return [(str(job.dir), functools.partial(shutil.rmtree, job.dir)) for job in jobs]
+
+
+def _of_cluster(args: argparse.Namespace) -> list[_Removal]:
+    from torch_edl.jobs import cluster_job
+    from torch_edl.kubernetes.api import Api
+
+    api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
+    if args.job:
+        jobs = [cluster_job.find(api, name) for name in dict.fromkeys(args.job)]
+        for job in jobs:
+            if not job.is_over():
+                stop = f"torch-edl stop {job.name} {job.where}"
+                raise UsageError(f"{job.name}: it runs; end it with {stop}")
+    else:
+        jobs = [
+            job
+            for place, job in enumerate(cluster_job.all_jobs(api))
+            if job.is_over()
+            and (
+                (args.days is None and args.keep is None)
+                or (args.keep is not None and place >= args.keep)
+                or (args.days is not None and time.time() - job.ended() >= args.days * 86400)
+            )
+        ]
+    return [(f"job {job.name} in namespace {api.namespace}", job.delete) for job in jobs]

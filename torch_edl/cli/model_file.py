@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from torch_edl.cli import preflight, submit, summary, user_file
+from torch_edl.cli import preflight, submit, summary
 from torch_edl.cli.detach import detach
 from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
@@ -21,8 +18,6 @@ from torch_edl.config import JobConfig
 from torch_edl.errors import JobFailedError
 from torch_edl.frameworks import framework_of
 from torch_edl.jobs import catalog
-from torch_edl.jobs.folder import JobFolder
-from torch_edl.signatures import PROCESSORS
 
 _EXPORTS = (".pt", ".pth", ".safetensors")
 
@@ -48,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     title = framework_of(args.model_file).title
     text = f"{args.model_file} is a model file of {title}: job {config.name} trains it"
     console.print(text, soft_wrap=True)
-    outcome = _run_job(config, args, console, observers)
+    summary.forget(args.summary)
+    outcome = submit.run_job(config, Display(console, observers))
     return summary.finish(config, outcome, console, file=args.summary)
 
 
@@ -71,9 +67,10 @@ def evaluate(args: argparse.Namespace) -> int:
     Raises:
         JobFailedError: there are no metrics.
     """
-    config = preflight.check(args, "evaluate")
     console = stderr()
-    outcome = _run_job(config, args, console)
+    config, outcome = _run_job(args, "evaluate", console)
+    if outcome is None:
+        return 0
     code = summary.finish(config, outcome, console, file=args.summary)
     if code:
         return code
@@ -92,22 +89,10 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Writes the predictions of a trained model, in the order of the input.
-
-    Raises:
-        JobFailedError: the parts do not have one row for each record.
-    """
-    from torch_edl.cli.merge_predictions import SUFFIXES
-
-    preflight.check_output_file(args.output, SUFFIXES)
-    config = preflight.check(args, "predict")
-    parts = JobFolder(config.name).predictions
+    """Writes the predictions of a trained model, in the order of the input."""
     console = stderr()
-    keep = replace(config.checkpoint, output=str(parts))
-    outcome = _run_job(replace(config, checkpoint=keep), args, console)
-    if outcome.state == "finished":
-        outcome = _merge(config, outcome, parts)
-    return summary.finish(config, outcome, console, file=args.summary)
+    config, outcome = _run_job(args, "predict", console)
+    return summary.finish(config, outcome, console, file=args.summary) if outcome else 0
 
 
 def export(args: argparse.Namespace) -> int:
@@ -136,31 +121,13 @@ def _scalars(config: JobConfig) -> list[Observer]:
 
 
 def _run_job(
-    config: JobConfig,
-    args: argparse.Namespace,
-    console: Console,
-    observers: Sequence[Observer] = (),
-) -> submit.Outcome:
+    args: argparse.Namespace, kind: str, console: Console
+) -> tuple[JobConfig, submit.Outcome | None]:
+    """The job of ``evaluate`` or ``predict``, and how it ended; None: it goes on in its pods."""
+    if args.platform == "kubernetes":
+        from torch_edl.cli import cluster
+
+        return cluster.start(args, kind, console)
+    config = preflight.check(args, kind)
     summary.forget(args.summary)
-    return submit.run_job(config, Display(console, observers))
-
-
-def _merge(config: JobConfig, outcome: submit.Outcome, parts: Path) -> submit.Outcome:
-    """Merges the parts of the predictions; a failure of the merge is a failure of the job."""
-    from torch_edl.cli.merge_predictions import merge
-
-    assert outcome.status is not None
-    output = Path(config.checkpoint.output)
-    # A processor of the user may drop rows, or make several rows of one.
-    bound = user_file.check_model_file(config.model_file, evaluates=False)
-    records = None if bound & set(PROCESSORS) else outcome.status.records_done
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        merge(parts, output, tasks=outcome.status.tasks_done, records=records)
-    except JobFailedError as error:
-        return replace(outcome, state="failed", error=str(error))
-    except OSError as error:
-        problem = f"{output}: {error.strerror or error}; the parts are in {parts}"
-        return replace(outcome, state="failed", error=problem)
-    shutil.rmtree(parts)
-    return outcome
+    return config, submit.run_job(config, Display(console))

@@ -79,7 +79,8 @@ examples:
   torch-edl clean --keep 20 --dry-run
       list the folders that would be removed to keep the 20 newest jobs
 
-Models, checkpoints and outputs are not in these folders. Each job that starts removes the
+On a cluster, the objects of the jobs are removed, with the pods that have their logs. Models,
+checkpoints and outputs are never removed. On this machine, each job that starts removes the
 folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
 """
 
@@ -108,7 +109,8 @@ A plan has faults that happen in each round, or once to several processes togeth
   pause = "worker=1:5s"
   at = "20s"
 
-Only processes of this job on this machine are reached. Equal seeds choose equal times, and equal
+Only processes of this job on this machine are reached, or the pods of a job on a cluster, which
+are deleted, and cannot be paused. Equal seeds choose equal times, and equal
 processes among equal ones. Ctrl-C ends the faults, lets paused processes continue, and leaves the
 job alone. The job lists the faults among its events.
 
@@ -255,14 +257,15 @@ def build_parser() -> argparse.ArgumentParser:
     clean = verb(
         "clean",
         "control.clean",
-        "remove the folders of jobs that have ended: logs, events, status",
+        "remove what is kept of jobs that have ended: logs, events, status",
         epilog=_CLEAN_EXAMPLES,
     )
     text = "names of jobs (default: all that have ended)"
     clean.add_argument("job", nargs="*", metavar="JOB", help=text)
     add_option(clean, "--days N", "keep jobs that were active in the last N days", type=whole)
     add_option(clean, "--keep N", "keep the N newest jobs", type=whole)
-    add_option(clean, "--dry-run", "list the folders, remove nothing")
+    add_option(clean, "--dry-run", "list what would be removed, remove nothing")
+    which.add_options(clean)
 
     scale = verb("scale", "control.scale", "change the number of processes of a running job")
     scale.add_argument("job", metavar="JOB", help="name of the job")
@@ -297,6 +300,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_option(chaos, "--plan FILE", "a TOML file with faults, instead of --kill and --pause")
     add_option(chaos, "--wait", "wait for the end of the job before the verdict")
     add_option(chaos, "--json", "print the verdict as JSON")
+    which.add_options(chaos)
 
     stop = verb(
         "stop",

@@ -14,6 +14,9 @@ from torch_edl.config import DataConfig, JobConfig
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.jobs.folder import JobFolder
 
+SUFFIXES = (".parquet", ".csv", ".npz")
+"""Of the file of predictions."""
+
 
 def check(args: argparse.Namespace, kind: str) -> JobConfig:
     """Checks a job of a model file without running user code or reading data.
@@ -24,6 +27,8 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     Raises:
         UsageError: a value cannot work, or a file is missing, unreadable or in the way.
     """
+    if kind == "predict":
+        check_output_file(args.output, SUFFIXES)
     config = model_file_job(args, kind)
     evaluates = kind == "evaluate" or bool(config.data.eval)
     bound = user_file.check_model_file(
@@ -32,6 +37,11 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     if "data_source" not in bound:  # which interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))
     config = check_folders(config)
+    if kind == "predict":
+        parts = str(JobFolder(config.name).predictions)
+        config = dataclasses.replace(
+            config, checkpoint=dataclasses.replace(config.checkpoint, parts=parts)
+        )
     if args.summary:
         check_writable(Path(args.summary), "--summary", is_file=True)
     return config
@@ -81,7 +91,7 @@ def find_model(named: str, *, option: str) -> str:
     # The processes of the job may have other working folders; symbolic links are kept.
     path = Path(named).expanduser().absolute()
     try:
-        found = _in_folder(path) if path.is_dir() else _of_job(named, option)
+        found = layout.trained_model(path) if path.is_dir() else _of_job(named, option)
     except CheckpointError as error:
         raise UsageError(f"{option} {named}: {error}") from error
     if found is None:
@@ -90,15 +100,6 @@ def find_model(named: str, *, option: str) -> str:
             "--checkpoint-dir of a job"
         )
     return str(found)
-
-
-def _in_folder(path: Path) -> Path | None:
-    if layout.is_export(path):
-        return path
-    found = path if layout.is_checkpoint(path) else layout.newest(path)
-    if found is not None:
-        layout.read(found)  # which checks it
-    return found
 
 
 def _of_job(named: str, option: str) -> Path | None:
@@ -118,7 +119,7 @@ def _of_job(named: str, option: str) -> Path | None:
             f"{option} {named}: the job kept no model; --output DIR or --checkpoint-dir DIR keeps "
             "one"
         )
-    found = (_in_folder(place) for place in places if place.is_dir())
+    found = (layout.trained_model(place) for place in places if place.is_dir())
     return next(filter(None, found), None)
 
 
@@ -155,12 +156,18 @@ def _check_output_dir(directory: str) -> None:
     check_writable(path, "--output", is_file=False)
 
 
+def check_suffix(
+    file: str, *, suffixes: tuple[str, ...] = SUFFIXES, option: str = "--output"
+) -> None:
+    """Raises UsageError unless the name of ``file`` ends in one of ``suffixes``."""
+    if Path(file).suffix not in suffixes:
+        raise UsageError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
+
+
 def check_output_file(file: str, suffixes: tuple[str, ...], *, option: str = "--output") -> None:
     """Raises UsageError unless ``file`` can be written and ends in one of ``suffixes``."""
-    path = Path(file).expanduser()
-    if path.suffix not in suffixes:
-        raise UsageError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
-    check_writable(path, option, is_file=True)
+    check_suffix(file, suffixes=suffixes, option=option)
+    check_writable(Path(file).expanduser(), option, is_file=True)
 
 
 def check_writable(path: Path, option: str, *, is_file: bool) -> None:

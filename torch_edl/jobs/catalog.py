@@ -64,8 +64,6 @@ def create(config: JobConfig) -> JobFolder:
     job.dir.parent.mkdir(parents=True, exist_ok=True)
     job.dir.mkdir(mode=0o700)
     try:
-        if config.kind == "predict":
-            job.predictions.mkdir()
         if problem := job.no_room():
             raise UsageError(problem)
         write_text(job.config_file, config.to_json())

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.jobs import final_status
 from torch_edl.jobs.calls import CALL_TIMEOUT_S, refused
 from torch_edl.jobs.log_tail import text_of_line
 from torch_edl.jobs.status import EMPTY, as_dict
@@ -97,10 +98,12 @@ class ClusterJob:
 
     def started(self) -> float:
         """When the job was made, in Unix seconds."""
-        made = self.manifest["metadata"].get("creationTimestamp")
-        with contextlib.suppress(ValueError, TypeError):
-            return datetime.fromisoformat(made).timestamp()
-        return 0.0
+        return _seconds(self.manifest["metadata"].get("creationTimestamp"))
+
+    def ended(self) -> float:
+        """When the job ended, in Unix seconds; 0: it has not."""
+        how = ending(self.manifest)
+        return _seconds(how.get("lastTransitionTime")) if how is not None else 0.0
 
     def refresh(self) -> bool:
         """Reads the Job again; False: it is gone, or another one has its name.
@@ -226,6 +229,9 @@ class ClusterJob:
             ClusterError: the cluster does not answer, or refuses.
         """
         pod = self.master_pod()
+        said = final_status_of(pod)
+        if said is not None and self.is_over():
+            return as_dict(said)
         seen: dict[str, Any] = {"job": self.name, **EMPTY}
         state, error = self.state(pod)
         processes = [
@@ -244,7 +250,9 @@ class ClusterJob:
 
     def state(self, pod: causes.PodState | None) -> tuple[str, str]:
         """The state of the job and, if it failed or waits, why."""
-        ended = ending(self.manifest)
+        ended, said = ending(self.manifest), final_status_of(pod)
+        if ended is not None and said is not None:
+            return said.state, said.error
         how = causes.end(pod, "master", 0, gone=False) if pod is not None else None
         why = text_of_line(how.why) if how is not None else ""
         if ended is not None:
@@ -278,6 +286,17 @@ class Connection:
         """Ends the connection."""
         self.stub.close()
         self._forward.close()
+
+
+def _seconds(time: Any) -> float:
+    with contextlib.suppress(ValueError, TypeError):
+        return datetime.fromisoformat(time).timestamp()
+    return 0.0
+
+
+def final_status_of(pod: causes.PodState | None) -> pb.GetStatusResponse | None:
+    """How the job ended, if the master of this pod has said it."""
+    return final_status.from_text(pod.exit_message) if pod is not None else None
 
 
 def all_jobs(api: Api) -> list[ClusterJob]:

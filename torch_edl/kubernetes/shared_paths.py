@@ -54,9 +54,15 @@ def temporary(config: JobConfig, own: Path) -> Path:
         own: the folder of the job, which is the master's alone.
     """
     checkpoint = config.checkpoint
-    if checkpoint.dir or not checkpoint.output or config.kind != "train":
+    if checkpoint.dir or not checkpoint.output or not config.trains:
         return own
     return Path(checkpoint.output).parent / f".{names.of_job(config.name)}"
+
+
+def parts(config: JobConfig) -> str:
+    """The folder on the volume of the output for predictions before they are merged."""
+    output = PurePosixPath(config.checkpoint.output)
+    return str(output.parent / f".{names.of_job(config.name)}-parts")
 
 
 def _written(config: JobConfig) -> Iterator[tuple[str, str]]:

@@ -201,7 +201,7 @@ class OneOffTasks:
             for update in self._updates(task):
                 for minibatch in update.minibatches:
                     outputs.add(self._file.predict(prepare(minibatch.batch.features)))
-        rows = outputs.write(self._file.config.checkpoint.output, task.lease.task_id)
+        rows = outputs.write(self._file.config.checkpoint.parts, task.lease.task_id)
         records = task.lease.end - task.lease.start
         if rows != records and process is None:
             raise ContractError(

@@ -107,12 +107,29 @@ def test_data_behind_a_url_needs_no_volume(capsys: pytest.CaptureFixture[str]) -
         (["--worker-resources", "cpu=many"], "--worker-resources cpu=many: 'many' is no quantity"),
         (["--platform", "local"], "--platform local: an option for Kubernetes is given, too"),
         (["--summary", "net.py/x"], "net.py is a file"),
+        (["--load", "old/model"], "--load old/model: no absolute path"),
+        (["--load", "old", "--dry-run"], "--load old: a dry run asks no cluster"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*RUN, *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output", "p.csv"], "--output p.csv: no absolute path"),
+        (["--output", "/data/p.txt"], "/data/p.txt: the name must end in .parquet or .csv or .npz"),
+        (["--output", "/p.csv"], "--output /p.csv: no volume is mounted there"),
+    ],
+)
+def test_predictions_need_a_file_on_a_volume(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", *RUN[1:], "--from", "/data/model", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 

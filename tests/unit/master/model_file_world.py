@@ -31,6 +31,7 @@ from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard
 from torch_edl.durability import DurabilityConfig
+from torch_edl.placement import KubernetesConfig
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
@@ -75,6 +76,8 @@ class World:
             ),
             checkpoint=CheckpointConfig(**checkpoint),
             durability=DurabilityConfig(**(durability or {})),
+            platform="kubernetes" if asks else "local",
+            kubernetes=KubernetesConfig(image="edl" if asks else ""),
         )
         self.now = now
         fleet = Fleet("j", workers=workers, servers=servers, spares=spares, asks=asks)

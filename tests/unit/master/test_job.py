@@ -9,6 +9,7 @@ from master.state.actions import (
     DataScanned,
     Flush,
     Flushed,
+    MergePredictions,
     OutputWritten,
     WriteOutput,
 )
@@ -116,6 +117,28 @@ class TestTheGoodWay:
             assert w.counted == every_record()
         else:
             assert w.job.tasks.evaluations.results[0].metrics == {"loss": 8 / 32}
+
+    def test_predictions_are_merged_before_the_job_is_finished(self):
+        w = World(kind="predict", load="/model", output="/p.csv", parts="/parts")
+        w.all_up()
+        w.work()
+        assert w.outcome is None
+        merge = w.settle(MergePredictions)
+        assert (str(merge.parts), str(merge.output), merge.tasks) == ("/parts", "/p.csv", 8)
+        w.job.apply(OutputWritten(), w.now)
+        w.tick()
+        assert w.outcome.state == "finished"
+
+    def test_predictions_that_cannot_be_merged_fail_the_job(self):
+        w = World(kind="predict", load="/model", output="/p.csv", parts="/parts")
+        w.all_up()
+        w.work()
+        w.settle(MergePredictions)
+        w.job.apply(OutputWritten(error="no space"), w.now)
+        w.tick()
+        assert w.outcome.state == "failed"
+        assert "/p.csv: the predictions cannot be written: no space" in w.outcome.error
+        assert "/parts" in w.outcome.error
 
     def test_sync_mode_flushes_before_the_last_evaluation_and_checkpoint(self):
         w = World(mode="sync", eval_records=4, dir="/ck")

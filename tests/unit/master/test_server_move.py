@@ -282,6 +282,7 @@ def test_a_restarted_master_carries_the_move_through() -> None:
         ({}, 1001, "1,000 parameter servers at most"),
         ({"strategy": "local"}, 2, "start the job with --strategy ps"),
         ({"kind": "predict", "output": "o.csv"}, 2, "does not train"),
+        ({"asks": True}, 2, "no folder in common; .* --checkpoint-dir on a --volume"),
     ],
 )
 def test_a_number_that_cannot_be(options: dict[str, str], number: int, text: str) -> None:

@@ -7,7 +7,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from torch_edl.cli.merge_predictions import merge
+from torch_edl.data.merge_predictions import merge
 from torch_edl.errors import JobFailedError
 
 
@@ -32,7 +32,7 @@ def save(folder: Path, task: int, **arrays: np.ndarray) -> None:
 
 def test_npz(parts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.npz"
-    assert merge(parts, output, tasks=3, records=8) == 8
+    assert merge(parts, output, tasks=3) == 8
     with np.load(output) as got:
         assert sorted(got) == ["probs", "score"]
         np.testing.assert_array_equal(got["score"], np.arange(8, dtype=np.float32))
@@ -42,7 +42,7 @@ def test_npz(parts: Path, tmp_path: Path) -> None:
 
 def test_parquet_has_lists_of_fixed_length(parts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
-    merge(parts, output, tasks=3, records=8)
+    merge(parts, output, tasks=3)
     table = pyarrow.parquet.read_table(output)
     assert table.column_names == ["score", "probs"]
     assert table["score"].to_pylist() == [float(i) for i in range(8)]
@@ -51,7 +51,7 @@ def test_parquet_has_lists_of_fixed_length(parts: Path, tmp_path: Path) -> None:
 
 def test_csv_has_a_column_per_element(parts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
-    merge(parts, output, tasks=3, records=8)
+    merge(parts, output, tasks=3)
     lines = output.read_text().splitlines()
     assert lines[0] == '"score","probs_0","probs_1"'
     assert pyarrow.csv.read_csv(output)["probs_1"].to_pylist() == [-i for i in range(8)]
@@ -76,7 +76,7 @@ def test_kinds_of_output(tmp_path: Path, suffix: str, values: np.ndarray) -> Non
     save(tmp_path, 0, y=values[:1])
     save(tmp_path, 1, y=values[1:])
     output = tmp_path / f"out{suffix}"
-    merge(tmp_path, output, tasks=2, records=2)
+    merge(tmp_path, output, tasks=2)
     if suffix == ".npz":
         with np.load(output) as got:
             np.testing.assert_array_equal(got["y"], values)
@@ -110,19 +110,19 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_written(
     output = tmp_path / f"out{suffix}"
     output.write_text("before")
     with pytest.raises(JobFailedError, match=message):
-        merge(parts, output, tasks=2, records=4)
+        merge(parts, output, tasks=2)
     assert output.read_text() == "before"
     assert sorted(p.name for p in tmp_path.iterdir()) == [output.name, "parts"]
 
 
 def test_rows_may_be_as_many_as_they_are_but_no_task_may_lack(parts: Path, tmp_path: Path) -> None:
-    assert merge(parts, tmp_path / "out.npz", tasks=3, records=None) == 8
+    assert merge(parts, tmp_path / "out.npz", tasks=3) == 8
     with pytest.raises(JobFailedError, match="3 parts of 4 tasks"):
-        merge(parts, tmp_path / "out.npz", tasks=4, records=None)
+        merge(parts, tmp_path / "out.npz", tasks=4)
 
 
 def test_a_damaged_part_is_named(parts: Path, tmp_path: Path) -> None:
     part = parts / "part-000000000009.npz"
     part.write_bytes(part.read_bytes()[:100])
     with pytest.raises(JobFailedError, match=r"part-000000000009\.npz: damaged"):
-        merge(parts, tmp_path / "out.npz", tasks=3, records=8)
+        merge(parts, tmp_path / "out.npz", tasks=3)

@@ -20,8 +20,6 @@ from pyarrow import csv, parquet
 from torch_edl.errors import JobFailedError
 from torch_edl.files import replacing
 
-SUFFIXES = (".parquet", ".csv", ".npz")
-
 Array = npt.NDArray[Any]
 
 
@@ -35,32 +33,26 @@ class _Column:
     """Of one row."""
 
 
-def merge(parts: Path, output: Path, *, tasks: int, records: int | None) -> int:
+def merge(parts: Path, output: Path, *, tasks: int) -> int:
     """Writes ``output`` from the parts of a folder, atomically.
 
     Args:
         parts: folder of ``part-*.npz``; the names sort as the tasks do.
         output: ``.parquet``, ``.csv`` (an output of vectors becomes ``name_0``, ``name_1``, ...) or
             ``.npz``.
-        tasks: the expected number of parts.
-        records: the expected number of rows; None: any number.
+        tasks: the expected number of parts. Each has as many rows as its worker has checked.
 
     Returns:
         The rows written.
 
     Raises:
-        JobFailedError: a part is damaged, parts differ in their outputs, or rows are missing.
+        JobFailedError: a part is damaged or missing, or parts differ in their outputs.
         OSError: the output cannot be written.
     """
     files = sorted(parts.glob("part-*.npz"))
     if len(files) != tasks:
         raise JobFailedError(f"{parts}: {len(files):,} parts of {tasks:,} tasks")
     columns, rows = _survey(files)
-    if records is not None and rows != records:
-        raise JobFailedError(
-            f"{rows:,} predictions for {records:,} records: feed and the model must return one row "
-            f"for each record; the parts are in {parts}"
-        )
     with replacing(output) as file:
         if output.suffix == ".npz":
             _write_npz(file, files, columns, rows)

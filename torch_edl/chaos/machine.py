@@ -1,0 +1,90 @@
+"""A job of this machine, for a storm: signals to its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from torch_edl.chaos.site import EXITED
+from torch_edl.chaos.storm import Blow, Target
+from torch_edl.chaos.targets import Processes
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.jobs import calls
+from torch_edl.jobs.folder import ENDED, JobFolder, MasterAddress
+from torch_edl.jobs.status import report
+from torch_edl.wire import master_pb2 as pb
+
+
+class MachineSite:
+    """:class:`torch_edl.chaos.site.Site` of a job of this machine.
+
+    Raises:
+        UsageError: the job does not run here.
+    """
+
+    where = "on this machine"
+
+    def __init__(self, job: JobFolder) -> None:
+        self._job = job
+        self._processes = Processes(_running(job).token)
+
+    def config(self) -> JobConfig:
+        return self._job.config()
+
+    def ask(self, request: Message) -> Any:
+        return calls.ask(self._job, request)
+
+    def living(self, listed: Iterable[pb.ProcessStatus]) -> list[Target]:
+        return self._processes.living(listed)
+
+    def out_of_reach(self, listed: Iterable[pb.ProcessStatus]) -> int:
+        running = [process for process in listed if process.pid and process.state != EXITED]
+        return len(running) - len(self.living(running))
+
+    def strike(self, blow: Blow) -> bool:
+        return self._processes.send(blow.target, blow.number)
+
+    def has_master(self) -> bool:
+        return self._job.has_master()
+
+    def end(self) -> tuple[str, str]:
+        found = report(self._job)
+        return found["state"], found.get("error", "")
+
+    def close(self) -> None:
+        return
+
+
+def _running(job: JobFolder) -> MasterAddress:
+    """The master of a job that runs on this machine.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if job.master_file.exists() and not _readable(job):
+        raise UsageError(
+            f"{job.name}: the job of another user; run torch-edl chaos as the user that started it"
+        )
+    master = job.master()
+    if master is None or not job.is_alive():
+        state = report(job)["state"]
+        if state in ENDED:
+            raise UsageError(f"{job.name}: the job is over, it is {state}")
+        raise UsageError(
+            f"{job.name}: its master does not run on this machine; start torch-edl chaos where "
+            "the job was started, see torch-edl status"
+        )
+    return master
+
+
+def _readable(job: JobFolder) -> bool:
+    try:
+        job.master_file.read_bytes()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
