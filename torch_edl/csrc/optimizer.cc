@@ -12,7 +12,8 @@ namespace {
 
 using Hyper = std::map<std::string, double>;
 
-// Hyperparameters and their defaults, as in torch.optim (ftrl: as in TensorFlow).
+// Hyperparameters and their defaults, as in torch.optim (ftrl: as in TensorFlow; keras_*: as in
+// Keras, which adds eps elsewhere).
 const std::map<std::string, Hyper>& defaults() {
   static const std::map<std::string, Hyper> all = {
       {"sgd",
@@ -32,6 +33,11 @@ const std::map<std::string, Hyper>& defaults() {
       {"rmsprop",
        {{"lr", 1e-2}, {"alpha", 0.99}, {"eps", 1e-8}, {"weight_decay", 0}, {"momentum", 0},
         {"centered", 0}, {"maximize", 0}}},
+      {"keras_adam",
+       {{"lr", 1e-3}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-7}, {"weight_decay", 0},
+        {"amsgrad", 0}}},
+      {"keras_rmsprop",
+       {{"lr", 1e-3}, {"alpha", 0.9}, {"eps", 1e-7}, {"momentum", 0}, {"centered", 0}}},
       {"ftrl",
        {{"lr", 1e-3}, {"lr_power", -0.5}, {"initial_accumulator_value", 0.1}, {"l1", 0}, {"l2", 0},
         {"beta", 0}, {"maximize", 0}}},
@@ -52,6 +58,12 @@ const std::map<std::string, std::pair<double, double>>& ranges() {
   return all;
 }
 
+bool is_adam(const std::string& kind) {
+  return kind == "adam" || kind == "adamw" || kind == "sparse_adam" || kind == "keras_adam";
+}
+
+bool is_rmsprop(const std::string& kind) { return kind == "rmsprop" || kind == "keras_rmsprop"; }
+
 std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", value);
@@ -70,7 +82,7 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
   auto found = defaults().find(kind);
   if (found == defaults().end()) {
     throw std::invalid_argument("optimizer " + kind +
-                                ": unknown; choose sgd, adagrad, adam, adamw, sparse_adam, rmsprop or ftrl");
+                                ": unknown; choose sgd, adagrad, adam, adamw, sparse_adam, rmsprop, keras_adam, keras_rmsprop or ftrl");
   }
   hyper_ = found->second;
   for (const auto& entry : hyper) {
@@ -102,12 +114,12 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
   } else if (kind == "adagrad") {
     kernel_ = Kernel::kAdagrad;
     slot("sum", hyper_.at("initial_accumulator_value"));
-  } else if (kind == "adam" || kind == "adamw" || kind == "sparse_adam") {
+  } else if (is_adam(kind)) {
     kernel_ = on("amsgrad") ? Kernel::kAmsgrad : Kernel::kAdam;
     slot("exp_avg", 0);
     slot("exp_avg_sq", 0);
     if (on("amsgrad")) slot("max_exp_avg_sq", 0);
-  } else if (kind == "rmsprop") {
+  } else if (is_rmsprop(kind)) {
     const bool centered = on("centered"), momentum = hyper_.at("momentum") > 0;
     kernel_ = centered ? (momentum ? Kernel::kRmspropCenteredMomentum : Kernel::kRmspropCentered)
                        : (momentum ? Kernel::kRmspropMomentum : Kernel::kRmsprop);
@@ -124,7 +136,7 @@ Optimizer::Optimizer(const std::string& kind, const Hyper& hyper) : kind_(kind) 
 Scalars Optimizer::scalars(double lr, int64_t step) const {
   auto h = [this](const char* name) { return hyper_.at(name); };
   Scalars s;
-  s.sign = h("maximize") != 0 ? -1.0f : 1.0f;
+  if (hyper_.count("maximize") && h("maximize") != 0) s.sign = -1.0f;
   s.lr = static_cast<float>(lr);
   if (hyper_.count("weight_decay")) s.weight_decay = static_cast<float>(h("weight_decay"));
   if (kind_ == "sgd") {
@@ -134,7 +146,7 @@ Scalars Optimizer::scalars(double lr, int64_t step) const {
   } else if (kind_ == "adagrad") {
     s.lr = static_cast<float>(lr / (1 + static_cast<double>(step - 1) * h("lr_decay")));
     s.eps = static_cast<float>(h("eps"));
-  } else if (kind_ == "adam" || kind_ == "adamw" || kind_ == "sparse_adam") {
+  } else if (is_adam(kind_)) {
     const double t = static_cast<double>(step);
     const double sqrt_bias2 = std::sqrt(1 - std::pow(h("beta2"), t));
     s.lr = static_cast<float>(lr / (1 - std::pow(h("beta1"), t)));
@@ -142,16 +154,17 @@ Scalars Optimizer::scalars(double lr, int64_t step) const {
     s.beta2 = static_cast<float>(h("beta2"));
     s.one_minus_beta2 = static_cast<float>(1 - h("beta2"));
     s.inv_sqrt_bias2 = static_cast<float>(1 / sqrt_bias2);
-    // SparseAdam adds eps before the bias correction, Adam after it.
-    s.eps = static_cast<float>(kind_ == "sparse_adam" ? h("eps") / sqrt_bias2 : h("eps"));
-    if (kind_ == "adamw") {
+    // SparseAdam and Keras add eps before the bias correction, Adam after it.
+    const bool before = kind_ == "sparse_adam" || kind_ == "keras_adam";
+    s.eps = static_cast<float>(before ? h("eps") / sqrt_bias2 : h("eps"));
+    if (kind_ == "adamw" || kind_ == "keras_adam") {
       s.decay = static_cast<float>(1 - lr * h("weight_decay"));
       s.weight_decay = 0;
     }
-  } else if (kind_ == "rmsprop") {
+  } else if (is_rmsprop(kind_)) {
     s.beta2 = static_cast<float>(h("alpha"));
     s.one_minus_beta2 = static_cast<float>(1 - h("alpha"));
-    s.eps = static_cast<float>(h("eps"));
+    (kind_ == "rmsprop" ? s.eps : s.inner_eps) = static_cast<float>(h("eps"));
     s.momentum = static_cast<float>(h("momentum"));
   } else {
     s.l1 = static_cast<float>(h("l1"));
@@ -250,7 +263,7 @@ EDL_CLONES void rmsprop(const Scalars& s, const Span* spans, size_t n, size_t di
     EDL_ROW(i) {
       const float d = EDL_GRAD(i);
       square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
-      w[i] -= s.lr * d / (std::sqrt(square[i]) + s.eps);
+      w[i] -= s.lr * d / (std::sqrt(square[i] + s.inner_eps) + s.eps);
     }
   });
 }
@@ -262,16 +275,16 @@ EDL_CLONES void rmsprop_momentum(const Scalars& s, const Span* spans, size_t n, 
     EDL_ROW(i) {
       const float d = EDL_GRAD(i);
       square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
-      buffer[i] = s.momentum * buffer[i] + d / (std::sqrt(square[i]) + s.eps);
+      buffer[i] = s.momentum * buffer[i] + d / (std::sqrt(square[i] + s.inner_eps) + s.eps);
       w[i] -= s.lr * buffer[i];
     }
   });
 }
 
 // The variance may round to just below zero, where torch's square root would be NaN.
-EDL_INLINE float deviation(float square, float mean) {
+EDL_INLINE float deviation(float square, float mean, float inner_eps) {
   const float variance = square - mean * mean;
-  return std::sqrt(variance > 0 ? variance : 0.0f);
+  return std::sqrt((variance > 0 ? variance : 0.0f) + inner_eps);
 }
 
 EDL_CLONES void rmsprop_centered(const Scalars& s, const Span* spans, size_t n, size_t dim) {
@@ -282,7 +295,7 @@ EDL_CLONES void rmsprop_centered(const Scalars& s, const Span* spans, size_t n, 
       const float d = EDL_GRAD(i);
       square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
       mean[i] += (d - mean[i]) * s.one_minus_beta2;
-      w[i] -= s.lr * d / (deviation(square[i], mean[i]) + s.eps);
+      w[i] -= s.lr * d / (deviation(square[i], mean[i], s.inner_eps) + s.eps);
     }
   });
 }
@@ -297,7 +310,7 @@ EDL_CLONES void rmsprop_centered_momentum(const Scalars& s, const Span* spans, s
       const float d = EDL_GRAD(i);
       square[i] = s.beta2 * square[i] + s.one_minus_beta2 * d * d;
       mean[i] += (d - mean[i]) * s.one_minus_beta2;
-      buffer[i] = s.momentum * buffer[i] + d / (deviation(square[i], mean[i]) + s.eps);
+      buffer[i] = s.momentum * buffer[i] + d / (deviation(square[i], mean[i], s.inner_eps) + s.eps);
       w[i] -= s.lr * buffer[i];
     }
   });

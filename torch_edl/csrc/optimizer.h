@@ -21,7 +21,7 @@ struct Span {
 
 // The numbers of one update, computed once per batch in double precision.
 struct Scalars {
-  float lr = 0, sign = 1, weight_decay = 0, eps = 0, decay = 1;
+  float lr = 0, sign = 1, weight_decay = 0, eps = 0, inner_eps = 0, decay = 1;
   float momentum = 0, one_minus_dampening = 1, nesterov = 0;
   float beta2 = 0, one_minus_beta1 = 0, one_minus_beta2 = 0, inv_sqrt_bias2 = 1;
   float l1 = 0, two_l2 = 0, inv_lr = 0, power = 0.5f;
@@ -29,7 +29,8 @@ struct Scalars {
 
 class Optimizer {
  public:
-  // kind: sgd, adagrad, adam, adamw, sparse_adam, rmsprop, ftrl; hyper under torch's names, booleans as 0 or 1.
+  // kind: sgd, adagrad, adam, adamw, sparse_adam, rmsprop, keras_adam, keras_rmsprop, ftrl; hyper
+  // under torch's names, booleans as 0 or 1.
   // What is left out has torch's default. Throws std::invalid_argument naming what is unknown.
   Optimizer(const std::string& kind, const std::map<std::string, double>& hyper);
 
