@@ -236,6 +236,12 @@ class TrainConfig(Checked):
         "fail the job or skip the minibatch if a loss is not finite",
         choices=NAN_POLICIES,
     )
+    tf_function: bool = option(
+        False,
+        "--tf-function",
+        "run steps of TensorFlow as graphs (default: eagerly)",
+        kinds=("train", "evaluate", "predict"),
+    )
     log_layers: str = _train_option(
         "",
         "--log-layers PATTERN",

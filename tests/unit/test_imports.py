@@ -10,12 +10,14 @@ import pytest
 
 _HEAVY = {
     "cryptography",
+    "keras",
     "kubernetes",
     "numpy",
     "pandas",
     "pyarrow",
     "rich",
     "sympy",
+    "tensorflow",
     "torch",
     "yaml",
 }

@@ -1,0 +1,157 @@
+"""A model file of Keras: its model and optimizer, and how they train."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from tf_compat.contract import Contract, load_contract
+from tf_compat.datasets import TensorFlowDatasets
+from tf_compat.embedding import TableLayer
+from tf_compat.names import layers
+from tf_compat.optimizers import optimizer_config
+from tf_compat.replica import Replica
+from tf_compat.served import KerasModel
+from tf_compat.step import Step, body
+from tf_compat.tables import bind, set_defaults, swap_large
+from tf_compat.trained import Trained
+from tf_compat.values import TensorFlowValues
+from torch_edl.config import JobConfig
+from torch_edl.data.batch import Batch
+from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.tasks import Tasks
+from torch_edl.engine.base import Engine, LeasedEngine
+from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.environment import ENV_TOKEN
+from torch_edl.errors import UnsupportedOptimizerError, UsageError
+from torch_edl.master_client.session import MasterSession
+from torch_edl.trainer.one_off import OneOffTasks
+from torch_edl.trainer.source import FileSource
+from torch_edl.trainer.user_model import UserModel
+from torch_edl.wire import master_pb2 as pb
+
+__all__ = ["ModelFile", "load_contract", "warm_up"]
+
+log = logging.getLogger(__name__)
+
+NO_RING = (
+    "TensorFlow has no elastic ring; use --strategy ps, or --strategy local with one worker, or "
+    "write the model file for PyTorch"
+)
+
+
+def warm_up() -> None:
+    """Prepares this process for TensorFlow, before a model file is loaded."""
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(
+            f"the backend of Keras is {keras.backend.backend()}: models train on that of "
+            "TensorFlow; remove KERAS_BACKEND and ~/.keras/keras.json"
+        )
+
+
+class ModelFile(UserModel):
+    """See :class:`~torch_edl.trainer.user_model.UserModel`."""
+
+    values = TensorFlowValues()
+
+    def __init__(self, contract: Contract, config: JobConfig) -> None:
+        self.contract = contract
+        # Every worker builds the same initial model.
+        keras.utils.set_random_seed(config.train.seed)
+        self.model = contract.make_model()
+        self.optimizer = contract.make_optimizer()
+        bind(self.model)
+        super().__init__(contract, config, TensorFlowDatasets(config.data.batch_size))
+
+    def report(self) -> pb.ReportModelRequest:
+        report = pb.ReportModelRequest(
+            optimizer=type(self.optimizer).__name__,
+            dense_elements=sum(int(tf.size(v)) for v in self.model.trainable_variables),
+            ring_error=NO_RING,
+        )
+        try:
+            optimizer_config(self.optimizer)
+        except UnsupportedOptimizerError as error:
+            report.optimizer_error = str(error)
+        for path, layer in layers(self.model):
+            if isinstance(layer, TableLayer):
+                report.embeddings.add(
+                    name=path, num_embeddings=layer.bound or 0, dim=layer.dim, dynamic=True
+                )
+            elif isinstance(layer, keras.layers.Embedding):
+                report.embeddings.add(
+                    name=path, num_embeddings=layer.input_dim, dim=layer.output_dim
+                )
+        return report
+
+    def apply(self, ready: pb.Start) -> None:
+        train = self.config.train
+        if ready.strategy == "ps":
+            for path in swap_large(self.model, train.large_embedding):
+                log.info("%s lives on the servers", path)
+        set_defaults(self.model, train.max_rows, train.storage_dtype)
+        log.info("strategy %s: %s", ready.strategy, ready.reason)
+
+    @cached_property
+    def _trained(self) -> Trained:
+        return Trained(self.model, self.optimizer)
+
+    @cached_property
+    def _step(self) -> Step:
+        train = self.config.train
+        return Step(self.contract, self._trained, on_nan=train.on_nan, compiled=train.tf_function)
+
+    def try_batch(self, batch: Batch) -> float | None:
+        made = self._step.loss(batch)
+        if made is None:
+            return None
+        loss, backward = made
+        backward()
+        return loss
+
+    def predict(self, features: Any) -> Any:
+        return self._step.predict(features)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self._trained.set_training(False)
+        try:
+            yield
+        finally:
+            self._trained.set_training(True)
+
+    def body(self, engine: Engine) -> Callable[[Batch], float]:
+        return body(self._step, engine, self._trained)
+
+    def leased_engine(self, strategy: str, master: MasterSession) -> LeasedEngine:
+        train = self.config.train
+        if strategy == "local":
+            return LocalEngine(Replica(self._trained, train.seed), status=master.progress)
+        served = KerasModel(self._trained, self._step.call, local_steps=train.local_steps)
+        engine = ServersEngine(
+            served, config=self.config, token=os.environ[ENV_TOKEN], status=master.progress,
+            resolve=master.resolve,
+        )  # fmt: skip
+        master.heartbeat.on_servers = engine.follow
+        return engine
+
+    def ring_engine(self, master: MasterSession, space: TaskSpace) -> NoReturn:
+        raise UsageError(f"--strategy allreduce: {NO_RING}")
+
+    def ring_source(
+        self,
+        engine: Any,
+        space: TaskSpace,
+        tasks: Tasks,
+        one_off: OneOffTasks,
+        master: MasterSession,
+    ) -> FileSource:
+        raise AssertionError("there is no ring engine")

@@ -1,0 +1,166 @@
+"""What the variables of a Keras model are called outside of TensorFlow, and how they lie there.
+
+Servers, checkpoints and exported models know parameters by the names and in the layouts of torch's
+``state_dict``: ``deep.0.weight`` (out, in), where Keras has a kernel (in, out). So a model that has
+the same parameters in both frameworks is one model: workers of both can train it, and each reads
+the checkpoints of the other. A layer is called by the attribute that holds it; in a ``Sequential``
+or a functional model, by the name that the user gave it, or else by its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import UsageError
+
+Array = npt.NDArray[Any]
+
+# By class: attribute of the variable -> (name in torch, the axes of Keras in torch's order).
+_KERNELS: list[tuple[type, tuple[int, ...]]] = [
+    (keras.layers.Dense, (1, 0)),
+    (keras.layers.Conv1D, (2, 1, 0)),
+    (keras.layers.Conv2D, (3, 2, 0, 1)),
+    (keras.layers.Conv3D, (4, 3, 0, 1, 2)),
+]
+_NORMS = (keras.layers.BatchNormalization, keras.layers.LayerNormalization)
+_NORM_NAMES = {
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A variable of a model."""
+
+    name: str
+    """In the ``state_dict``."""
+    variable: Any
+    """``keras.Variable``."""
+    axes: tuple[int, ...] | None
+    """The axes of the variable in the order of torch; None: as they are."""
+    is_buffer: bool
+    """A layer assigns it, as a normalization its moving mean; no gradient moves it."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients move it; otherwise it is frozen, or a buffer."""
+        return not self.is_buffer and bool(self.variable.trainable)
+
+    def outside(self, value: Array) -> Array:
+        """A value of the variable, or a gradient, in the layout of the ``state_dict``."""
+        return value if self.axes is None else value.transpose(self.axes)
+
+    def inside(self, value: Array) -> Array:
+        """The inverse of :meth:`outside`."""
+        return value if self.axes is None else value.transpose(np.argsort(self.axes))
+
+    @property
+    def value(self) -> Array:
+        """The current value, in the layout of the ``state_dict``."""
+        return self.outside(np.asarray(self.variable))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In the ``state_dict``."""
+        shape = tuple(int(size) for size in self.variable.shape)
+        return shape if self.axes is None else tuple(shape[axis] for axis in self.axes)
+
+    def assign(self, value: Array) -> None:
+        """Takes a value in the layout of the ``state_dict``."""
+        self.variable.assign(self.inside(value))
+
+
+def layers(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All layers of a model by their paths, the model itself first; each layer once."""
+    yield from _walk(model, path, set())
+
+
+def places(model: Any, tables: Mapping[int, Any]) -> list[Place]:
+    """The variables of a model but those of tables, by their names.
+
+    Args:
+        tables: layers that are tables, by their ``id``.
+
+    Raises:
+        UsageError: two variables have one name.
+    """
+    found: dict[str, Place] = {}
+    for path, layer in layers(model):
+        if id(layer) in tables:
+            continue
+        buffers = layer._non_trainable_variables
+        for variable in (*layer._trainable_variables, *buffers):
+            name, axes = _named(layer, variable)
+            is_buffer = any(variable is each for each in buffers)
+            place = Place(f"{path}.{name}" if path else name, variable, axes, is_buffer)
+            if place.name in found:
+                raise UsageError(
+                    f"two variables are called {place.name!r}; give one of the layers another name"
+                )
+            found[place.name] = place
+    return [found[name] for name in sorted(found)]
+
+
+def _named(layer: Any, variable: Any) -> tuple[str, tuple[int, ...] | None]:
+    name = str(variable.name)
+    if name == "kernel":
+        for kind, axes in _KERNELS:
+            # Subclasses, such as transposed convolutions, may mean other axes.
+            if type(layer) is kind:
+                return "weight", axes
+    if name == "embeddings" and isinstance(layer, keras.layers.Embedding):
+        return "weight", None
+    if isinstance(layer, _NORMS):
+        return _NORM_NAMES.get(name, name), None
+    return name, None
+
+
+def _walk(layer: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    yield path, layer
+    for name, part in _parts(layer):
+        yield from _walk(part, f"{path}.{name}" if path else name, seen)
+
+
+def _parts(layer: Any) -> Iterator[tuple[str, Any]]:
+    """The layers that a layer has directly, by name."""
+    children = list(layer._flatten_layers(include_self=False, recursive=False))
+    if isinstance(layer, keras.Sequential) or type(layer).__name__ == "Functional":
+        for number, child in enumerate(layer.layers):
+            yield (str(number) if _is_automatic(child) else child.name), child
+        return
+    known = {id(child) for child in children}
+    for name, value in vars(layer).items():
+        if not name.startswith("_"):
+            yield from _held(name, value, known)
+    for child in children:  # under private names, or added in another way
+        yield child.name, child
+
+
+def _held(name: str, value: Any, known: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(value) in known:
+        yield name, value
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _held(f"{name}.{number}", each, known)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _held(f"{name}.{key}", each, known)
+
+
+def _is_automatic(layer: Any) -> bool:
+    """Whether Keras named the layer: by its class, and how many of it there were in the process."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__)
+    return re.fullmatch(rf"{snake.lower()}(_\d+)?", layer.name) is not None

@@ -1,0 +1,139 @@
+"""One minibatch through the functions of a model file: forward, loss and the tape's gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tf_compat.contract import Contract
+from tf_compat.trained import Trained
+from tf_compat.values import TensorFlowValues, describe
+from torch_edl.data.batch import Batch
+from torch_edl.engine.base import Engine
+from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.trainer.not_finite import not_finite
+
+Backward = Callable[[], list[Any]]
+
+
+class Step:
+    """One minibatch through the user's model, checked.
+
+    Args:
+        on_nan: ``stop`` raises NanLossError, ``skip`` leaves the minibatch out.
+        compiled: run the step as one graph (``tf.function``), rather than eagerly.
+    """
+
+    def __init__(
+        self, contract: Contract, trained: Trained, *, on_nan: str, compiled: bool
+    ) -> None:
+        self._contract = contract
+        self._trained = trained
+        self._on_nan = on_nan
+        self._compiled = compiled
+        self._whole = tf.function(self._compute, reduce_retracing=True) if compiled else None
+        self._forward = tf.function(self.call, reduce_retracing=True) if compiled else self.call
+
+    def call(self, features: Any) -> Any:
+        """The model on a minibatch, in evaluation."""
+        return self._trained.model(features, training=False)
+
+    def predict(self, features: Any) -> Any:
+        """What the model says of a minibatch.
+
+        Raises:
+            UserCodeError: it raised.
+        """
+        try:
+            return self._forward(features)
+        except EdlError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._blamed("the model", error, features=features) from error
+
+    def loss(self, batch: Batch) -> tuple[float, Backward] | None:
+        """The loss of a minibatch with the model's own penalties, a finite scalar, and what
+        computes the gradients of ``trained.variables``; None if it is to be left out.
+
+        Raises:
+            UserCodeError: the user's code raised, or returned no scalar.
+            NanLossError: the loss is not finite.
+        """
+        total, backward = self._in_graph(batch) if self._whole else self._eagerly(batch)
+        value = float(total)
+        if not math.isfinite(value):
+            if self._on_nan == "stop":
+                raise not_finite(value, batch, TensorFlowValues().array)
+            return None
+        return value, backward
+
+    def _in_graph(self, batch: Batch) -> tuple[Any, Backward]:
+        assert self._whole is not None
+        try:
+            total, gradients = self._whole(batch.features, batch.labels)
+        except (Exception, SystemExit) as error:
+            fed = {"features": batch.features, "labels": batch.labels}
+            raise self._blamed("the model or loss", error, **fed) from error
+        return total, lambda: list(gradients)
+
+    def _compute(self, features: Any, labels: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            predictions = self._trained.model(features, training=True)
+            total = self._with_penalties(self._contract.loss(labels, predictions))
+        return total, tape.gradient(total, self._trained.variables)
+
+    def _eagerly(self, batch: Batch) -> tuple[Any, Backward]:
+        with tf.GradientTape() as tape:
+            try:
+                predictions = self._trained.model(batch.features, training=True)
+            except EdlError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise self._blamed("the model", error, features=batch.features) from error
+            try:
+                loss = self._contract.loss(batch.labels, predictions)
+            except (Exception, SystemExit) as error:
+                fed = {"labels": batch.labels, "predictions": predictions}
+                raise self._blamed("loss", error, **fed) from error
+            total = self._with_penalties(loss)
+
+        def backward() -> list[Any]:
+            try:
+                return list(tape.gradient(total, self._trained.variables))
+            except Exception as error:
+                raise UserCodeError(f"the gradient raised {describe_error(error)}") from error
+
+        return total, backward
+
+    def _with_penalties(self, loss: Any) -> Any:
+        if not tf.is_tensor(loss) or math.prod(loss.shape) != 1:
+            raise UserCodeError(
+                f"loss returned {describe(loss)}; expected a scalar tensor: tf.reduce_mean(...) of "
+                "the losses of the samples"
+            )
+        return tf.add_n([tf.reshape(loss, []), *self._trained.model.losses])
+
+    def _blamed(self, what: str, error: BaseException, **fed: Any) -> UserCodeError:
+        shown = ", ".join(f"{name} {describe(value)}" for name, value in fed.items())
+        return UserCodeError(f"{what} raised {describe_error(error)} ({shown})")
+
+
+def body(step: Step, engine: Engine, trained: Trained) -> Callable[[Batch], float]:
+    """See :meth:`~torch_edl.trainer.user_model.UserModel.body`."""
+
+    def compute(batch: Batch) -> float:
+        made = step.loss(batch) if batch.size else None
+        backward = None if made is None else partial(_take, trained, made[1])
+        if engine.backward(backward):
+            trained.step()
+        return math.nan if made is None else made[0]
+
+    return compute
+
+
+def _take(trained: Trained, backward: Backward) -> None:
+    trained.take(backward())

@@ -1,0 +1,72 @@
+"""The tables of a Keras model: which embeddings become tables, and what the tables are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_compat.embedding import TableLayer, swap
+from tf_compat.names import layers
+from torch_edl.errors import UsageError
+from torch_edl.tables.initializers import measured
+
+
+def bind(model: Any) -> list[TableLayer]:
+    """The layers with tables, which are named by their layers' paths unless the user named them.
+
+    Raises:
+        UsageError: two layers of one table differ in size.
+    """
+    found: dict[str, TableLayer] = {}
+    made = []
+    for path, layer in layers(model):
+        if not isinstance(layer, TableLayer):
+            continue
+        if not layer.is_named:
+            layer.table = path or "embedding"
+        first = found.setdefault(layer.table, layer)
+        if first.dim != layer.dim:
+            raise UsageError(
+                f"two embeddings share the table {layer.table!r} with dims {first.dim} and "
+                f"{layer.dim}: name one differently"
+            )
+        layer.paths = [path] if first is layer else first.paths
+        if first is not layer:
+            first.paths.append(path)
+        made.append(layer)
+    return made
+
+
+def swap_large(model: Any, threshold: int) -> list[str]:
+    """Replaces every ``keras.layers.Embedding`` of more than ``threshold`` elements; the paths of
+    those. Layers with features that tables lack stay as they are: constraints, regularizers,
+    masks, LoRA, quantized or frozen weights."""
+    swapped = []
+    for path, layer in layers(model):
+        if type(layer) is keras.layers.Embedding and path and _is_plain(layer):
+            weights = np.asarray(layer.embeddings)
+            if weights.size > threshold:
+                swap(layer, measured(weights))
+                swapped.append(path)
+    return swapped
+
+
+def set_defaults(model: Any, max_rows: int, storage_dtype: str) -> None:
+    """Bounds the tables that have no bound, and says how rows are kept where the user did not."""
+    for _, layer in layers(model):
+        if not isinstance(layer, TableLayer):
+            continue
+        if layer.bound is None and not layer.limits["max_rows"] and not layer.limits["max_bytes"]:
+            layer.limits["max_rows"] = max_rows
+        if layer.storage_dtype is None:
+            layer.storage_dtype = storage_dtype
+
+
+def _is_plain(layer: Any) -> bool:
+    return bool(
+        layer.built and layer.trainable and not layer.mask_zero and not layer.lora_enabled
+        and layer.embeddings_constraint is None and layer.embeddings_regularizer is None
+        and layer.activity_regularizer is None and getattr(layer, "quantization_mode", None) is None
+    )  # fmt: skip
