@@ -28,6 +28,9 @@ from torch_edl.processes.adoption import start_time
 log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
+# The state of a job of ten thousand workers takes a part of a second, and calls of the workers wait
+# for it: the next one is noted after so many times as long.
+_TIMES_FOR_CALLS = 9
 _POLL_S = 0.2
 _CLOSE_S = 5.0
 # Fields of a status that change while nothing happens.
@@ -201,15 +204,25 @@ class Persistence:
             self._service.apply(Note("info" if error is None else "warning", text))
 
     def _run(self) -> None:
+        due = 0.0
         while not self._ended.wait(_EVERY_S):
-            self._keep()
+            began = time.monotonic()
+            self._keep(whole=began >= due)
+            if began >= due:
+                due = began + _TIMES_FOR_CALLS * (time.monotonic() - began)
         self._status_written = None  # the last one has the times of the end
         self._keep()
 
-    def _keep(self) -> None:
+    def _keep(self, *, whole: bool = True) -> None:
+        """
+        Args:
+            whole: write what there is; otherwise the lock is renewed, and no more.
+        """
         try:
             self._lock.renew()
             self._service.leases_until = self._lock.valid_until
+            if not whole:
+                return
             with self._service.changed:
                 status, noted = self._service.status(), self.note()
             self.write(noted)

@@ -12,6 +12,7 @@ from master.state.membership import Member
 from master.state.processes import STARTING
 from master.state.script_workforce import ScriptWorkforce
 from master.state.tasks import TaskQueue
+from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -31,6 +32,7 @@ class Calls:
     def __init__(self, job: Job, *, cores: int) -> None:
         self._job = job
         self._cores = cores
+        self._config: tuple[JobConfig, str] | None = None  # and as workers read it
 
     # ---- workers ----
 
@@ -49,8 +51,10 @@ class Calls:
         known = job.fleet.registered(worker)
         if not known or not job.members.register(worker, request.pid, now):
             raise UsageError(f"worker {worker}: not a worker that this job waits for")
+        if self._config is None or self._config[0] is not job.config:
+            self._config = job.config, job.config.to_json()
         return pb.RegisterResponse(
-            config_json=job.config.to_json(), worker_id=worker, ring=job.ring.ring.number
+            config_json=self._config[1], worker_id=worker, ring=job.ring.ring.number
         )
 
     def report_model(self, request: pb.ReportModelRequest, now: float) -> pb.ReportModelResponse:

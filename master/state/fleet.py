@@ -7,8 +7,8 @@ need. The servers follow when the strategy is known, and the spares when the wor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
 from master.state.machines import Machines
@@ -24,12 +24,14 @@ from master.state.processes import (
     Process,
     to_end_now,
 )
-from master.state.roster import Roster
+from master.state.roster import OfAll, Roster
 from master.state.server_command import ServerCommand
 from master.state.servers import Servers
 from master.state.spares import Spares
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
 from torch_edl.wire import master_pb2 as pb
+
+T = TypeVar("T")
 
 _STOP_GRACE_S = 2.0
 _DRAIN_S = 60.0
@@ -99,8 +101,21 @@ class Fleet:
         self._ending: float | None = None
         self._hurry = False
         self._retired = False
+        self._watched = self.of_all(
+            lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
+        )
+        self._draining = self.of_all(
+            lambda: [p.id for p in self.alive("worker") if p.state == DRAINING]
+        )
+        self._staying = self.of_all(
+            lambda: [p for p in self.alive("worker") if p.state in (PENDING, STARTING, RUNNING)]
+        )
 
     # ---- what it says ----
+
+    def of_all(self, find: Callable[[], T]) -> OfAll[T]:
+        """What is found in the processes, and is to be found often."""
+        return OfAll(self._processes, find)
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._processes)
@@ -185,12 +200,14 @@ class Fleet:
 
     def ready(self, worker: int) -> None:
         """A worker has its model and may lease."""
-        if (process := self.process("worker", worker)) is not None:
+        process = self.process("worker", worker)
+        if process is not None and not process.ready:
             process.ready = True
 
     def trained(self, worker: int) -> None:
         """A worker made progress: whatever crashed before did not keep the job from training."""
-        if (process := self.process("worker", worker)) is not None:
+        process = self.process("worker", worker)
+        if process is not None and not process.trained:
             process.trained = True
         self._deaths.forget()
 
@@ -270,11 +287,11 @@ class Fleet:
     def plan(self, now: float) -> list[Action]:
         """What must be started and stopped now; each is said once."""
         actions: list[Action] = []
-        ours = self.launched()  # agents stop what they started
         if self._ending is not None:
+            ours = self.launched()  # agents stop what they started
             ending = to_end_now(ours, now, ends_at=self._ending, hurry=self._hurry)
             return [self._stop(process) for process in ending]
-        for process in ours:
+        for process in self._watched():
             if process.is_overdue(now):
                 process.end()
             if process.stop_by is not None and now >= process.stop_by:
@@ -288,7 +305,7 @@ class Fleet:
 
     def draining(self) -> list[int]:
         """Workers that are to finish what they do and leave."""
-        return [p.id for p in self.alive("worker") if p.state == DRAINING]
+        return self._draining()
 
     def _stop(self, process: Process) -> Stop:
         process.state = STOPPING
@@ -325,11 +342,10 @@ class Fleet:
 
     def _fit_workers(self, now: float) -> list[Action]:
         workers = self.alive("worker")
-        staying = [p for p in workers if p.state in (PENDING, STARTING, RUNNING)]
-        wanted = self.workers_wanted
+        staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:
             # Those that came last leave; one that only starts has nothing to finish.
-            staying.sort(key=lambda process: process.state == PENDING)
+            staying = sorted(staying, key=lambda process: process.state == PENDING)
             for process in staying[wanted:]:
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ class Membership:
     def __init__(self, *, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
         self._members: dict[int, Member] = {}
+        self._heard: dict[int, None] = {}  # ids in the order in which they were heard last
+        self._moved: set[int] = set()
         self._gone: set[int] = set()
         self._last_loss = math.nan
         self._last_logged: dict[str, float] = {}
@@ -67,12 +70,19 @@ class Membership:
         if member is None:
             member = Member(id, pid, now)
             self._members[id] = member
-        member.last_heartbeat = now
+        self._hear(member, now)
         return member
+
+    def _hear(self, member: Member, now: float) -> None:
+        member.last_heartbeat = now
+        self._heard.pop(member.id, None)
+        self._heard[member.id] = None
 
     def heartbeat(self, member: Member, heartbeat: pb.HeartbeatRequest, now: float) -> bool:
         """The worker lives. Returns whether the worker made progress."""
-        before, member.heartbeat, member.last_heartbeat = member.heartbeat, heartbeat, now
+        before, member.heartbeat = member.heartbeat, heartbeat
+        self._hear(member, now)
+        self._moved.add(member.id)
         if not math.isnan(heartbeat.loss):
             member.loss = heartbeat.loss
         member.logged.update(heartbeat.logged)
@@ -84,7 +94,13 @@ class Membership:
         if member is not None:
             member.reported_steps += steps
             member.reported_records += records
-            member.last_heartbeat = now
+            self._hear(member, now)
+            self._moved.add(id)
+
+    def take_moved(self) -> set[int]:
+        """Workers whose counts may have changed since the last call."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     def remove(self, id: int) -> None:
         """The worker is gone; it will not be heard again."""
@@ -92,6 +108,8 @@ class Membership:
         member = self._members.pop(id, None)
         if member is None:
             return
+        del self._heard[id]
+        self._moved.add(id)
         # What others report counts, as long as there are others that do.
         others = self._members.values()
         if not math.isnan(member.loss) and all(math.isnan(other.loss) for other in others):
@@ -102,13 +120,16 @@ class Membership:
 
     def silent(self, now: float) -> Sequence[Member]:
         """Workers whose last heartbeat is a timeout ago or more."""
-        return [m for m in self._members.values() if now - m.last_heartbeat >= self._timeout_s]
+        heard = (self._members[id] for id in self._heard)
+        found = itertools.takewhile(lambda m: now - m.last_heartbeat >= self._timeout_s, heard)
+        return sorted(found, key=lambda member: member.id)
 
     def forget_open_work(self) -> None:
         """What workers did and did not report yet is void."""
         for member in self._members.values():
             member.reported_steps = member.heartbeat.steps
             member.reported_records = member.heartbeat.records
+        self._moved.update(self._members)
 
     def loss(self) -> float:
         """Mean over the workers that reported a loss, or the last mean before they left; NaN if

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from master.state.actions import Failure
@@ -89,6 +89,20 @@ class Process:
     started_as: str = ""
     """The name that it had when it was started; empty: its name of today."""
 
+    _roster: Callable[[], None] | None = field(default=None, init=False, repr=False, compare=False)
+    _told: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        own[name], own["_told"] = value, None
+        # Told with every heartbeat, and asked for where it counts.
+        if name != "heard_at" and self._roster is not None:
+            self._roster()
+
+    def join(self, roster: Callable[[], None]) -> None:
+        """From now on ``roster`` is called when the process changes."""
+        self.__dict__["_roster"] = roster
+
     @property
     def kind(self) -> str:
         """What the process is for the user: its role, or ``spare``."""
@@ -99,10 +113,15 @@ class Process:
         """``worker-3``, ``spare-3``: for events."""
         return f"{self.kind}-{self.id}"
 
+    @property
+    def may_be_overdue(self) -> bool:
+        """Whether :meth:`is_overdue` can say so, as it is now."""
+        return self.role == "worker" and (self.state == STARTING or self.spare)
+
     def is_overdue(self, now: float) -> bool:
         """Whether it should have been heard long ago: a worker process that starts, or a spare.
         Workers that run and servers are watched elsewhere."""
-        if self.role != "worker":
+        if not self.may_be_overdue:
             return False
         if self.state == STARTING:
             limit_s = _TAKE_PLACE_S if self.was_spare else _REGISTER_S
@@ -158,7 +177,11 @@ class Process:
 
     def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it: the fields that say something."""
-        return {name: value for name, value in vars(self).items() if value != _UNTOLD[name]}
+        own, told = self.__dict__, self._told
+        if told is None:
+            told = {name: own[name] for name, usual in _UNTOLD.items() if own[name] != usual}
+            own["_told"] = told
+        return told
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], now: float) -> Process:
@@ -176,7 +199,9 @@ class Process:
 
 
 # Fields that are left out where they are as in every process; times are always told.
-_UNTOLD = {f.name: MISSING if f.name.endswith("_at") else f.default for f in fields(Process)}
+_UNTOLD = {
+    f.name: MISSING if f.name.endswith("_at") else f.default for f in fields(Process) if f.init
+}
 
 
 def to_end_now(

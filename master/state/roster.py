@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 from master.state.processes import EXITED, Process
+
+T = TypeVar("T")
 
 # Processes that have ended and are still listed. A job of a day on preemptible machines has a
 # hundred times as many processes as run at once.
@@ -22,6 +25,12 @@ class Roster:
         """By role; some may have ended since."""
         self._ended: deque[tuple[str, int]] = deque()
         self._tidy_at = _TIDY_FROM
+        self._alive: dict[str | None, OfAll[list[Process]]] = {}
+        self.changes = 0
+        """How often a process came, or changed in anything but the time when it was heard."""
+
+    def _changed(self) -> None:
+        self.changes += 1
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._all.values())
@@ -36,6 +45,8 @@ class Roster:
     def add(self, process: Process) -> None:
         """Another process of the job."""
         self._all[process.role, process.id] = process
+        process.join(self._changed)
+        self._changed()
         running = self._running.setdefault(process.role, {})
         running[process.id] = process
         if len(running) >= self._tidy_at:
@@ -43,6 +54,11 @@ class Roster:
 
     def alive(self, kind: str | None = None) -> list[Process]:
         """Processes that have not ended: ``worker``, ``spare``, ``ps``, or all."""
+        if kind not in self._alive:
+            self._alive[kind] = OfAll(self, lambda: self._find(kind))
+        return self._alive[kind]()
+
+    def _find(self, kind: str | None) -> list[Process]:
         if kind is None:
             return [p for of in self._running.values() for p in of.values() if p.state != EXITED]
         spare = kind == "spare"
@@ -58,3 +74,17 @@ class Roster:
             del self._all[self._ended.popleft()]
         most = max(map(len, self._running.values()))
         self._tidy_at = max(_TIDY_FROM, 2 * most)
+
+
+class OfAll(Generic[T]):
+    """Something that is found in a roster, and is the same as long as no process changes."""
+
+    def __init__(self, roster: Roster, find: Callable[[], T]) -> None:
+        self._roster = roster
+        self._find = find
+        self._found: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        if self._found is None or self._found[0] != self._roster.changes:
+            self._found = self._roster.changes, self._find()
+        return self._found[1]

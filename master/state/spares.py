@@ -42,7 +42,9 @@ class Spares:
             spares: those that there are.
             workers: those that stay.
         """
-        if self.given_up or not workers or not all(worker.trained for worker in workers):
+        if not self.wanted or self.given_up or not workers:
+            return 0
+        if not all(worker.trained for worker in workers):
             return 0
         if self._settled_at is None:
             self._settled_at = now + _SETTLED_S

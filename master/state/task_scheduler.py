@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
-from master.state.membership import Membership
+from master.state.membership import Member, Membership
 from master.state.tasks import TaskQueue, one_off
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
@@ -64,6 +64,9 @@ class TaskScheduler:
         self._new_queue = functools.partial(
             TaskQueue, lease_ids=self._numbers(), timeout_s=config.cluster.task_timeout_s
         )
+        # What is done of running tasks, by worker, and their sum: asked for ten times a second.
+        self._ahead: dict[int, tuple[int, int]] = {}
+        self._all_ahead: tuple[int, ...] = (0, 0)
         self._snapshot: TaskQueue | None = None
         self._snapshot_base = Watermarks()
 
@@ -93,16 +96,27 @@ class TaskScheduler:
         """(records, minibatches) of finished tasks, and of running ones as workers report them."""
         if self.main is None:
             return (self.evaluations.records_done if self.evaluations is not None else 0), 0
-        records, steps = self.main.records_done, self.main.steps_done
-        for member in members:
-            ahead = member.heartbeat.records - member.reported_records
-            ahead_steps = member.heartbeat.steps - member.reported_steps
-            if ahead > 0 or ahead_steps > 0:
-                # A heartbeat may count what a report has counted since: never more than is open.
-                open_records, open_steps = self.main.open_steps(member.id)
-                records += min(max(0, ahead), open_records)
-                steps += min(max(0, ahead_steps), open_steps)
-        return records, steps
+        for worker in members.take_moved() | self.main.take_moved():
+            now, before = self._ahead_of(members.get(worker)), self._ahead.pop(worker, (0, 0))
+            if now != (0, 0):
+                self._ahead[worker] = now
+            self._all_ahead = tuple(
+                all + new - old for all, new, old in zip(self._all_ahead, now, before, strict=True)
+            )
+        records, steps = self._all_ahead
+        return self.main.records_done + records, self.main.steps_done + steps
+
+    def _ahead_of(self, member: Member | None) -> tuple[int, int]:
+        """(records, minibatches) that a worker says to have done of what it has not reported."""
+        if member is None or self.main is None:
+            return 0, 0
+        records = member.heartbeat.records - member.reported_records
+        steps = member.heartbeat.steps - member.reported_steps
+        if records <= 0 and steps <= 0:
+            return 0, 0
+        # A heartbeat may count what a report has counted since: never more than is open.
+        open_records, open_steps = self.main.open_steps(member.id)
+        return min(max(0, records), open_records), min(max(0, steps), open_steps)
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
         evaluations, queue = self.evaluations, self.main

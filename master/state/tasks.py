@@ -5,6 +5,7 @@ task that is neither in flight nor left over.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,11 +46,14 @@ class TaskQueue:
         self._states = states
         self._lease_ids = lease_ids
         self._failures: dict[int, int] = {}
+        self._hands: dict[int, Hand] = {}  # of workers that have leases, by their deadlines
+        self._moved: set[int] = set()
         self._clear(Watermarks())
 
     def _clear(self, progress: Watermarks) -> None:
         self._doing: dict[int, Lease] = {}
-        self._hands: dict[int, Hand] = {}  # of workers that have leases
+        self._moved.update(self._hands)
+        self._hands.clear()
         self._back: list[int] = []  # heap of tasks that came back
         self._waiting: dict[int, int] = {}  # task that came back -> its last lease, 0: none
         self._late: dict[int, int] = {}  # last lease -> task that came back
@@ -136,6 +140,11 @@ class TaskQueue:
         hand = self._hands.get(worker)
         return (0, 0) if hand is None else (hand.records, hand.steps)
 
+    def take_moved(self) -> set[int]:
+        """Workers whose :meth:`open_steps` may have changed since the last call."""
+        moved, self._moved = self._moved, set()
+        return moved
+
     def progress(self) -> Watermarks:
         """What is done, for a checkpoint; the inverse of :meth:`restore`."""
         watermarks = {id: self.space.task(id).records for id in self._ahead}
@@ -195,6 +204,7 @@ class TaskQueue:
         if hand is None:
             hand = self._hands[lease.worker] = Hand(now + self.timeout_s)
         hand.take(lease, self._open_steps(lease))
+        self._moved.add(lease.worker)
 
     def _open_steps(self, lease: Lease) -> int:
         return self.space.steps_of(lease.task.records) - self.space.steps_of(lease.offset)
@@ -218,8 +228,9 @@ class TaskQueue:
 
     def touch(self, worker: int, now: float) -> None:
         """The worker made progress: its leases live on."""
-        if (hand := self._hands.get(worker)) is not None:
+        if (hand := self._hands.pop(worker, None)) is not None:
             hand.deadline = now + self.timeout_s
+            self._hands[worker] = hand
 
     def complete_lease(self, lease_id: int, now: float) -> Lease | None:
         """The task is done; None if the lease is not known, and the report counts for nothing.
@@ -274,7 +285,8 @@ class TaskQueue:
 
     def expire(self, now: float) -> Sequence[int]:
         """Takes back what is held by workers without progress, and returns these workers."""
-        late = [worker for worker, hand in self._hands.items() if hand.deadline <= now]
+        hands = self._hands.items()
+        late = [worker for worker, _ in itertools.takewhile(lambda x: x[1].deadline <= now, hands)]
         for worker in late:
             self.drop_worker(worker)
         return late
@@ -350,6 +362,7 @@ class TaskQueue:
         del self._doing[lease.id]
         hand = self._hands[lease.worker]
         hand.drop(lease, self._open_steps(lease))
+        self._moved.add(lease.worker)
         if not hand.leases:
             del self._hands[lease.worker]
 

@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from master.state.actions import Note
@@ -25,6 +25,36 @@ class _Told:
     over: bool = False
 
 
+@dataclass(frozen=True)
+class Census:
+    """What counts of the processes that have not ended."""
+
+    waiting: Mapping[str, list[Process]]
+    """Those that are pending and say why, by kind."""
+    staying: frozenset[str]
+    """Kinds of which there are processes that do not wait, and are to stay."""
+    workers: int
+    pending: int
+    """Workers that do not run yet."""
+
+    @classmethod
+    def of(cls, processes: Iterable[Process]) -> Census:
+        """Counts them."""
+        waiting: dict[str, list[Process]] = {}
+        staying: set[str] = set()
+        workers = pending = 0
+        for process in processes:
+            kind, state = process.kind, process.state
+            if kind == "worker":
+                workers += 1
+                pending += state == PENDING
+            if state in (STARTING, RUNNING):
+                staying.add(kind)
+            elif state == PENDING and process.waits:
+                waiting.setdefault(kind, []).append(process)
+        return cls(waiting, frozenset(staying), workers, pending)
+
+
 class Waiting:
     """Says once, and again when it changes, why processes wait; and when fewer workers run than
     the minimum.
@@ -39,26 +69,13 @@ class Waiting:
         self._few_since: float | None = None
         self._few_told = False
 
-    def tick(self, processes: Iterable[Process], now: float) -> list[Note]:
-        """Time passes.
-
-        Args:
-            processes: all that have not ended.
-        """
+    def tick(self, census: Census, now: float) -> list[Note]:
+        """Time passes."""
         notes: list[Note] = []
-        workers: list[Process] = []
-        kinds: dict[str, list[Process]] = {}
-        stay: set[str] = set()
-        for process in processes:
-            if process.kind == "worker":
-                workers.append(process)
-            if process.state in (STARTING, RUNNING):
-                stay.add(process.kind)
-            elif process.state == PENDING and process.waits:
-                kinds.setdefault(process.kind, []).append(process)
-        for kind in sorted({*kinds, *self._told}):
-            notes += self._of_kind(kind, kinds.get(kind, []), now, others=kind in stay)
-        return [*notes, *self._few(workers, now)]
+        for kind in sorted({*census.waiting, *self._told}):
+            waiting = census.waiting.get(kind, [])
+            notes += self._of_kind(kind, waiting, now, others=kind in census.staying)
+        return [*notes, *self._few(census, now)]
 
     def _of_kind(
         self, kind: str, waiting: list[Process], now: float, *, others: bool
@@ -89,9 +106,8 @@ class Waiting:
         fix = f"; {process.fix}" if process.fix else ""
         return [Note("warning", f"{who}: {process.waits}{fix}")]
 
-    def _few(self, workers: list[Process], now: float) -> list[Note]:
-        run = sum(process.state != PENDING for process in workers)
-        pending = len(workers) - run
+    def _few(self, census: Census, now: float) -> list[Note]:
+        pending, run = census.pending, census.workers - census.pending
         if run >= self._min_workers or not pending:
             told, self._few_since, self._few_told = self._few_told, None, False
             if told and run >= self._min_workers:

@@ -15,7 +15,7 @@ from master.state.actions import Failure, Note, Progress
 from master.state.fleet import Fleet
 from master.state.processes import DRAINING, EXITED, PENDING, STOPPING, check_scale
 from master.state.ring import Ring
-from master.state.waiting import Waiting
+from master.state.waiting import Census, Waiting
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 from torch_edl.wire import master_pb2 as pb
 
@@ -171,6 +171,7 @@ class LaunchedWorkforce(Workforce):
         super().__init__(fleet, ring)
         self._min_workers = min_workers
         self._waiting = Waiting(min_workers=min_workers)
+        self._census = fleet.of_all(lambda: Census.of(fleet.alive()))
 
     def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
         process = self._fleet.process(event.role, event.id)
@@ -201,7 +202,7 @@ class LaunchedWorkforce(Workforce):
         return [Note("warning", text)]
 
     def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:
-        return self._waiting.tick(self._fleet.alive(), now)
+        return self._waiting.tick(self._census(), now)
 
     def declare_lost(self, worker: int, why: str) -> None:
         self._fleet.lost(worker)

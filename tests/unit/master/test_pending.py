@@ -9,7 +9,7 @@ from master.state.failover import Failover
 from master.state.fleet import Fleet
 from master.state.machines import Machines
 from master.state.processes import Gone
-from master.state.waiting import Waiting
+from master.state.waiting import Census, Waiting
 from tests.unit.master.model_file_world import World
 from torch_edl.config import JobConfig
 from torch_edl.durability import DurabilityConfig
@@ -269,7 +269,7 @@ def test_a_worker_that_was_asked_to_leave_does_not_speak_against_its_machine() -
 
 
 def heard(f: Fleet, waiting: Waiting, now: float) -> list[str]:
-    return [note.text for note in waiting.tick(f.alive(), now)]
+    return [note.text for note in waiting.tick(Census.of(f.alive()), now)]
 
 
 def test_why_processes_wait_is_said_once() -> None:
