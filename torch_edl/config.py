@@ -25,7 +25,18 @@ SYNC_MODES = ("async", "sync")
 TRANSPORTS = ("zeromq", "grpc")
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 NAN_POLICIES = ("stop", "skip")
-FORMATS = ("auto", "recordio", "tfrecord", "csv", "parquet")
+FORMATS = (
+    "auto",
+    "recordio",
+    "tfrecord",
+    "csv",
+    "parquet",
+    "arrow",
+    "jsonl",
+    "libsvm",
+    "webdataset",
+    "avro",
+)
 
 _train_option = functools.partial(option, kinds=TRAIN)
 _training_option = functools.partial(option, kinds=TRAINING)
@@ -47,7 +58,9 @@ class DataConfig(Checked):
     predict: tuple[str, ...] = option(
         (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
     )
-    format: str = option("auto", "--format NAME", "|".join(FORMATS), choices=FORMATS)
+    format: str = option(
+        "auto", "--format NAME", "format of the files: see docs/data.md", choices=FORMATS
+    )
     """``auto`` looks at the suffix and the first bytes of a file."""
     batch_size: int = option(64, "--batch-size N", "records per minibatch and worker", minimum=1)
     records_per_task: int = option(

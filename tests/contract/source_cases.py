@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
+import json
 import os
 import random
 import sqlite3
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import duckdb
+import fastavro
 import psycopg
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import csv, feather, parquet
 
 from tests.postgres_server import USER
 from torch_edl.data.sources import IndexedSource, Records, Source, open_source
+from torch_edl.data.sources import arrow as arrow_module
+from torch_edl.data.sources import avro as avro_module
 from torch_edl.data.sources import csv as csv_module
+from torch_edl.data.sources import lines as lines_module
 from torch_edl.data.sources import parquet as parquet_module
 from torch_edl.data.sources import sliced as sliced_module
 from torch_edl.data.sources import sql as sql_module
 from torch_edl.data.sources import tfrecord as tfrecord_module
+from torch_edl.data.sources import webdataset as webdataset_module
 from torch_edl.data.sources.recordio import RecordIOWriter
 from torch_edl.data.sources.tfrecord import TFRecordWriter
 
@@ -58,6 +68,8 @@ class Case:
     """Every byte of the data is under a checksum."""
     url: Callable[[Path], str] | None = None
     """The name of what was written, where that is not the path."""
+    content: Callable[[bytes], bytes] = bytes
+    """What is in a file, in which offsets count."""
 
 
 def recordio(dialect: str, compressor: str) -> Case:
@@ -85,12 +97,125 @@ def write_csv(path: Path, records: Records) -> None:
     csv.write_csv(records, path)
 
 
+def arrow_file(path: Path, records: Records, compression: str | None = None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(path, records.schema, options=options) as writer:
+        writer.write_table(records, max_chunksize=PER_BLOCK)
+
+
+def arrow_stream(path: Path, records: Records) -> None:
+    with pa.ipc.new_stream(path, records.schema) as writer:
+        writer.write_table(records, max_chunksize=PER_BLOCK)
+
+
+def as_categories(count: int, shift: int = 0) -> pa.Table:
+    """With a dictionary that grows from batch to batch."""
+    table = as_table(count, shift)
+    texts = [f"category {i // 5}" for i in range(count)]
+    parts = [texts[start : start + PER_BLOCK] for start in range(0, count, PER_BLOCK)]
+    known: list[str] = []
+    chunks = []
+    for part in parts:
+        known += [text for text in dict.fromkeys(part) if text not in known]
+        places = pa.array([known.index(text) for text in part], pa.int32())
+        chunks.append(pa.DictionaryArray.from_arrays(places, pa.array(known)))
+    kind = pa.dictionary(pa.int32(), pa.string())
+    return table.set_column(1, "text", pa.chunked_array(chunks, kind))
+
+
+def feather_file(path: Path, records: Records) -> None:
+    feather.write_feather(records, path, chunksize=PER_BLOCK)
+
+
+def json_lines(path: Path, records: Records) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in records.to_pylist())
+    raw = text.encode()
+    if path.suffix == ".gz":
+        raw = gzip.compress(raw[: len(raw) // 2]) + gzip.compress(raw[len(raw) // 2 :])
+    elif path.suffix == ".zst":
+        raw = bytes(cramjam.zstd.compress(raw))
+    path.write_bytes(raw)
+
+
+def unzstd(raw: bytes) -> bytes:
+    return bytes(cramjam.zstd.decompress(raw))
+
+
+def as_features(count: int, shift: int = 0) -> pa.Table:
+    rows = [list(range(1, i % 4 + 1)) for i in range(count)]
+    return pa.table(
+        {
+            "label": pa.array([float(i + shift) for i in range(count)], pa.float64()),
+            "indices": pa.array(rows, pa.list_(pa.int64())),
+            "values": pa.array([[n / 4 for n in row] for row in rows], pa.list_(pa.float64())),
+        }
+    )
+
+
+def libsvm(path: Path, records: Records) -> None:
+    with open(path, "w") as file:
+        for row in records.to_pylist():
+            pairs = zip(row["indices"], row["values"], strict=True)
+            file.write(" ".join([str(row["label"]), *(f"{i}:{v}" for i, v in pairs)]) + "\n")
+
+
+def as_samples(count: int, shift: int = 0) -> pa.Table:
+    noise = random.Random(0)
+    return pa.table(
+        {
+            "__key__": [f"part/{i + shift:05d}" for i in range(count)],
+            "cls": pa.array([str(i).encode() for i in range(count)], pa.large_binary()),
+            "seg.png": pa.array(
+                [noise.randbytes(i % 700) if i % 3 != 1 else None for i in range(count)],
+                pa.large_binary(),
+            ),
+        }
+        if count
+        else {}
+    )
+
+
+def webdataset(path: Path, records: Records) -> None:
+    with tarfile.open(path, "w") as tar:
+        for row in records.to_pylist():
+            for extension in ("cls", "seg.png"):
+                if row[extension] is not None:
+                    member = tarfile.TarInfo(f"{row['__key__']}.{extension}")
+                    member.size = len(row[extension])
+                    tar.addfile(member, io.BytesIO(row[extension]))
+
+
+def avro(path: Path, records: Records) -> None:
+    schema = {
+        "type": "record",
+        "name": "record",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "text", "type": ["null", "string"]},
+            {"name": "number", "type": "double"},
+        ],
+    }
+    with open(path, "wb") as file:
+        fastavro.writer(file, schema, records.to_pylist(), codec="deflate", sync_interval=200)
+
+
 FILES = [
     *(recordio(d, c) for d in ("go", "python") for c in ("none", "snappy", "gzip")),
     Case("tfrecord", ".tfrecord", as_bytes, write_tfrecord, True),
     Case("csv", ".csv", as_table, write_csv, False),
     Case("parquet", ".parquet", as_table, write_parquet, False),
     Case("parquet-spilled", ".parquet", as_table, write_parquet, False),
+    Case("arrow-file", ".arrow", as_table, arrow_file, False),
+    Case("arrow-stream", ".arrow", as_table, arrow_stream, False),
+    Case("arrow-dictionaries", ".arrow", as_categories, arrow_stream, False),
+    Case("arrow-spilled", ".arrow", as_table, arrow_file, False),
+    Case("feather", ".feather", as_table, feather_file, False),
+    Case("jsonl", ".jsonl", as_table, json_lines, False),
+    Case("jsonl-gzip", ".jsonl.gz", as_table, json_lines, False, content=gzip.decompress),
+    Case("jsonl-zstd", ".jsonl.zst", as_table, json_lines, False, content=unzstd),
+    Case("libsvm", ".libsvm", as_features, libsvm, False),
+    Case("webdataset", ".tar", as_samples, webdataset, False),
+    Case("avro", ".avro", as_table, avro, False),
 ]
 MEMORY = [
     Case("memory-bytes", "", as_bytes, lambda path, records: None, True),
@@ -140,9 +265,13 @@ DATABASES = [
 
 def cut_small(case: Case | None, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     """Forty records are several blocks."""
-    if case is not None and case.name == "parquet-spilled":
+    if case is not None and case.name.endswith("-spilled"):
         monkeypatch.setattr(sliced_module, "SPILL_ABOVE_BYTES", 0)
         monkeypatch.setattr(parquet_module, "SLICE_BYTES", 60)
+        monkeypatch.setattr(arrow_module, "SLICE_BYTES", 400)
+    monkeypatch.setattr(avro_module, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 150)
+    monkeypatch.setattr(webdataset_module, "BLOCK_BYTES", 4000)
     monkeypatch.setattr(sql_module, "BLOCK_ROWS", PER_BLOCK)
     monkeypatch.setattr(sql_module, "PAGE_BLOCKS", 2)
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 150)

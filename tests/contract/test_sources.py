@@ -63,8 +63,8 @@ def test_name_count_and_columns(case: Case, tmp_path: Path) -> None:
     if isinstance(records, list):
         assert source.metadata.column_names == source.metadata.column_types == ()
     else:
-        assert source.metadata.column_names == ("id", "text", "number")
-        assert source.metadata.column_types == ("int64", "string", "double")
+        assert source.metadata.column_names == tuple(records.schema.names)
+        assert source.metadata.column_types == tuple(map(str, records.schema.types))
 
 
 @every_source
@@ -161,7 +161,12 @@ def caches(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.edl-index"))
 
 
-CACHED = [case for case in FILES if not case.name.startswith("parquet")]
+# What is unpacked is a cache of its own.
+CACHED = [
+    case
+    for case in FILES
+    if not case.name.startswith("parquet") and not case.suffix.endswith((".gz", ".zst"))
+]
 every_cached = pytest.mark.parametrize("case", CACHED, ids=lambda case: case.name)
 
 
@@ -281,7 +286,7 @@ def is_in_order(part: list[object], whole: list[object]) -> bool:
 
 @every_file
 @settings(
-    max_examples=150,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -296,7 +301,8 @@ def test_damage_gives_the_right_records_or_an_error(
         got, error = read_damaged(path, skip)
         if error is not None:
             assert str(path) in str(error)
-            assert error.offset is None or 0 <= error.offset <= path.stat().st_size
+            size = len(case.content(files(case))) + 40
+            assert error.offset is None or 0 <= error.offset <= size
             # Nothing can be left out of a table whose header or footer is gone.
             assert not (skip and case.checked)
         elif case.checked:  # Whole chunks that are gone leave no trace in these formats.

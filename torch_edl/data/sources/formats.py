@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Callable
@@ -18,7 +19,35 @@ _SUFFIXES = {
     "tfrecord": ("tfrecord", "tfrecords"),
     "csv": ("csv", "tsv", "tab"),
     "parquet": ("parquet", "pq"),
+    "arrow": ("arrow", "arrows", "feather", "ipc"),
+    "jsonl": ("jsonl", "ndjson", "json"),
+    "libsvm": ("libsvm", "svm", "svmlight"),
+    "webdataset": ("tar", "tgz"),
+    "avro": ("avro",),
 }
+
+_SOURCES = {
+    "recordio": "recordio.RecordIOSource",
+    "tfrecord": "tfrecord.TFRecordSource",
+    "csv": "csv.CsvSource",
+    "parquet": "parquet.ParquetSource",
+    "arrow": "arrow.ArrowSource",
+    "jsonl": "jsonl.JsonLinesSource",
+    "libsvm": "libsvm.LibSvmSource",
+    "webdataset": "webdataset.WebDatasetSource",
+    "avro": "avro.AvroSource",
+}
+
+_MAGICS = {
+    b"PAR1": "parquet",
+    b"\x04\x03\x02\x01": "recordio",
+    b"ARROW1": "arrow",
+    b"FEA1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",  # a stream
+    b"Obj\x01": "avro",
+}
+
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 FORMATS = tuple(_SUFFIXES)
 """Formats that :func:`open_source` reads."""
@@ -63,21 +92,11 @@ def _kind(path: str, format: str) -> str:
 
 def _opener(kind: str) -> Callable[..., Source]:
     # Imported when needed: pyarrow takes 0.2 s, which RecordIO jobs need not wait for.
-    if kind == "recordio":
-        from torch_edl.data.sources.recordio import RecordIOSource
-
-        return RecordIOSource
-    if kind == "tfrecord":
-        from torch_edl.data.sources.tfrecord import TFRecordSource
-
-        return TFRecordSource
-    if kind == "csv":
-        from torch_edl.data.sources.csv import CsvSource
-
-        return CsvSource
-    from torch_edl.data.sources.parquet import ParquetSource
-
-    return ParquetSource
+    module, _, name = _SOURCES[kind].partition(".")
+    opener: Callable[..., Source] = getattr(
+        importlib.import_module(f"torch_edl.data.sources.{module}"), name
+    )
+    return opener
 
 
 def _detect(path: str) -> str:
@@ -88,14 +107,15 @@ def _detect(path: str) -> str:
             if part in suffixes:
                 return kind
     with DataFile(path) as file:
-        head = file.read_at(0, min(12, file.size))
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith(b"\x04\x03\x02\x01"):
-        return "recordio"
+        head = file.read_at(0, min(_TAR_MAGIC_AT + len(_TAR_MAGIC), file.size))
+    for magic, kind in _MAGICS.items():
+        if head.startswith(magic):
+            return kind
+    if head[_TAR_MAGIC_AT:] == _TAR_MAGIC:
+        return "webdataset"
     from torch_edl.data.sources.tfrecord import is_header
 
-    if is_header(head):
+    if is_header(head[:12]):
         return "tfrecord"
     raise DataError(
         path,

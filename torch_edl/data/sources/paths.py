@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch_edl.data.sources import objects
 from torch_edl.data.sources.databases import checked_name, is_database
+from torch_edl.data.sources.saved_datasets import data_files
 from torch_edl.errors import UsageError
 
 
@@ -24,7 +25,8 @@ def expand(paths: Sequence[str]) -> list[str]:
 
     Raises:
         UsageError: ``paths`` is empty, one of them matches nothing, a file is not readable or
-            has a name that is not UTF-8, or a store cannot be listed.
+            has a name that is not UTF-8, or a dataset has several splits.
+        DataError: a store cannot be listed, or the list of a dataset cannot be read.
     """
     if not paths:
         raise UsageError("no data: name files, globs or folders")
@@ -34,12 +36,12 @@ def expand(paths: Sequence[str]) -> list[str]:
             found[checked_name(pattern)] = None
             continue
         if objects.is_url(pattern):
-            urls = objects.matching(pattern)
+            urls = data_files(objects.matching(pattern))
             if not urls:
                 raise UsageError(f"{pattern}: no object matches; check the URL, and quote patterns")
             found |= dict.fromkeys(urls)
             continue
-        matches = list(_matches(pattern))
+        matches = data_files(list(_matches(pattern)))
         if not matches:
             raise UsageError(f"{pattern}: {_why_nothing(pattern)}")
         for path in matches:

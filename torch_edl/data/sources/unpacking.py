@@ -28,7 +28,7 @@ UNPACKED_BYTES = 64 << 30
 
 _PIECE = 1 << 20
 
-_CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 
 
 def codec_of(path: str) -> str | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import fastavro
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import feather, parquet
 
 from torch_edl.data.sources import FORMATS, expand, open_source
 from torch_edl.data.sources.recordio import RecordIOWriter
@@ -112,6 +114,14 @@ def write_all(folder: Path) -> dict[str, Path]:
         tfrecord.write(b"1")
     parquet.write_table(pa.table({"c": [1]}), paths["parquet"])
     paths["csv"].write_text("c\n1\n")
+    feather.write_feather(pa.table({"c": [1]}), paths["arrow"])
+    paths["jsonl"].write_text('{"c": 1}\n')
+    paths["libsvm"].write_text("1 1:1\n")
+    with tarfile.open(paths["webdataset"], "w") as tar:
+        tar.addfile(tarfile.TarInfo("1.txt"))
+    fields = [{"name": "c", "type": "long"}]
+    with open(paths["avro"], "wb") as file:
+        fastavro.writer(file, {"type": "record", "name": "r", "fields": fields}, [{"c": 1}])
     return paths
 
 
@@ -128,19 +138,26 @@ def write_all(folder: Path) -> dict[str, Path]:
         ("csv", "a.tsv"),
         ("parquet", "part-0.snappy.parquet"),
         ("parquet", "a.pq"),
+        ("arrow", "data-00000-of-00002.arrow"),
+        ("arrow", "a.feather"),
+        ("jsonl", "a.jsonl"),
+        ("jsonl", "part-0.json"),
+        ("libsvm", "a.svm"),
+        ("webdataset", "train-000001.tar"),
+        ("avro", "part-0.avro"),
     ],
 )
 def test_the_suffix_tells_the_format(tmp_path: Path, kind: str, name: str) -> None:
     path = write_all(tmp_path)[kind].rename(tmp_path / name)
     source = open_source(str(path))
-    assert type(source).__name__.lower() == f"{kind}source"
+    assert type(source).__module__ == f"torch_edl.data.sources.{kind}"
     assert source.count == 1
 
 
-@pytest.mark.parametrize("kind", ["recordio", "tfrecord", "parquet"])
+@pytest.mark.parametrize("kind", ["recordio", "tfrecord", "parquet", "arrow", "webdataset", "avro"])
 def test_else_the_first_bytes_do(tmp_path: Path, kind: str) -> None:
     source = open_source(str(write_all(tmp_path)[kind]))
-    assert type(source).__name__.lower() == f"{kind}source"
+    assert type(source).__module__ == f"torch_edl.data.sources.{kind}"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
