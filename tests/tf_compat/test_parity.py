@@ -1,0 +1,195 @@
+"""A model of torch and the same model of Keras, from equal weights on equal data: their losses and
+parameters stay equal for 200 steps, alone and on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tf_compat.installed import keras, tf
+from tests.unit.engine.conftest import TOKEN, start_servers
+from tf_compat.contract import load_contract as load_keras
+from tf_compat.replica import Replica as KerasReplica
+from tf_compat.served import KerasModel
+from tf_compat.step import Step as KerasStep
+from tf_compat.step import body as keras_body
+from tf_compat.trained import Trained
+from torch_edl.config import JobConfig, TrainConfig
+from torch_edl.contract import load_contract as load_torch
+from torch_edl.data.batch import Batch, Minibatch, Update
+from torch_edl.engine.base import LeasedEngine
+from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.servers.engine import ServersEngine
+from torch_edl.engine.servers.torch_model import TorchModel
+from torch_edl.master_client.heartbeat import WorkerStatus
+from torch_edl.master_client.leases import Lease
+from torch_edl.trainer.step import Step, contract_body
+from torch_edl.wire import master_pb2 as pb
+
+__all__ = ["start_servers"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS, BATCH, IDS = 200, 32, 300
+Start = Callable[..., list[pb.Server]]
+
+
+class Side:
+    """One framework's engine and body, and what it has learned."""
+
+    engine: LeasedEngine
+    body: Callable[[Batch], float]
+
+    def train(self, batches: list[tuple[Any, Any]]) -> list[float]:
+        losses = []
+        lease = Lease(lease_id=1, task_id=0, end=len(batches) * BATCH)
+        for number, (features, labels) in enumerate(batches):
+            first = number * BATCH
+            batch = Batch(features, labels, BATCH)
+            one = Update(
+                first, first + BATCH, [Minibatch(0, first, BATCH, batch)], 1, BATCH, lease,
+                incarnation=1,
+            )  # fmt: skip
+            for minibatch in one.minibatches:
+                losses.append(self.body(self.engine.begin(one, minibatch)))
+            assert self.engine.commit(one)
+        self.engine.acknowledged(wait=True)
+        with self.engine.evaluating():
+            pass  # the parameters of now
+        return losses
+
+
+def config() -> JobConfig:
+    return JobConfig(name="t", model_file="m.py", train=TrainConfig(staleness=0, seed=7))
+
+
+class TorchSide(Side):
+    def __init__(self, name: str, servers: int, make: Callable[..., Any]) -> None:
+        torch.manual_seed(7)
+        contract = load_torch(str(EXAMPLES / name / "model.py"))
+        self.model = contract.make_model()
+        optimizer = make(self.model.parameters())
+        step = Step(contract, self.model, on_nan="stop", log_layers="")
+        status = WorkerStatus()
+        if servers:
+            served = TorchModel(self.model, optimizer, None, forward=step.forward)
+            self.engine = ServersEngine(served, config=config(), token=TOKEN, status=status)
+        else:
+            self.engine = LocalEngine(Replica(self.model, [optimizer]), status=status)
+        self.body = contract_body(step, self.engine, optimizer, None)
+
+    def values(self) -> dict[str, Any]:
+        return {
+            name: value.detach().numpy()
+            for name, value in self.model.named_parameters()
+            if value.numel()
+        }
+
+
+class KerasSide(Side):
+    def __init__(self, name: str, servers: int, optimizer: Any, compiled: bool) -> None:
+        contract = load_keras(str(EXAMPLES / name / "model_tf.py"))
+        model = contract.make_model()
+        self.trained = Trained(model, optimizer)
+        step = KerasStep(contract, self.trained, on_nan="stop", compiled=compiled)
+        status = WorkerStatus()
+        if servers:
+            served = KerasModel(self.trained, step.call, local_steps=1)
+            self.engine = ServersEngine(served, config=config(), token=TOKEN, status=status)
+        else:
+            self.engine = LocalEngine(KerasReplica(self.trained, 7), status=status)
+        self.body = keras_body(step, self.engine, self.trained)
+
+    def values(self) -> dict[str, Any]:
+        return {place.name: place.value for place in self.trained.places}
+
+
+def digits(random: np.random.Generator) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """A minibatch of images, for torch and for Keras."""
+    images = random.random((BATCH, 8, 8)).astype(np.float32)
+    labels = random.integers(0, 10, BATCH)
+    return (
+        (torch.from_numpy(images[:, None]), torch.from_numpy(labels)),
+        (tf.constant(images[..., None]), tf.constant(labels)),
+    )
+
+
+def clicks(random: np.random.Generator) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """A minibatch of impressions, for torch and for Keras."""
+    ids = random.integers(0, IDS, (BATCH, 26))
+    dense = random.normal(size=(BATCH, 13)).astype(np.float32)
+    labels = random.integers(0, 2, BATCH).astype(np.float32)
+    return (
+        ((torch.from_numpy(ids), torch.from_numpy(dense)), torch.from_numpy(labels)),
+        ((tf.constant(ids), tf.constant(dense)), tf.constant(labels)),
+    )
+
+
+def adagrad(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(params, lr=0.02, initial_accumulator_value=0.1 + 1e-7, eps=0.0)
+
+
+MODELS = {
+    "mnist": (
+        digits,
+        lambda params: torch.optim.SGD(params, lr=0.003),
+        lambda: keras.optimizers.SGD(0.003),
+    ),
+    "wide_deep": (clicks, adagrad, lambda: keras.optimizers.Adagrad(0.02)),
+    "deepfm": (clicks, adagrad, lambda: keras.optimizers.Adagrad(0.02)),
+}
+
+
+@pytest.fixture
+def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["model"])
+
+
+@pytest.mark.usefixtures("no_arguments")
+@pytest.mark.parametrize(
+    ("name", "count", "compiled"),
+    [
+        ("mnist", 2, False),
+        ("wide_deep", 2, False),
+        ("deepfm", 0, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("mnist", 0, False),
+                ("wide_deep", 0, False),
+                ("deepfm", 0, False),
+                ("deepfm", 2, False),
+                ("deepfm", 2, True),
+            ]
+        ),
+    ],
+)
+def test_both_frameworks_learn_the_same(
+    name: str, count: int, compiled: bool, start_servers: Start
+) -> None:
+    make_batch, torch_optimizer, keras_optimizer = MODELS[name]
+    random = np.random.default_rng(5)
+    pairs = [make_batch(random) for _ in range(STEPS)]
+    theirs = TorchSide(name, count, torch_optimizer)
+    ours = KerasSide(name, count, keras_optimizer(), compiled)
+    begin = {label: value.copy() for label, value in theirs.values().items()}
+    assert {n: v.shape for n, v in begin.items()} == {n: v.shape for n, v in ours.values().items()}
+    for place in ours.trained.places:
+        place.assign(begin[place.name])
+    for side in (theirs, ours):
+        servers = start_servers(count) if count else []
+        side.engine.connect(pb.Cluster(incarnation=1, servers=servers))
+    wanted = theirs.train([one for one, _ in pairs])
+    losses = ours.train([two for _, two in pairs])
+    np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-5)
+    moved = theirs.values()
+    for label, value in ours.values().items():
+        np.testing.assert_allclose(value, moved[label], rtol=0, atol=1e-5, err_msg=label)
+    assert max(abs(moved[label] - value).max() for label, value in begin.items()) > 0.001
+    theirs.engine.close()
+    ours.engine.close()
