@@ -290,6 +290,14 @@ class JobConfig(Checked):
     kind: str = declare(set_by="the verb", choices=JOB_KINDS, default="train")
     model_file: str = declare(set_by="MODEL.py")
     """Absolute path of the model file or of the script."""
+    also: str = option(
+        "",
+        "--also MODEL.py",
+        "the same model in another framework, for every other worker",
+        kinds=TRAIN,
+        group="model",
+    )
+    """Workers with odd numbers train it; the servers have one model."""
     model_args: tuple[str, ...] = declare(set_by="the words after --", default=())
     """``sys.argv[1:]`` of the model file."""
     data: DataConfig = field(default_factory=DataConfig, metadata={"section": "data"})
@@ -341,6 +349,15 @@ class JobConfig(Checked):
             "--platform kubernetes: the image of the pods is missing; add --image IMAGE "
             "(torch-edl image writes a Dockerfile for one)",
         )
+        _require(
+            not self.also or (self.train.strategy == "ps" and self.cluster.max_workers > 1),
+            f"--also {self.also}: workers of two frameworks share parameter servers; add --ps 1 "
+            "and --workers 2, or more",
+        )
+        _require(
+            not self.also or self.platform == "local",
+            f"--also {self.also}: on one machine only; leave --platform {self.platform} out",
+        )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(
             durability == "checkpoint" or self.train.strategy not in ("allreduce", "local"),
@@ -362,6 +379,12 @@ class JobConfig(Checked):
     def shares_files(self) -> bool:
         """Whether the processes of the job have a folder in common for what they hand over."""
         return self.platform == "local" or bool(self.checkpoint.dir or self.checkpoint.output)
+
+    def of_worker(self, worker_id: int) -> JobConfig:
+        """The configuration as a worker has it: the model file is the one that it runs."""
+        if not self.also or worker_id % 2 == 0:
+            return self
+        return dataclasses.replace(self, model_file=self.also)
 
     @property
     def window(self) -> int:

@@ -94,15 +94,15 @@ def _await_place(worker_id: int) -> UserFunctions:
     """
     with expendable():
         place = Place(worker_id)
-        functions = _warm_up(place)
+        functions = _warm_up(place, worker_id)
         server_args = place.wait()
     if server_args:
         become("torch_edl.ps_server", server_args)
     return functions
 
 
-def _warm_up(place: Place) -> UserFunctions:
-    config = place.config()
+def _warm_up(place: Place, worker_id: int) -> UserFunctions:
+    config = place.config().of_worker(worker_id)
     for module in ("torch_edl.trainer.run_file", "numpy.random"):
         importlib.import_module(module)
     from torch_edl.data.sources import expand, import_reader
@@ -140,11 +140,10 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     # Only now, with the heartbeat running: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
-    from torch_edl.trainer.fitting import fit
     from torch_edl.trainer.run_file import run
     from torch_edl.user_functions import user_traceback
 
-    config = master.config
+    config = master.config.of_worker(master.worker_id)
     try:
         functions = functions or _load(config)
         file = framework_of(config.model_file).load().ModelFile(functions, config)
@@ -152,12 +151,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
         model.custom_source = functions.data_source is not None
         model.shards.extend(file.shards())
         master.progress.phase = "waiting"
-        columns = functions.preprocessing
-        if columns is not None:
-            model.preprocessing = columns.spec
-        start = master.start(model, functools.partial(fit, file, master))
-        if columns is not None:
-            columns.load_bytes(start.preprocessing)
+        start = master.start(model)
         file.apply(start)
         master.begin()
         gc.freeze()

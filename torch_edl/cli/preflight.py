@@ -12,6 +12,7 @@ from torch_edl.cli import tensorboard, user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.errors import CheckpointError, UsageError
+from torch_edl.frameworks import framework_of
 from torch_edl.jobs.folder import JobFolder
 
 SUFFIXES = (".parquet", ".csv", ".npz")
@@ -34,6 +35,14 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     bound = user_file.check_model_file(
         config.model_file, evaluates=evaluates, shown=args.model_file
     )
+    if config.also:
+        user_file.check_model_file(config.also, evaluates=evaluates)
+        first, second = framework_of(config.model_file), framework_of(config.also)
+        if first == second:
+            raise UsageError(
+                f"--also {config.also}: a model file of {second.title}, as {args.model_file} is; "
+                "name one of another framework, or leave it out"
+            )
     if "data_source" not in bound:  # which interprets the names itself
         config = dataclasses.replace(config, data=_expand_data(config))
     config = check_folders(config)
