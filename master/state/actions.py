@@ -134,23 +134,8 @@ class Remove:
     directory: Path
 
 
-@dataclass(frozen=True)
-class KeepPreprocessing:
-    """Write the fitted preprocessing to the file of the job, which is part of every checkpoint."""
-
-    content: bytes
-
-
 Effect = (
-    SaveServers
-    | CommitLocal
-    | Flush
-    | Release
-    | WriteOutput
-    | MergePredictions
-    | Prune
-    | Remove
-    | KeepPreprocessing
+    SaveServers | CommitLocal | Flush | Release | WriteOutput | MergePredictions | Prune | Remove
 )
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Become | Effect
@@ -213,13 +198,6 @@ class OutputWritten:
 
 
 @dataclass(frozen=True)
-class PreprocessingKept:
-    """The fitted preprocessing is written; not, where there is an error."""
-
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class DataScanned:
     """The sources of the data are counted."""
 
@@ -231,7 +209,7 @@ class DataScanned:
     """Why not all could be counted; it matters unless the model file brings its own source."""
 
 
-EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
+EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten
 """What came of an :data:`Effect`."""
 Progress = ProcessWaits | ProcessRuns | ProcessRefused
 """How far a process has come that was asked for."""

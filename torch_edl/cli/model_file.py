@@ -4,19 +4,20 @@ model."""
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from pathlib import Path
 
 from rich.console import Console
 
-from torch_edl.cli import preflight, submit, summary
+from torch_edl.cli import preflight, submit, summary, user_file
 from torch_edl.cli.detach import detach
 from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
-from torch_edl.errors import JobFailedError
-from torch_edl.frameworks import framework_of
+from torch_edl.errors import JobFailedError, UsageError
+from torch_edl.frameworks import TENSORFLOW, framework_of
 from torch_edl.jobs import catalog
 
 _EXPORTS = (".pt", ".pth", ".safetensors")
@@ -102,6 +103,8 @@ def export(args: argparse.Namespace) -> int:
         CheckpointError: the model is damaged.
         EdlError: the file cannot be written.
     """
+    if args.model_file:
+        return _export_keras(args)
     preflight.check_output_file(args.file, _EXPORTS, option="FILE")
     directory = preflight.find_model(args.source, option="SOURCE")
     # Imported after all checks: these modules import torch.
@@ -112,6 +115,25 @@ def export(args: argparse.Namespace) -> int:
     weights.write(state, Path(args.file).expanduser())
     elements = sum(tensor.numel() for tensor in state.values())
     text = f"{args.file}: {len(state)} tensors, {elements:,} elements"
+    stdout().print(text, soft_wrap=True)
+    return 0
+
+
+def _export_keras(args: argparse.Namespace) -> int:
+    preflight.check_output_file(args.file, (".keras", ""), option="FILE")
+    user_file.check_model_file(args.model_file, evaluates=False)
+    framework = framework_of(args.model_file)
+    if framework != TENSORFLOW:
+        raise UsageError(
+            f"--model-file {args.model_file}: a model file of {framework.title}, whose models are "
+            "exported without it: torch-edl export SOURCE FILE.pt"
+        )
+    directory = preflight.find_model(args.source, option="SOURCE")
+    framework.load()
+    # By name: nothing here imports TensorFlow, unless it is to be.
+    text = importlib.import_module("tf_compat.export").export(
+        Path(directory), args.model_file, Path(args.file).expanduser()
+    )
     stdout().print(text, soft_wrap=True)
     return 0
 

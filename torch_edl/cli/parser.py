@@ -223,13 +223,20 @@ def build_parser() -> argparse.ArgumentParser:
     export = verb(
         "export",
         "model_file.export",
-        "write a trained model as one plain torch state_dict",
-        epilog="example:\n  torch-edl export trained model.pt\n\n"
+        "write a trained model as one plain torch state_dict, or for Keras",
+        epilog="example:\n  torch-edl export trained model.pt\n"
+        "  torch-edl export trained model.keras --model-file model_tf.py\n\n"
         "An embedding without a fixed size becomes NAME.ids and NAME.vectors.",
     )
     source = "the trained model: a job, an output folder or checkpoints"
     export.add_argument("source", metavar="SOURCE", help=source)
     export.add_argument("file", metavar="FILE", help="FILE.pt, FILE.pth or FILE.safetensors")
+    export.add_argument(
+        "--model-file",
+        metavar="MODEL.py",
+        default="",
+        help="of Keras: FILE.keras, or a folder for a SavedModel",
+    )
 
     status = of_job("status", "status.show_job", "show a job: progress, processes, rates")
     add_option(status, "--json", "print one JSON object")

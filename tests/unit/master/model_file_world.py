@@ -61,7 +61,6 @@ class World:
         left: dict[str, Any] | None = None,
         now: float = 0.0,
         asks: bool = False,
-        preprocessing: bytes = b"",
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -82,9 +81,7 @@ class World:
         )
         self.now = now
         fleet = Fleet("j", workers=workers, servers=servers, spares=spares, asks=asks)
-        self.job = Job(
-            self.config, fleet, folder=Path("/job"), resumed=resumed, preprocessing=preprocessing
-        )
+        self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
         self.servers = ServerCalls(self.job)
         self.silent: set[int] = set()
