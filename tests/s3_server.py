@@ -74,6 +74,10 @@ class S3Server:
         """SIGSTOP: it answers nobody."""
         self._process.send_signal(signal.SIGSTOP)
 
+    def resume(self) -> None:
+        """SIGCONT: it answers what waited."""
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
