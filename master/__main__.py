@@ -36,6 +36,7 @@ from master.runtime.service import Service
 from master.runtime.store.base import Store
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
+from master.runtime.stream_watch import StreamWatch
 from master.state.actions import Saved
 from master.state.fleet import Fleet
 from master.state.job import Job
@@ -154,12 +155,14 @@ def main(
         kept.close()
         return stop.exit_code or place.refused(error)
     over = not place.hands_over
+    watch = StreamWatch(config.data.train if config.data.streams else (), service.apply)
     effects = Effects(service.apply, token=token)
     try:
         if job.preparation.needs_scan:
             threading.Thread(
                 target=lambda: service.apply(scan(config)), name="scan", daemon=True
             ).start()
+        watch.start()
         over = run(service, launcher, effects, stop, journal, hands_over=place.hands_over)
         # Whoever started us may be gone; nobody else waits for the end.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
@@ -173,6 +176,7 @@ def main(
             raise
         log.exception("the master failed; the next one goes on with the job")
     finally:
+        watch.stop()
         if over:
             launcher.stop_all(grace_s=0)
         launcher.close()

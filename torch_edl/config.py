@@ -19,71 +19,16 @@ from torch_edl.errors import UsageError
 from torch_edl.experiment import Experiment
 from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declare, option
 from torch_edl.placement import KINDS, PLATFORMS, KubernetesConfig
+from torch_edl.records import DataConfig as DataConfig
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")
 TRANSPORTS = ("zeromq", "grpc")
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 NAN_POLICIES = ("stop", "skip")
-FORMATS = (
-    "auto",
-    "recordio",
-    "tfrecord",
-    "csv",
-    "parquet",
-    "arrow",
-    "jsonl",
-    "libsvm",
-    "webdataset",
-    "avro",
-)
 
 _train_option = functools.partial(option, kinds=TRAIN)
 _training_option = functools.partial(option, kinds=TRAINING)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig(Checked):
-    """Where the records are and how they are cut into tasks."""
-
-    train: tuple[str, ...] = _train_option(
-        (), "--data PATH", "files, folders or globs to train on; repeatable"
-    )
-    eval: tuple[str, ...] = _train_option(
-        (),
-        "--eval-data PATH",
-        "files, folders or globs to evaluate on",
-        Option("--data PATH", "files, folders or globs to evaluate on", kinds=("evaluate",)),
-    )
-    predict: tuple[str, ...] = option(
-        (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
-    )
-    format: str = option(
-        "auto", "--format NAME", "format of the files: see docs/data.md", choices=FORMATS
-    )
-    """``auto`` looks at the suffix and the first bytes of a file."""
-    batch_size: int = option(64, "--batch-size N", "records per minibatch and worker", minimum=1)
-    records_per_task: int = option(
-        0,
-        "--records-per-task N",
-        "records that a worker leases at once (default: 32 minibatches)",
-        minimum=0,
-    )
-    """0 is 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
-    epochs: int = option(1, "--epochs N", "passes over the training data", kinds=TRAIN, minimum=1)
-    shuffle: bool = _train_option(
-        True, "--no-shuffle", "keep the order of the data (default: shuffled)"
-    )
-    """The order of tasks and of the records of a task are functions of the seed and the epoch."""
-    skip_damaged: bool = option(
-        False, "--skip-damaged", "skip and count records that cannot be read (default: fail)"
-    )
-    loader_workers: int = option(
-        0, "--loader-workers N", "DataLoader processes, if feed returns a Dataset", minimum=0
-    )
-    pin_memory: bool = option(
-        False, "--pin-memory", "pin the memory of the batches of the DataLoader"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,6 +302,11 @@ class JobConfig(Checked):
         _require(
             not self.also or self.platform == "local",
             f"--also {self.also}: on one machine only; leave --platform {self.platform} out",
+        )
+        _require(
+            not self.data.streams or self.train.strategy in ("ps", "local"),
+            f"--epochs stream: with --strategy {self.train.strategy}, every process must know the "
+            "order of all records before; use --strategy ps",
         )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(

@@ -37,6 +37,7 @@ from master.state.actions import (
 from master.state.tasks import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
+from torch_edl.data.stream_space import saved_plan
 from torch_edl.errors import CheckpointError, EdlError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -174,6 +175,7 @@ def save_servers(action: SaveServers, token: str) -> Saved:
             shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
             return replace(
                 action.manifest,
+                data=action.manifest.data | saved_plan(action.space, progress.retired_before),
                 steps=steps,
                 shards=len(shards),
                 watermarks=progress,

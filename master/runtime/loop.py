@@ -8,7 +8,17 @@ import time
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.service import Service
-from master.state.actions import Action, Become, NotStarted, Remove, Start, Started, Stop
+from master.state.actions import (
+    Action,
+    Become,
+    KeepPlan,
+    NotStarted,
+    PlanKept,
+    Remove,
+    Start,
+    Started,
+    Stop,
+)
 from torch_edl.processes.adoption import start_time
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.signals import StopSignals
@@ -90,8 +100,9 @@ def run(
 def _waits(action: Action) -> bool:
     """Whether a master that takes this one's place must know why it was done: it would start the
     process again, count on the server, or restore the folder that is gone. And one that was paused
-    must know whether another has taken its place: the processes are then the other one's."""
-    return isinstance(action, Start | Stop | Remove)
+    must know whether another has taken its place: the processes are then the other one's. Tasks of
+    a stream mean what is kept of them, whoever asks."""
+    return isinstance(action, Start | Stop | Remove | KeepPlan)
 
 
 def _is_kept(service: Service) -> bool:
@@ -114,6 +125,8 @@ def _act(action: Action, service: Service, launcher: Launcher, effects: Effects)
                 service.apply(NotStarted(spec.role, spec.id, str(error)))
         case Stop():
             launcher.stop(action.role, action.id, grace_s=action.grace_s)
+        case KeepPlan():
+            service.apply(PlanKept(action.life, action.end))
         case Become():
             launcher.rename("worker", action.worker, "ps", action.server)
         case _:

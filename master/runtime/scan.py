@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def scan(config: JobConfig) -> DataScanned:
     """Opens every file of the data; an error is part of the result."""
     # Imported when needed, in a thread of its own: it may bring pyarrow.
-    from torch_edl.data.sources import expand
+    from torch_edl.data.sources import expand, parts
 
     wanted = {
         "train": {"train": config.data.train, "eval": config.data.eval},
@@ -35,8 +35,10 @@ def scan(config: JobConfig) -> DataScanned:
     damaged, error = 0, ""
     try:
         for key, paths in wanted.items():
-            if paths:
-                sources = _opened(expand(paths), config)
+            if key == "train" and config.data.streams:
+                _check_streams(paths)
+            elif paths:
+                sources = _opened(parts(expand(paths)), config)
                 shards[key] = [Shard.of(source) for source in sources]
                 damaged += sum(source.damaged for source in sources)
     except (EdlError, OSError) as raised:
@@ -45,6 +47,13 @@ def scan(config: JobConfig) -> DataScanned:
         log.exception("the data cannot be scanned")
         error = f"the data cannot be scanned: {type(raised).__name__}: {raised}"
     return DataScanned(shards, damaged, error)
+
+
+def _check_streams(topics: Sequence[str]) -> None:
+    """Raises DataError unless all topics are there."""
+    from torch_edl.data.sources.kafka import stream_offsets
+
+    stream_offsets(topics)
 
 
 def _opened(files: Sequence[str], config: JobConfig) -> list[Source]:

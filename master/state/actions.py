@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.data.stream_space import AnySpace
+from torch_edl.data.task_space import Shard
 from torch_edl.processes.spec import ProcessRefused, ProcessRuns, ProcessSpec, ProcessWaits
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -58,6 +59,23 @@ class Become:
 
 
 @dataclass(frozen=True)
+class KeepPlan:
+    """Keep the state: tasks were cut from streams, which may not be leased before."""
+
+    life: int
+    end: int
+    """One after the last of them."""
+
+
+@dataclass(frozen=True)
+class PlanKept:
+    """The state with these tasks is kept."""
+
+    life: int
+    end: int
+
+
+@dataclass(frozen=True)
 class SaveServers:
     """Take a checkpoint of all servers."""
 
@@ -68,7 +86,7 @@ class SaveServers:
     """What was done before the checkpoint began."""
     manifest: Manifest
     """Without what is known when the servers have written."""
-    space: TaskSpace
+    space: AnySpace
     root: Path
     moves: bool = False
     """The model moves to other servers: these accept no push after it. ``root`` is for it alone."""
@@ -138,7 +156,7 @@ Effect = (
     SaveServers | CommitLocal | Flush | Release | WriteOutput | MergePredictions | Prune | Remove
 )
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
-Action = Start | Stop | Become | Effect
+Action = Start | Stop | Become | KeepPlan | Effect
 
 
 # ---- events ----
@@ -213,7 +231,7 @@ EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten
 """What came of an :data:`Effect`."""
 Progress = ProcessWaits | ProcessRuns | ProcessRefused
 """How far a process has come that was asked for."""
-ActionEvent = Started | NotStarted | Progress | EffectEvent
+ActionEvent = Started | NotStarted | Progress | PlanKept | EffectEvent
 """What came of an :data:`Action`."""
 
 

@@ -30,7 +30,7 @@ from master.state.actions import (
 )
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.stream_space import AnySpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -165,7 +165,7 @@ class CheckpointManager:
         cluster: pb.Cluster,
         progress: Watermarks,
         manifest: Manifest,
-        space: TaskSpace,
+        space: AnySpace,
         *,
         steps: int,
         settled: bool,
@@ -195,6 +195,11 @@ class CheckpointManager:
             return None
         self._snapshots += 1
         return self.root / f".snapshot-{self._life}-{self._snapshots}"
+
+    @property
+    def running(self) -> bool:
+        """A checkpoint is taken now."""
+        return bool(self._running)
 
     def may_cut(self, now: float) -> bool:
         """Whether no checkpoint is taken now, and none has just failed."""

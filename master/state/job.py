@@ -19,6 +19,7 @@ from master.state.actions import (
     Failure,
     Note,
     NotStarted,
+    PlanKept,
     Saved,
     Started,
 )
@@ -34,6 +35,7 @@ from master.state.processes import Gone
 from master.state.ring_coordinator import RingCoordinator
 from master.state.script_workforce import ScriptWorkforce
 from master.state.server_move import ServerMove
+from master.state.streams import StreamGrown, Streams
 from master.state.task_scheduler import SnapshotFailed, SnapshotWritten, TaskEvent, TaskScheduler
 from master.state.workforce import (
     Finished,
@@ -51,9 +53,8 @@ from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, P
 
 _RESTARTED = {"ps": "the servers", "local": "the worker", "allreduce": "the workers"}
 
-JobEvent = (
-    ActionEvent | PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent | FailoverEvent
-)
+_Happened = PreparationEvent | TaskEvent | MilestoneEvent | WorkforceEvent | FailoverEvent
+JobEvent = ActionEvent | StreamGrown | _Happened
 
 
 class Job:
@@ -94,6 +95,7 @@ class Job:
                 config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
             )
         self.preparation = Preparation(config, self.tasks, resumed=resumed)
+        self.streams = Streams(self.tasks, self.checkpoints)
         self.milestones = Milestones(config, self.tasks, self.checkpoints)
         self.server_move = ServerMove(
             config, fleet, self.lifecycle, self.tasks, self.members, self.checkpoints
@@ -165,6 +167,8 @@ class Job:
             case DataScanned():
                 self.damaged += event.damaged
                 self.prepare(self.preparation.scanned(event), now)
+            case StreamGrown() | PlanKept():
+                self.apply_all([] if self.lifecycle.ending else self.streams.apply(event), now)
             case Decided():
                 self._decide(event, now)
             case TasksMade():
@@ -211,14 +215,14 @@ class Job:
             asked = member is not None and member.draining
             self.ring.ring.exited(event.worker, well=event.ended_well and not asked)
         if member is not None and self.lifecycle.outcome is None:
-            how = "declared lost" if event.declared else "lost"
-            text = f"worker-{event.worker} {how}: {event.why}; {self._others_continue()}"
+            how = f"{'declared ' * event.declared}lost: {event.why}"
+            text = f"worker-{event.worker} {how}; {self._others_continue()}"
             self.lifecycle.note("warning", text, now)
         self._drop(event.worker)
 
     def _others_continue(self) -> str:
-        leased = self.tasks.ready and not self.tasks.lockstep
-        return "its tasks were returned to the queue" if leased else "the other workers continue"
+        together = self.tasks.lockstep or not self.tasks.ready
+        return "the other workers continue" if together else "its tasks were returned to the queue"
 
     def _drop(self, worker: int) -> None:
         self.members.remove(worker)
@@ -257,10 +261,8 @@ class Job:
         if ring.model_lost:
             self._renew("no worker that is left has the model", now)
         formed = ring.form(restored_from=fleet.restored_from, values_only=fleet.values_only)
-        count = len(formed.workers)
-        self.lifecycle.note(
-            "info", f"ring {formed.number}: {count} worker{'s' * (count != 1)}", now
-        )
+        text = f"ring {formed.number}: {(n := len(formed.workers))} worker{'s' * (n != 1)}"
+        self.lifecycle.note("info", text, now)
         self.lifecycle.began(now)
         self.changed = True
         return True
@@ -284,11 +286,9 @@ class Job:
         more = f", and train {again:,} records again" if again > 0 and self.tasks.ready else ""
         self.lifecycle.note("error", f"{text}; {who} restart from {point}{more}", now)
         if self.milestones.settled and not self.tasks.trained:
-            self.lifecycle.fail(
-                f"{text}, after the training was over and before the scripts were: the model is "
-                "lost; name a --checkpoint-dir to keep it",
-                now,
-            )
+            when = "after the training was over and before the scripts were"
+            fix = "the model is lost; name a --checkpoint-dir to keep it"
+            self.lifecycle.fail(f"{text}, {when}: {fix}", now)
 
     # ---- the user ----
 
@@ -302,8 +302,7 @@ class Job:
             self.fleet.hurry()
         if self.lifecycle.outcome is not None:
             return
-        first = self.lifecycle.stopping is None
-        if first:
+        if first := self.lifecycle.stopping is None:
             self.lifecycle.stop(reason, now)
         if at_once or (first and not self._has_more_than_is_kept()):
             self.lifecycle.stopped(now)
@@ -351,6 +350,7 @@ class Job:
                 member.draining = True
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
+        actions += self.streams.take_actions()
         return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
 
     def _lose_silent_workers(self, now: float) -> None:

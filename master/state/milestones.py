@@ -16,6 +16,7 @@ from master.state.task_scheduler import SnapshotWritten, TaskScheduler
 from master.state.tasks import steps_of
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
+from torch_edl.data.stream_space import saved_plan
 from torch_edl.wire import master_pb2 as pb
 
 # The log tells of at most this many ends of epochs, however many epochs there are.
@@ -88,7 +89,8 @@ class Milestones:
             return False
         self._epoch = main.epoch
         self.left_out.begin(main.space.total_records - main.records_done)
-        return self._checkpoints.resume_at_end(main.space.total_steps)
+        at_end = not main.space.open  # a stream goes on
+        return at_end and self._checkpoints.resume_at_end(main.space.total_steps)
 
     def advance(
         self,
@@ -177,8 +179,11 @@ class Milestones:
         """A worker wrote the model: a checkpoint is made of it."""
         assert self._tasks.main is not None
         snapshot = event.snapshot
+        manifest = self._manifest(strategy)
+        plan = saved_plan(self._tasks.main.space, snapshot.watermarks.retired_before)
         manifest = replace(
-            self._manifest(strategy),
+            manifest,
+            data=manifest.data | plan,
             steps=steps_of(self._tasks.main.space, snapshot.watermarks),
             watermarks=snapshot.watermarks,
             files=snapshot.files,
@@ -190,7 +195,7 @@ class Milestones:
         """What the final checkpoint holds is what a job that stops has done."""
         newest = self._checkpoints.newest
         if newest is not None and self._tasks.main is not None:
-            self._tasks.main.restore(newest.progress)
+            self._tasks.restore_main(newest)
 
     # ---- a restart of the master ----
 

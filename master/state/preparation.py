@@ -20,6 +20,7 @@ from master.state.data_identity import (
 )
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
+from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.choose import Choice, choose
 from torch_edl.errors import UsageError
@@ -161,27 +162,40 @@ class Preparation:
             raise UsageError(scanned.error)
         else:
             shards = list(scanned.shards.get(_DATA[config.kind], ()))
+        if config.data.streams:
+            if model.custom_source:
+                raise UsageError(
+                    "--epochs stream: the model file has a data_source, which has an end; leave "
+                    "one of them out"
+                )
+            shards = [Shard(name, 0) for name in config.data.train]
         if not shards:
             raise UsageError(
                 "no data: name files with --data, or give the model file a data_source"
             )
-        if not sum(s.records for s in shards):
+        if not config.data.streams and not sum(s.records for s in shards):
             names = ", ".join(s.name for s in shards[:3])
             raise UsageError(f"{names}: no records in there; name data that has some")
-        main: TaskSpace | None = None
+        main: AnySpace | None = None
         evaluation: TaskSpace | None = None
         if config.kind == "evaluate":
             evaluation = self._in_order(shards)
         elif config.kind == "predict":
             main = self._in_order(shards)
         else:
-            main = TaskSpace.for_training(shards, config)
+            streams = config.data.streams
+            main = (
+                StreamSpace.for_training(config)
+                if streams
+                else TaskSpace.for_training(shards, config)
+            )
             if scanned.shards.get("eval"):
                 evaluation = self._in_order(scanned.shards["eval"])
         if evaluation is not None and not evaluation.total:
             raise UsageError("--eval-data: no records in there; name data that has some")
         made = self._begin(main, evaluation, shards, identity(config, shards))
-        yield TasksMade(f"{made}, {_counted(len(shards), 'file')}")
+        what = "stream" if config.data.streams else "file"
+        yield TasksMade(f"{made}, {_counted(len(shards), what)}")
 
     def _make_script_tasks(
         self, config: JobConfig, data: pb.ScriptData
@@ -229,7 +243,7 @@ class Preparation:
 
     def _begin(
         self,
-        main: TaskSpace | None,
+        main: AnySpace | None,
         evaluation: TaskSpace | None,
         shards: Sequence[Shard],
         identity: Mapping[str, Any],

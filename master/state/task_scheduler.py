@@ -17,6 +17,7 @@ from master.state.membership import Member, Membership
 from master.state.tasks import TaskQueue, one_off
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
+from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
@@ -150,7 +151,7 @@ class TaskScheduler:
 
     def begin(
         self,
-        main: TaskSpace | None,
+        main: AnySpace | None,
         evaluation: TaskSpace | None,
         *,
         shards: Sequence[Shard],
@@ -350,10 +351,17 @@ class TaskScheduler:
     def restore(self, saved: Saved | None) -> None:
         """Training goes back to a checkpoint, or to the beginning; every lease is void."""
         self._snapshot = None
-        if self.main is not None:
-            self.main.restore(saved.progress if saved is not None else Watermarks())
+        self.restore_main(saved)
         if self.evaluations is not None:
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0)
+
+    def restore_main(self, saved: Saved | None) -> None:
+        """The tasks of training are as a checkpoint has them, or none is done."""
+        if self.main is None:
+            return
+        if isinstance(self.main.space, StreamSpace):
+            self.main.space.restore(saved.manifest.data[PLAN] if saved is not None else None)
+        self.main.restore(saved.progress if saved is not None else Watermarks())
 
     # ---- a restart of the master ----
 
@@ -363,6 +371,7 @@ class TaskScheduler:
         return {
             "records_before": self.records_before,
             "main": self.main.to_state() if self.main is not None else None,
+            **(saved_plan(self.main.space) if self.main else {}),
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
             "snapshot": None
             if self._snapshot is None
@@ -383,6 +392,8 @@ class TaskScheduler:
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
         self.records_before = state["records_before"]
         if self.main is not None:
+            if isinstance(self.main.space, StreamSpace):
+                self.main.space.restore(state[PLAN])
             self.main.from_state(state["main"], now)
         if self.evaluations is not None:
             self.evaluations.from_state(state["evaluations"], now)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from master.state.leases import Hand, Lease
+from torch_edl.data.stream_space import AnySpace
 from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
@@ -31,7 +32,7 @@ class TaskQueue:
 
     def __init__(
         self,
-        space: TaskSpace,
+        space: AnySpace,
         *,
         lease_ids: Iterator[int],
         timeout_s: float = 600.0,
@@ -85,7 +86,7 @@ class TaskQueue:
     @property
     def complete(self) -> bool:
         """Every task is done."""
-        return self._retired >= self.space.total
+        return not self.space.open and self._retired >= self.space.total
 
     @property
     def retired_before(self) -> int:
@@ -395,7 +396,7 @@ def one_off(name: str) -> TaskSpace:
     return TaskSpace([Shard(name, 1)], 1)
 
 
-def steps_of(space: TaskSpace, progress: Watermarks) -> int:
+def steps_of(space: AnySpace, progress: Watermarks) -> int:
     """Minibatches in ``progress``."""
     queue = TaskQueue(space, lease_ids=iter(()))
     queue.restore(progress)

@@ -10,6 +10,7 @@ import pytest
 
 from master.runtime.store.etcd_access import EtcdAccess
 from tests.etcd_server import Etcd
+from tests.kafka_server import Kafka
 from tests.postgres_server import PASSWORD, Postgres
 
 
@@ -52,3 +53,13 @@ def postgres() -> Iterator[Postgres]:
         environment.setenv("PGPASSWORD", PASSWORD)
         yield server
     server.remove()
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    """Its address is in the environment."""
+    server = Kafka("numbers:3")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("EDL_TEST_KAFKA", server.address)
+        yield server
+    server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -23,8 +24,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, feather, parquet
 
+from tests.kafka_server import Kafka
 from tests.postgres_server import USER
-from torch_edl.data.sources import IndexedSource, Records, Source, open_source
+from torch_edl.data.sources import IndexedSource, Records, Source, open_source, parts
 from torch_edl.data.sources import arrow as arrow_module
 from torch_edl.data.sources import avro as avro_module
 from torch_edl.data.sources import csv as csv_module
@@ -251,6 +253,19 @@ def postgres_url(path: Path) -> str:
     return f"postgresql://{USER}@127.0.0.1:{os.environ['PGPORT']}/postgres"
 
 
+def kafka_topic(path: Path) -> str:
+    return hashlib.sha256(bytes(path)).hexdigest()[:16]
+
+
+def write_kafka(path: Path, records: Records) -> None:
+    Kafka.at(os.environ["EDL_TEST_KAFKA"]).produce(kafka_topic(path), 0, records)
+
+
+def kafka_name(path: Path) -> str:
+    (found,) = parts([f"kafka://{os.environ['EDL_TEST_KAFKA']}/{kafka_topic(path)}/0"])
+    return found
+
+
 DATABASES = [
     sql("postgresql", postgres_url, psycopg.connect),
     sql("sqlite", lambda path: f"sqlite:///{path}", lambda url: sqlite3.connect(url[10:])),
@@ -260,6 +275,7 @@ DATABASES = [
         lambda path: f"sqlite+pysqlite:///{path}",
         lambda url: sqlite3.connect(url[19:]),
     ),
+    Case("kafka", "", as_bytes, write_kafka, True, kafka_name),
 ]
 
 

@@ -45,6 +45,8 @@ def small_blocks(
     cut_small(case, monkeypatch, tmp_path / "home")
     if case is not None and case.name == "sql-postgresql":
         request.getfixturevalue("postgres")
+    if case is not None and case.name == "kafka":
+        request.getfixturevalue("kafka")
 
 
 @every_source

@@ -140,12 +140,13 @@ class ModelJob(Job):
         delay_s: float,
         quorum: int,
         data: str,
+        model: Path = MODEL,
     ) -> None:
         self._data, self._quorum = folder, quorum
         self.output = folder / f"{name}-output"
         self.summary_file = folder / f"{name}.json"
         command = [
-            *EDL, "run", str(MODEL), "--data", data, "--job-name", name,
+            *EDL, "run", str(model), "--data", data, "--job-name", name,
             "--output", str(self.output), "--summary", str(self.summary_file), *flags,
             "--", str(records - 1), str(self._gate(folder, name)), "--delay", str(delay_s),
             "--quorum", str(quorum),
@@ -194,6 +195,7 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
         name: str = "count",
         quorum: int = 1,
         data: str = "",
+        model: Path = MODEL,
     ) -> ModelJob:
         prepare = [sys.executable, str(COUNTING / "prepare.py"), str(tmp_path)]
         prepare += ["--records", str(records), "--files", "3"]
@@ -201,8 +203,7 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
         given = ["--spares", "0", *given]
         where = data or str(tmp_path / "data-*.parquet")
-        return jobs.enter_context(
-            contextlib.closing(ModelJob(tmp_path, name, records, given, delay_s, quorum, where))
-        )
+        job = ModelJob(tmp_path, name, records, given, delay_s, quorum, where, model)
+        return jobs.enter_context(contextlib.closing(job))
 
     return start

@@ -134,6 +134,7 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
         raise UsageError("--data: missing; name files, folders or globs: --data /data/a.parquet")
     if "data_source" not in bound:
         _check_data("--data", wanted)
+        preflight.check_streams(data)
         _check_data("--eval-data", data.eval if kind == "train" else ())
     for option in ("output", "checkpoint_dir", "journal_dir"):
         _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])

@@ -11,7 +11,7 @@ from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
 from torch_edl.data.feeder import FeedError
-from torch_edl.data.sources import open_source
+from torch_edl.data.sources import open_source, parts
 from torch_edl.data.task_space import Shard
 from torch_edl.engine.choose import choose
 from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
@@ -119,7 +119,9 @@ def _what(config: JobConfig, file: UserModel) -> list[tuple[str, str]]:
 def _scan(config: JobConfig, files: Sequence[str]) -> tuple[str, int]:
     """The size of data in words, and the number of tasks per epoch as the master cuts them."""
     data = config.data
-    opened = (open_source(f, format=data.format, skip_damaged=data.skip_damaged) for f in files)
+    opened = (
+        open_source(f, format=data.format, skip_damaged=data.skip_damaged) for f in parts(files)
+    )
     counts, damages = zip(*((source.count, source.damaged) for source in opened), strict=True)
     records, damaged = sum(counts), sum(damages)
     if not records:

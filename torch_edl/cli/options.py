@@ -106,6 +106,10 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         UsageError: a value that cannot work.
     """
     found = given(args, kind)
+    if found["data"].get("epochs") == 0:  # a stream, which has the order in which it comes
+        found["data"]["shuffle"] = False
+        if found["train"].get("strategy", "auto") == "auto":
+            found["train"]["strategy"] = "ps"
     _imply_servers(found)
     if found["train"].get("mode") == "sync":
         # A group of more pushes than workers would hold two pushes of the fastest worker.
@@ -220,6 +224,8 @@ def _value(option: Option, default: Any) -> dict[str, Any]:
         return {"action": "store_const", "const": not default}
     if ":" in option.metavar:
         return {"type": worker_range}
+    if option.metavar.endswith("|stream"):
+        return {"type": passes}
     if isinstance(default, tuple):
         return {"nargs": "+", "action": "extend"}
     return {"type": {int: whole, float: seconds}.get(type(default), str)}
@@ -234,6 +240,16 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def passes(text: str) -> int:
+    """A number of passes over data; ``stream`` is 0."""
+    if text == "stream":
+        return 0
+    count = whole(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more, or the word stream")
+    return count
 
 
 def seconds(text: str) -> float:

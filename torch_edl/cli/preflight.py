@@ -146,12 +146,25 @@ def _expand_data(config: JobConfig) -> DataConfig:
         except UsageError as error:
             raise UsageError(f"{option} {error}") from error
 
+    check_streams(data)
     return dataclasses.replace(
         data,
         train=files(data.train),
         eval=files(data.eval, "--eval-data" if config.kind == "train" else "--data"),
         predict=files(data.predict),
     )
+
+
+def check_streams(data: DataConfig) -> None:
+    """Raises UsageError where data that have an end are to be a stream."""
+    from torch_edl.data.sources.databases import is_stream
+
+    for path in data.train if data.streams else ():
+        if not is_stream(path):
+            raise UsageError(
+                f"--epochs stream: --data {path} has an end; name topics, such as "
+                "kafka://host:9092/clicks, or a number of epochs"
+            )
 
 
 def _check_output_dir(directory: str) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order, Pass, Span
-from torch_edl.data.sources import Records, concat, cut, expand, open_source
+from torch_edl.data.sources import Records, concat, cut, expand, open_source, parts
 from torch_edl.data.task_space import Piece, Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 
@@ -260,7 +260,7 @@ def _open_files(
             f"{str(error)[-300:]} (a list of str names data files; texts that are records are "
             "given by a dataset, such as [{'text': text} for text in texts])"
         ) from None
-    sources = [open_source(path) for path in files]
+    sources = [open_source(path) for path in parts(files)]
     by_name = {source.name: source for source in sources}
     seed = data["seed"] + number
     shards = [Shard.of(source) for source in sources]

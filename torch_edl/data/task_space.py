@@ -132,6 +132,9 @@ class TaskSpace:
         max_steps: cut the pass after so many minibatches, the last task included; 0: do not.
     """
 
+    open = False
+    """More tasks may come; see :class:`~torch_edl.data.stream_space.StreamSpace`."""
+
     def __init__(
         self,
         shards: Sequence[Shard],

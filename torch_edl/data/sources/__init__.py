@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch_edl.data.sources.base import IndexedSource, Metadata, Records, Source, concat, cut, take
 from torch_edl.data.sources.formats import FORMATS, import_reader, open_source
-from torch_edl.data.sources.paths import expand
+from torch_edl.data.sources.paths import expand, parts
 
 __all__ = [
     "FORMATS",
@@ -18,5 +18,6 @@ __all__ = [
     "expand",
     "import_reader",
     "open_source",
+    "parts",
     "take",
 ]

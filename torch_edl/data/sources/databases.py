@@ -11,13 +11,19 @@ from torch_edl.data.sources.objects import is_url
 from torch_edl.errors import UsageError
 
 _SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb", "mssql", "oracle")
+_KAFKA = "kafka"
 
 
 def is_database(path: str) -> bool:
     """Whether data of this name are no files: an URL of a known scheme, or one that says behind
     ``#`` what to read."""
     scheme, separator, rest = path.partition("://")
-    return bool(separator) and ("#" in rest or scheme.partition("+")[0] in _SQL)
+    return bool(separator) and ("#" in rest or scheme.partition("+")[0] in (*_SQL, _KAFKA))
+
+
+def is_stream(path: str) -> bool:
+    """Whether data of this name may be read without end."""
+    return _kind(path) == _KAFKA
 
 
 def is_object(path: str) -> bool:
@@ -31,29 +37,53 @@ def checked_name(url: str) -> str:
     Raises:
         UsageError: a part is missing or wrong, there is a password in it, or an extra is missing.
     """
-    return str(_module("sql_name").parse(url))
+    return str(_module(url, "_name").parse(url))
 
 
-def open_database(url: str) -> Source:
+def parts_of(url: str) -> list[str]:
+    """The names of the sources of an URL: the partitions of a topic, the URL itself elsewhere.
+
+    Raises:
+        UsageError: the URL is wrong, or an extra is missing.
+        DataError: nobody answers, or there is no such topic.
+    """
+    return list(_module(url).partitions_of(url)) if is_stream(url) else [url]
+
+
+def open_database(url: str, *, skip_damaged: bool = False) -> Source:
     """What an URL names, with all in its name that the processes of a job must have in common.
+
+    Args:
+        skip_damaged: leave out what a stream has lost.
 
     Raises:
         UsageError: the URL is wrong, or an extra is missing.
         DataError: it cannot be read.
     """
-    source: Source = _module("sql").SqlSource(url)
+    module = _module(url)
+    source: Source = (
+        module.KafkaSource(url, skip_damaged=skip_damaged)
+        if is_stream(url)
+        else module.SqlSource(url)
+    )
     return source
 
 
 def import_database(url: str) -> None:
     """Imports what :func:`open_database` needs."""
-    _module("sql")
+    _module(url)
 
 
-def _module(name: str) -> Any:
+def _kind(url: str) -> str:
+    return _KAFKA if url.startswith(f"{_KAFKA}://") else "sql"
+
+
+def _module(url: str, part: str = "") -> Any:
+    kind = _kind(url)
     try:
-        return importlib.import_module(f"torch_edl.data.sources.{name}")
+        return importlib.import_module(f"torch_edl.data.sources.{kind}{part}")
     except ImportError as error:
+        scheme = url.partition(":")[0]
         raise UsageError(
-            f"data of a database: {error}; install the drivers: pip install torch-edl[sql]"
+            f"data of {scheme}://...: {error}; install what reads it: pip install torch-edl[{kind}]"
         ) from error

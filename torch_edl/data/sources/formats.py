@@ -67,7 +67,7 @@ def open_source(path: str, *, format: str = "auto", skip_damaged: bool = False) 
         DataError: the file cannot be read, or is damaged where the scan looks.
     """
     if is_database(path):
-        return open_database(path)
+        return open_database(path, skip_damaged=skip_damaged)
     path = local(path)
     if not objects.is_url(path):
         path = os.path.abspath(path)

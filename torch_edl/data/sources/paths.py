@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from torch_edl.data.sources import objects
-from torch_edl.data.sources.databases import checked_name, is_database
+from torch_edl.data.sources.databases import checked_name, is_database, parts_of
 from torch_edl.data.sources.saved_datasets import data_files
 from torch_edl.errors import UsageError
 
@@ -69,6 +69,16 @@ def local(path: str) -> str:
     if mark and scheme.lower() in ("file", "local"):
         return os.path.abspath(rest)
     return path if mark and objects.is_url(path) else os.path.expanduser(path)
+
+
+def parts(paths: Sequence[str]) -> list[str]:
+    """The names of the sources that :func:`expand` found: a topic has one for each partition.
+
+    Raises:
+        UsageError: as of :func:`expand`.
+        DataError: nobody answers, or there is no such topic.
+    """
+    return [part for path in paths for part in (parts_of(path) if is_database(path) else [path])]
 
 
 def _matches(pattern: str) -> Iterator[str]:

@@ -1,0 +1,101 @@
+"""Jobs on a stream that a producer fills meanwhile are hurt; every record is counted once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kafka_server import Kafka
+
+MODEL = Path(__file__).with_name("counting_stream_model.py")
+RECORDS = 3000
+PARTITIONS = 3
+TASKS = ["--epochs", "stream", "--batch-size", "8", "--records-per-task", "64", "--workers", "2"]
+
+
+class Producer:
+    """Appends the numbers below a bound, each to one of the partitions."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self._next = 0
+
+    def up_to(self, bound: int) -> None:
+        for partition in range(PARTITIONS):
+            numbers = range(self._next, bound)
+            values = [b"%d" % n for n in numbers if n % 7 % PARTITIONS == partition]
+            self._kafka.produce("numbers", partition, values)
+        self._next = bound
+
+
+@pytest.fixture
+def kafka() -> Iterator[Kafka]:
+    broker = Kafka(f"numbers:{PARTITIONS}")
+    yield broker
+    broker.stop()
+
+
+def test_a_stream_ends_after_its_last_record(start_job: Callable[..., Any], kafka: Kafka) -> None:
+    producer = Producer(kafka)
+    producer.up_to(500)
+    flags = [*TASKS, "--max-records", "1000"]
+    job = start_job(1000, *flags, data=kafka.url("numbers"), model=MODEL)
+    job.wait_for(lambda: job.done() == 500)
+    assert job.status().state == "running"
+    producer.up_to(1000)
+    job.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_every_process_is_killed_while_a_producer_fills_the_stream(
+    start_job: Callable[..., Any], kafka: Kafka, durability: str
+) -> None:
+    producer = Producer(kafka)
+    producer.up_to(50)
+    flags = [*TASKS, "--ps", "2", "--durability", durability, "--max-records", str(RECORDS)]
+    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
+    job = start_job(RECORDS, *flags, *keep, data=kafka.url("numbers"), model=MODEL)
+    job.wait_for(lambda: job.done() == 50)
+    filled = threading.Event()
+
+    def fill() -> None:
+        for bound in range(100, RECORDS + 1, 50):
+            producer.up_to(bound)
+            filled.wait(0.05)
+        filled.set()
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    for done, role in [(300, "worker"), (700, "master"), (1100, "ps"), (1500, "master")]:
+        job.wait_for(lambda done=done: job.done() > done)
+        job.kill(role, 2)
+    job.wait_for(lambda: job.done() > 1800)
+    for role in ("master", "ps", "worker"):
+        job.kill(role, 2)
+    job.check()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_stopped_stream_goes_on_from_its_checkpoint(
+    start_job: Callable[..., Any], kafka: Kafka
+) -> None:
+    """With records that came while no job ran, and other numbers of servers and workers."""
+    producer = Producer(kafka)
+    producer.up_to(RECORDS // 2)
+    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
+    url = kafka.url("numbers")
+    first = start_job(RECORDS, *TASKS, *keep, "--ps", "2", data=url, model=MODEL, name="first")
+    first.wait_for(lambda: first.done() > 300 and first.status().checkpoint)
+    first.process.send_signal(signal.SIGINT)
+    assert first.finish(60) == 130
+    producer.up_to(RECORDS)
+    flags = [*TASKS, *keep, "--ps", "3", "--resume", "--max-records", str(RECORDS)]
+    second = start_job(RECORDS, *flags, data=url, model=MODEL, name="second")
+    second.check()

@@ -1,0 +1,92 @@
+"""Where the records of a job are, and how they are cut into tasks: a part of the configuration.
+Pure."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from torch_edl.errors import UsageError
+from torch_edl.option import TRAIN, Checked, Option, option
+
+FORMATS = (
+    "auto",
+    "recordio",
+    "tfrecord",
+    "csv",
+    "parquet",
+    "arrow",
+    "jsonl",
+    "libsvm",
+    "webdataset",
+    "avro",
+)
+
+_train_option = functools.partial(option, kinds=TRAIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Checked):
+    """Where the records are and how they are cut into tasks."""
+
+    train: tuple[str, ...] = _train_option(
+        (), "--data PATH", "files, folders or globs to train on; repeatable"
+    )
+    eval: tuple[str, ...] = _train_option(
+        (),
+        "--eval-data PATH",
+        "files, folders or globs to evaluate on",
+        Option("--data PATH", "files, folders or globs to evaluate on", kinds=("evaluate",)),
+    )
+    predict: tuple[str, ...] = option(
+        (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
+    )
+    format: str = option(
+        "auto", "--format NAME", "format of the files: see docs/data.md", choices=FORMATS
+    )
+    """``auto`` looks at the suffix and the first bytes of a file."""
+    batch_size: int = option(64, "--batch-size N", "records per minibatch and worker", minimum=1)
+    records_per_task: int = option(
+        0,
+        "--records-per-task N",
+        "records that a worker leases at once (default: 32 minibatches)",
+        minimum=0,
+    )
+    """0 is 32 minibatches, rounded to whole windows of ``local_steps`` minibatches."""
+    epochs: int = option(
+        1,
+        "--epochs N|stream",
+        "passes over the training data; stream: what comes, without end",
+        kinds=TRAIN,
+        minimum=0,
+    )
+    """0 is a stream."""
+    max_records: int = _train_option(
+        0, "--max-records N", "end a stream after N records (default: no end)", minimum=0
+    )
+    shuffle: bool = _train_option(
+        True, "--no-shuffle", "keep the order of the data (default: shuffled)"
+    )
+    """The order of tasks and of the records of a task are functions of the seed and the epoch."""
+    skip_damaged: bool = option(
+        False, "--skip-damaged", "skip and count records that cannot be read (default: fail)"
+    )
+    loader_workers: int = option(
+        0, "--loader-workers N", "DataLoader processes, if feed returns a Dataset", minimum=0
+    )
+    pin_memory: bool = option(
+        False, "--pin-memory", "pin the memory of the batches of the DataLoader"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_records and not self.streams:
+            raise UsageError(
+                f"--max-records {self.max_records}: only a stream has no end of its own; add "
+                "--epochs stream, or use --max-steps",
+            )
+
+    @property
+    def streams(self) -> bool:
+        """The training data are streams, which have no end."""
+        return self.epochs == 0
