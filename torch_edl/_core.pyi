@@ -81,8 +81,6 @@ class Table:
         """
     def pull_into(self, ids: _Ids, out: _Floats, read_only: bool = False) -> None:
         """The same into ``out`` (n, dim)."""
-    def check(self, ids: _Ids, grads: _Floats) -> None:
-        """Raises ValueError naming the first id out of range or gradient that is not finite."""
     def push(self, ids: _Ids, grads: _Floats, lr: float, step: int) -> None:
         """Updates each row once with ``grads`` (n, dim); those of equal ids are summed first.
 

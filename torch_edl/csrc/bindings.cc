@@ -129,24 +129,6 @@ void pull_into(edl::Table& table, const Array& ids, const Array& out, bool read_
   table.pull(from, n, to, edl::Dtype::kFloat, read_only);
 }
 
-void check_push(const edl::Table& table, const Array& ids, const Array& grads) {
-  const size_t n = count_ids(ids);
-  const auto* values = checked<float>(grads, "grads", {ssize(n), ssize(table.dim())});
-  const auto* from = static_cast<const int64_t*>(ids.data());
-  int64_t bad;
-  {
-    const Unlocked unlocked(n * table.dim());
-    table.check_ids(from, n);
-    bad = edl::first_nonfinite(values, n * table.dim());
-  }
-  if (bad >= 0) {
-    const auto row = static_cast<size_t>(bad) / table.dim();
-    throw py::value_error("table " + table.name() + ": the gradient of id " +
-                          std::to_string(from[row]) + " has the value " +
-                          std::to_string(values[bad]) + "; it must be finite");
-  }
-}
-
 void push(edl::Table& table, const Array& ids, const Array& grads, double lr, int64_t step) {
   const size_t n = count_ids(ids);
   const auto* values = checked<float>(grads, "grads", {ssize(n), ssize(table.dim())});
@@ -348,7 +330,6 @@ PYBIND11_MODULE(_core, m) {
            py::arg("max_rows") = 0, py::arg("max_bytes") = 0, py::arg("dtype") = "fp32")
       .def("pull", &pull, py::arg("ids"), py::arg("read_only") = false)
       .def("pull_into", &pull_into, py::arg("ids"), py::arg("out"), py::arg("read_only") = false)
-      .def("check", &check_push, py::arg("ids"), py::arg("grads"))
       .def("push", &push, py::arg("ids"), py::arg("grads"), py::arg("lr"), py::arg("step"))
       .def("load", &load, py::arg("ids"), py::arg("vectors"), py::arg("slots") = py::none(),
            py::arg("last_used") = py::none(), py::arg("count") = py::none())

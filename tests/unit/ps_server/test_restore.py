@@ -180,6 +180,7 @@ def test_an_exported_model_is_restored_and_read_by_anyone(
         "num_embeddings": 0,
         "initializer": {"kind": "normal", "args": {"std": 1.0}},
         "seed": 11,
+        "storage_dtype": "fp32",
         "modules": ["t"],
     }
 

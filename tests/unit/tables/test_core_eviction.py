@@ -239,6 +239,20 @@ def test_a_snapshot_has_the_rows_that_go_while_it_is_written() -> None:
     np.testing.assert_array_equal(np.concatenate([c[1] for c in chunks])[order], before)
 
 
+def test_a_table_of_many_times_its_bound_keeps_what_was_used_last() -> None:
+    """As when the thread that evicts has to wait for a core while others push."""
+    table = make(dim=2, max_rows=6000)
+    hot = np.arange(-500, 0)
+    start = rows(table, hot).copy()
+    for step in range(1, 201):
+        ids = np.concatenate([hot, np.arange(700) + step * 700])
+        table.push(ids, np.ones((1200, 2), np.float32), 1.0, step)
+    assert table.size == 140_500
+    while table.size > table.bound:
+        assert table.evict(200, aged=False).min(initial=0) >= 0
+    np.testing.assert_allclose(rows(table, hot), start - 200, atol=1e-3)
+
+
 def test_threads_that_push_and_evict_lose_no_row_that_is_used() -> None:
     # The rows of four pushes at once fit: where the newest one has not begun, those of the others
     # may look newer than what all of them use.
