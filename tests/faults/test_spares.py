@@ -51,7 +51,8 @@ def texts(job: Job) -> list[str]:
 
 def test_a_spare_takes_the_place_of_a_killed_worker(start_job: Callable[..., ModelJob]) -> None:
     """No other process is started before that, and every record counts once."""
-    job = start_job(600, "--ps", "1", *FLAGS, "--spares", "1", delay_s=0.05)
+    # Enough for a worker that starts late: a spare waits for the first step of all.
+    job = start_job(1200, "--ps", "1", *FLAGS, "--spares", "1", delay_s=0.05)
     job.wait_for(lambda: pids(job, "spare"))
     (spare,), workers = pids(job, "spare"), pids(job, "worker")
     assert len(workers) == 2
