@@ -1,4 +1,4 @@
-"""The API server of a cluster: the only module that imports the official client.
+"""The API server of a cluster, called with the official client.
 
 Objects go in and come out as plain dicts, and every failure is a
 :class:`~torch_edl.kubernetes.failures.ClusterError` of one line. Nothing is retried here: who
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from torch_edl.errors import UsageError
-from torch_edl.kubernetes.failures import NoAnswerError, read_error, unreachable
-from torch_edl.kubernetes.watch import WatchEvent
+from torch_edl.kubernetes.event_stream import EventStream, in_one_line, lines_of
+from torch_edl.kubernetes.failures import NoAnswerError, read_error
 
 Manifest = dict[str, Any]
 T = TypeVar("T")
@@ -44,8 +44,6 @@ _ANSWER_S = 30.0
 _CONNECTIONS = 32
 # Objects of one page of a list: a list of thousands of pods would be one huge answer.
 _PAGE = 500
-# An object is 1.5 MB at most, and an event of a watch has one.
-_LINE_BYTES = 4 << 20
 
 
 class Api:
@@ -234,7 +232,7 @@ class Api:
         read_s = None if follow else _ANSWER_S  # a process may be silent for hours
         response = self._answer("GET", what, _path("Pod", pod, "log"), query=query, read_s=read_s)
         with contextlib.closing(response):
-            yield from _lines(response, what, self._host)
+            yield from lines_of(response, what, self._host)
 
     def connect(self, pod: str, port: int) -> socket.socket:
         """A connection to a port of a pod, at the loopback address of the pod.
@@ -249,7 +247,7 @@ class Api:
         what = f"forward port {port} of pod {pod}"
         # Of its own: while a client is asked for a port, all its calls become such requests.
         client = kubernetes.client.ApiClient(self._client.configuration)
-        with _in_one_line(what, self._host):
+        with in_one_line(what, self._host):
             call = kubernetes.client.CoreV1Api(client).connect_get_namespaced_pod_portforward
             forward = portforward(call, pod, self.namespace, ports=str(port))
             made: socket.socket = forward.socket(port)._socket
@@ -262,7 +260,7 @@ class Api:
     def _object(self, method: str, what: str, path: str, **more: Any) -> Manifest:
         """An answer that is one object."""
         response = self._answer(method, what, path, **more)
-        with contextlib.closing(response), _in_one_line(what, self._host):
+        with contextlib.closing(response), in_one_line(what, self._host):
             found = json.loads(response.read())
         if not isinstance(found, dict):
             raise NoAnswerError(f"{what}: {self._host} answered what is no object")
@@ -288,7 +286,7 @@ class Api:
             "Accept": "application/json",
             "Content-Type": patches if method == "PATCH" else "application/json",
         }
-        with _in_one_line(what, self._host):
+        with in_one_line(what, self._host):
             request = self._client.param_serialize(
                 method,
                 path,
@@ -306,89 +304,9 @@ class Api:
         raise read_error(answer.status, text, headers, what=what, namespace=self.namespace)
 
 
-class EventStream:
-    """The events of a watch.
-
-    Args:
-        response: of the server, not read yet.
-        what: was asked for.
-        host: the address of the server.
-        namespace: of the objects.
-    """
-
-    def __init__(self, response: Any, what: str, host: str, namespace: str) -> None:
-        self._response = response
-        self._what = what
-        self._host = host
-        self._namespace = namespace
-
-    def __iter__(self) -> Iterator[WatchEvent]:
-        """The events as they arrive.
-
-        Raises:
-            ExpiredError: the server has forgotten the version that the watch began at.
-            ClusterError: the connection broke, or was silent for too long.
-        """
-        with contextlib.closing(self._response):
-            for line in _lines(self._response, self._what, self._host):
-                event = _event(line, self._what)
-                if event.type == "ERROR":
-                    raise read_error(
-                        int(event.object.get("code") or 500),
-                        json.dumps(event.object),
-                        {},
-                        what=self._what,
-                        namespace=self._namespace,
-                    )
-                yield event
-
-    def interrupt(self) -> None:
-        """Ends the iteration, which another thread is in."""
-        connection = getattr(self._response, "connection", None)
-        sock = getattr(connection, "sock", None)
-        # A close would wait for the thread that reads.
-        with contextlib.suppress(OSError):
-            if sock is not None:
-                sock.shutdown(socket.SHUT_RDWR)
-
-
-def _lines(response: Any, what: str, host: str) -> Iterator[bytes]:
-    """The lines of an answer as they arrive."""
-    rest = b""
-    with _in_one_line(what, host):
-        for chunk in response.stream(amt=None, decode_content=True):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _LINE_BYTES:
-                raise NoAnswerError(f"{what}: a line of more than {_LINE_BYTES:,} bytes")
-            yield from filter(None, lines)
-    if rest:
-        yield rest
-
-
-@contextlib.contextmanager
-def _in_one_line(what: str, host: str) -> Iterator[None]:
-    """Turns what the client raises into our exceptions."""
-    from kubernetes.client.exceptions import OpenApiException
-    from kubernetes.config import ConfigException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield
-    except (HTTPError, OSError, OpenApiException, ConfigException, ValueError) as error:
-        raise unreachable(error, what=what, host=host) from error
-
-
 def _path(kind: str, *rest: str) -> str:
     group, plural = KINDS[kind]
     return "/".join([group, "namespaces/{namespace}", plural, *map(quote, rest)])
-
-
-def _event(line: bytes, what: str) -> WatchEvent:
-    try:
-        raw = json.loads(line)
-        return WatchEvent(type=str(raw["type"]), object=dict(raw["object"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise NoAnswerError(f"{what}: a line that is no event: {line[:80]!r}") from error
 
 
 def _official_client() -> Any:
