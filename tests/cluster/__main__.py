@@ -9,7 +9,7 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
     operations, watches, pod_requests, server, discovery   the requests
     scheduler, node_controller, job_controller, garbage, happenings   the control plane
     kubelets, pod_run, pod_files, container, linux   pods as processes
-    network, dns   addresses and names of pods
+    network, dns, policies   addresses and names of pods, and who reaches them
     faults, control, settings   what a test orders
     jobs   jobs of torch-edl in a namespace of any cluster
     cluster   for the tests: starts all this, and writes the kubeconfig
@@ -42,6 +42,7 @@ from tests.cluster.kubelets import Kubelets
 from tests.cluster.node_controller import NodeController
 from tests.cluster.operations import Operations
 from tests.cluster.pod_requests import PodRequests
+from tests.cluster.policies import PolicyController
 from tests.cluster.rbac import Access
 from tests.cluster.server import ApiServer
 from tests.cluster.settings import Settings
@@ -97,6 +98,7 @@ async def run_controllers(
     """After every change, and as time passes, each controller brings the objects closer to what
     they should be."""
     nodes = NodeController(store, operations, kubelets, settings)
+    policies = PolicyController(store, kubelets)
     jobs = JobController(store, operations, settings)
     while True:
         changed = store.change()
@@ -106,6 +108,8 @@ async def run_controllers(
         nodes.watch_nodes()
         nodes.place_pods()
         kubelets.reconcile()
+        if settings.enforces_policies:
+            policies.reconcile()
         if not changed.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), _TICK_S)

@@ -84,6 +84,13 @@ class Kubelets:
             if run.task.done() and not run.task.cancelled():
                 run.task.result()  # An error of ours ends the cluster.
 
+    def with_network(self) -> list[PodRun]:
+        """The pods that have an address."""
+        return [
+            run for run in self._runs.values()
+            if run.network is not None and run.network.namespace >= 0
+        ]  # fmt: skip
+
     def _start(self, pod: Object) -> None:
         namespace, name, uid = namespace_of(pod), name_of(pod), pod["metadata"]["uid"]
         spec = pod["spec"]

@@ -72,6 +72,24 @@ class PodNetwork:
         with linux.inside(self.namespace):
             return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
+    def admit(self, addresses: frozenset[str] | None) -> None:
+        """From now on, no others may open connections to the pod, but its own node; None: all."""
+        rules = "add table inet admitted\ndelete table inet admitted\n"
+        if addresses is not None:
+            admitted = ", ".join(sorted({GATEWAY, *addresses}))
+            rules += f"""
+                table inet admitted {{
+                    chain input {{
+                        type filter hook input priority 0; policy drop;
+                        ct state established,related accept
+                        iifname "lo" accept
+                        ip saddr {{ {admitted} }} accept
+                    }}
+                }}
+            """
+        with linux.inside(self.namespace):
+            subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+
     def close(self) -> None:
         if self.namespace >= 0:
             os.close(self.namespace)

@@ -75,6 +75,7 @@ class PodRun:
         self._machine, self._store, self._pod = machine, machine.store, pod
         self._files, self._remove = files, remove
         self.uid: str = pod["metadata"]["uid"]
+        self.namespace, self.name = namespace_of(pod), name_of(pod)
         self.node: str = pod["spec"]["nodeName"]
         self.network: PodNetwork | None = None
         self.restarts: dict[str, int] = {}

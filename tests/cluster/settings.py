@@ -22,6 +22,7 @@ class Settings:
         pull_back_off_s: the pause after a pull that failed.
         toleration_factor: a pod that tolerates the loss of its node for 300 seconds tolerates it
             for this part of the time.
+        enforces_policies: network policies have an effect; needs the command nft.
     """
 
     nodes: list[dict[str, Any]]
@@ -32,6 +33,7 @@ class Settings:
     job_back_off_s: float = 0.5
     pull_back_off_s: float = 1.0
     toleration_factor: float = 0.01
+    enforces_policies: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Settings:
