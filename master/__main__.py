@@ -42,6 +42,7 @@ from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.processes import PENDING
 from master.state.restart import from_state
+from master.state.script_fleet import ScriptFleet
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
@@ -71,14 +72,14 @@ def main(
     parser = argparse.ArgumentParser(prog="master")
     parser.add_argument("--job", required=True)
     parser.add_argument("--listen", metavar="HOST:PORT", default="")
-    options = parser.parse_args(argv)
-    name = options.job
+    args = parser.parse_args(argv)
+    name = args.job
     parent = os.getppid()
     stop = StopSignals((signal.SIGTERM, signal.SIGINT), even_ignored=True)
     stop.install()
     setup_logging("master", 0)
     folder = JobFolder(name)
-    place: Place = Cluster.of_environment(os.environ) or Machine(options.listen)
+    place: Place = Cluster.of_environment(os.environ) or Machine(args.listen)
     try:
         config = place.prepare(folder)
         token = os.environ.get(ENV_TOKEN, "")
@@ -97,19 +98,19 @@ def main(
         log.error("%s", error)
         return stop.exit_code or place.refused(error)
     temporary = place.temporary(config, folder)
-    fleet = Fleet(
-        name,
-        workers=config.cluster.max_workers,
-        servers=config.cluster.servers,
-        server_args=_server_args(config, options.listen),
-        journals=str(journals) if config.durability.mode == "journal" else "",
-        worker_module=worker_module,
-        server_module=server_module,
-        external=config.kind == "script",
-        spares=config.cluster.spares,
-        asks=place.asks,
-        life=life,
-    )
+    options: dict[str, Any] = {
+        "workers": config.cluster.max_workers,
+        "servers": config.cluster.servers,
+        "server_args": _server_args(config, args.listen),
+        "journals": str(journals) if config.durability.mode == "journal" else "",
+        "server_module": server_module,
+        "asks": place.asks,
+        "life": life,
+    }
+    if config.kind == "script":
+        fleet: Fleet = ScriptFleet(name, **options, **place.agents(config))
+    else:
+        fleet = Fleet(name, worker_module=worker_module, spares=config.cluster.spares, **options)
     job = Job(
         config,
         fleet,

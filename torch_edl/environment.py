@@ -39,6 +39,12 @@ def hash_environment(seed: int) -> dict[str, str]:
     return {} if os.environ.get(_HASH_SEED) else {_HASH_SEED: str(seed % 2**32)}
 
 
+def agent_of_pod() -> str:
+    """``agent-3`` in the process of an agent in a pod; else empty."""
+    name = os.environ.get(ENV_PROCESS, "")
+    return name if name.startswith("agent-") else ""
+
+
 def own_host() -> str:
     """The address at which the other processes of the job reach this one, as in ``host:port``."""
     host = os.environ.get(ENV_HOST) or "127.0.0.1"

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch_edl import pod_settings
 from torch_edl.errors import UsageError
-from torch_edl.option import OF_MODEL_FILE, Checked, declare, option
+from torch_edl.option import JOB_KINDS, Checked, declare, option
 
 PLATFORMS = ("local", "kubernetes")
-KINDS = OF_MODEL_FILE
+KINDS = JOB_KINDS
 """The kinds of jobs that can run on Kubernetes."""
 
 _option = functools.partial(option, kinds=KINDS)
@@ -86,6 +86,11 @@ class KubernetesConfig(Checked):
     code: tuple[str, ...] = declare(set_by="the model file", default=())
     """The paths of the files that are sent, below the folder of the model file."""
 
+    agent: tuple[str, ...] = declare(set_by="the options of torchrun", default=())
+    """The arguments of the agents of a script, before the script."""
+    processes_per_pod: int = declare(set_by="--nproc-per-node", default=1, minimum=1)
+    """Workers of a script that an agent starts in its pod."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         # Each of these checks its texts.
@@ -108,10 +113,12 @@ class KubernetesConfig(Checked):
             )
 
     def resources(self, role: str) -> dict[str, str]:
-        """Quantities by resource, of a pod of that role: ``worker``, ``ps`` or ``master``. A
-        quantity is both what is asked for and the limit, but for ``cpu``, which has no limit."""
+        """Quantities by resource, of a pod of that role: ``worker``, ``ps`` or ``master``; that of
+        an ``agent``, which has workers, is as a worker's. A quantity is both what is asked for and
+        the limit, but for ``cpu``, which has no limit."""
         texts = {
             "worker": self.worker_resources,
+            "agent": self.worker_resources,
             "ps": self.ps_resources,
             "master": self.master_resources,
         }

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from master.state.lifecycle import Outcome
 from torch_edl.checkpoint import layout
@@ -128,6 +129,17 @@ class Cluster:
         own = min(_THREADS, len(os.sched_getaffinity(0)))
         return (_whole_cores(asked) if asked else own) * config.cluster.max_workers
 
+    def agents(self, config: JobConfig) -> dict[str, Any]:
+        pods = config.kubernetes
+        words = ["run", *pods.agent, "--rdzv-endpoint", self.address(config.name, "")]
+        words += ["--job-name", config.name, config.model_file, *config.model_args]
+        return {
+            "agents": config.cluster.max_workers // pods.processes_per_pod,
+            "workers_per_agent": pods.processes_per_pod,
+            "agent_args": words,
+            "agent_grace_s": config.cluster.grace_s,
+        }
+
     def refused(self, error: Exception) -> int:
         # A master on a node that is cut off may hold the lock of the job for a while.
         final = isinstance(error, UsageError) and not isinstance(
@@ -175,6 +187,7 @@ def _whole_cores(quantity: str) -> int:
 
 def _priority_class(config: JobConfig, spec: ProcessSpec) -> str:
     pods = config.kubernetes
-    if spec.role == "worker" and spec.place >= 0:
-        return pods.worker_priority_class(spec.place, config.cluster.max_workers)
+    if spec.role in ("worker", "agent") and spec.place >= 0:
+        count = config.cluster.max_workers // pods.processes_per_pod
+        return pods.worker_priority_class(spec.place, count)
     return pods.priority_class

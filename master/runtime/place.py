@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from master.state.lifecycle import Outcome
 from torch_edl.config import JobConfig
@@ -74,6 +74,10 @@ class Place(Protocol):
         """Cores that all workers share."""
         ...
 
+    def agents(self, config: JobConfig) -> dict[str, Any]:
+        """The agents of a script that the master is to start: arguments of its fleet."""
+        ...
+
     def refused(self, error: Exception) -> int:
         """The exit code of a master that cannot begin."""
         ...
@@ -126,6 +130,9 @@ class Machine:
 
     def cores(self, config: JobConfig) -> int:
         return len(os.sched_getaffinity(0))
+
+    def agents(self, config: JobConfig) -> dict[str, Any]:
+        return {}
 
     def refused(self, error: Exception) -> int:
         return _USAGE

@@ -94,6 +94,12 @@ class Agents:
         agent.seen = now
         return agent, replaces
 
+    def drop(self, node: str) -> None:
+        """The process of an agent has ended; one that is done still counts as such."""
+        agent = self._agents.get(node)
+        if agent is not None and not agent.done:
+            del self._agents[node]
+
     def silent(self, now: float) -> Sequence[AgentRecord]:
         """Takes out the agents whose last report is a timeout ago or more, and returns them."""
         lost = [

@@ -33,6 +33,7 @@ from master.state.milestones import Kept, MilestoneEvent, Milestones, MoveBegun,
 from master.state.preparation import Decided, Preparation, PreparationEvent, TasksMade
 from master.state.processes import Gone
 from master.state.ring_coordinator import RingCoordinator
+from master.state.script_fleet import ScriptFleet
 from master.state.script_workforce import ScriptWorkforce
 from master.state.server_move import ServerMove
 from master.state.streams import StreamGrown, Streams
@@ -90,7 +91,7 @@ class Job:
         self.workforce: Workforce = LaunchedWorkforce(fleet, self.ring.ring, min_workers=least)
         self.agents: ScriptWorkforce | None = None
         """The workforce, where agents or torchrun start the workers."""
-        if script:
+        if isinstance(fleet, ScriptFleet):
             self.workforce = self.agents = ScriptWorkforce(
                 config, fleet, self.ring.ring, members=self.members, lifecycle=self.lifecycle
             )

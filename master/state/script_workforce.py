@@ -11,11 +11,12 @@ from typing import Any
 
 from master.state.actions import Failure, Note
 from master.state.agents import AgentRecord, Agents, require_same_experiment
-from master.state.fleet import Fleet
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.ring import Ring
 from master.state.rounds import Rounds
+from master.state.script_fleet import AGENT, ScriptFleet, node_of
+from master.state.waiting import Census, Waiting
 from master.state.workforce import (
     Finished,
     RoundFormed,
@@ -26,10 +27,13 @@ from master.state.workforce import (
 )
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
+from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 
 # Agents and nodes call twice a second; one that has not called for this long hears of no end.
 _LINGER_S = 5.0
+# How long the agents of a cluster have to leave by themselves.
+_LEAVE_S = 10.0
 # A job without any agent, worker or node fails after this.
 _DESERTED_S = 60.0
 
@@ -55,7 +59,7 @@ class ScriptWorkforce(Workforce):
     """Workers of agents, or of torchrun.
 
     Args:
-        fleet: launches no workers.
+        fleet: launches no workers; on a cluster, the agents that do.
         ring: that the workers form.
         members: the workers that have registered.
     """
@@ -63,13 +67,16 @@ class ScriptWorkforce(Workforce):
     def __init__(
         self,
         config: JobConfig,
-        fleet: Fleet,
+        fleet: ScriptFleet,
         ring: Ring,
         *,
         members: Membership,
         lifecycle: Lifecycle,
     ) -> None:
         super().__init__(fleet, ring)
+        self._agent_pods = fleet
+        self._waiting = Waiting(min_workers=0)
+        self._census = fleet.of_all(lambda: Census.of(fleet.launched()))
         self.rounds = Rounds()
         self._config = config
         self._members = members
@@ -153,6 +160,7 @@ class ScriptWorkforce(Workforce):
         if self._agents.get(request.node) is None:
             yield Note("info", f"agent {request.node} on {request.host} joined")
         agent, replaced = self._agents.report(request.node, request.pid, now)
+        self._agent_pods.agent_heard(request.node)
         agent.done, agent.address, agent.port = request.done, request.address, request.port
         agent.logs = {report.pid: report.log for report in request.workers}
         agent.begun = agent.begun or bool(request.workers)
@@ -195,7 +203,20 @@ class ScriptWorkforce(Workforce):
             stopping=stopping.reason if stopping is not None else "",
         )
 
+    def ended(self, exit: ProcessExit, now: float) -> Iterator[WorkforceEvent]:
+        yield from super().ended(exit, now)
+        if exit.role == AGENT:
+            node = node_of(exit.id)
+            for worker in self._workers_of(node):
+                if worker in self._members:
+                    yield self._lost(worker, f"{node} {exit.how}")
+            self._agents.drop(node)
+
     def scale(self, request: pb.ScaleRequest) -> None:
+        if self._agent_pods.agents_wanted:
+            super().scale(request)
+            self._agent_pods.scale_agents(request.max_workers)
+            return
         machines = self._agents.machines
         if machines != 1:
             raise UsageError(
@@ -239,6 +260,7 @@ class ScriptWorkforce(Workforce):
     # ---- time ----
 
     def tick(self, now: float, *, newest: str) -> Iterator[WorkforceEvent]:
+        yield from self._waiting.tick(self._census(), now)
         if self._lifecycle.outcome is None:
             yield from self._lose_silent_agents(now)
             yield from self._is_abandoned(now, newest)
@@ -257,12 +279,13 @@ class ScriptWorkforce(Workforce):
                 if worker in self._members:
                     self.declare_lost(worker, why)
                     yield WorkerLost(worker, why, declared=True)
-            if not len(self._agents):
+            if not len(self._agents) and not self._agent_pods.replaces:
                 yield Failure(f"{why}, and there is no other agent: nobody is left")
 
     def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
         """No worker comes that could do what rank 0 was to do at the end."""
-        if self._abandoned.lasts(self._ring.abandoned, _DESERTED_S, now):
+        abandoned = self._ring.abandoned and not self._agent_pods.replaces
+        if self._abandoned.lasts(abandoned, _DESERTED_S, now):
             yield Failure(
                 "rank 0 was lost before its script came to its end, and no worker took its "
                 f"place for {_DESERTED_S:g} s: what rank 0 saves may be missing"
@@ -295,13 +318,13 @@ class ScriptWorkforce(Workforce):
     def conclusion(
         self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
-        present = len(self._agents) or len(self._members)
+        present = len(self._agents) or len(self._members) or self._agent_pods.replaces
         if self.scripts_over(now):
             if work_open:
                 return None  # the final checkpoint is still being written
             if self._torchrun_error and not self._ring.finished:
                 return Failure(self._torchrun_error)
-            return Finished(leave_s=0.0)
+            return Finished(leave_s=_LEAVE_S if self._agent_pods.agents_wanted else 0.0)
         if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")
         if self._deserted.lasts(not present and self.rounds.deserted(now), _DESERTED_S, now):

@@ -122,4 +122,9 @@ class Waiting:
         return [Note("warning", text)]
 
 
-_PLURAL = {"worker": "workers", "spare": "spares", "ps": "parameter servers"}
+_PLURAL = {
+    "worker": "workers",
+    "spare": "spares",
+    "ps": "parameter servers",
+    "agent": "agents",
+}

@@ -92,11 +92,25 @@ class Workforce(ABC):
 
     def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
         """A process that the master has asked for has come so far."""
+        process = self._fleet.process(event.role, event.id)
+        if process is None or process.state == EXITED:
+            return ()  # the message crossed with one that ended it
+        match event:
+            case ProcessWaits():
+                process.wait(event, now)
+            case ProcessRuns():
+                process.run(event, now)
+            case ProcessRefused():
+                return [Failure(f"{process.name} will never run: {event.why}", usage=True)]
         return ()
 
     def ended(self, exit: ProcessExit, now: float) -> Iterable[WorkforceEvent]:
         """A process that the master has started is about to be taken for ended."""
-        return ()
+        process = self._fleet.process(exit.role, exit.id)
+        asked = process is None or process.state in (DRAINING, STOPPING)
+        if asked or not exit.blames_node:
+            return ()
+        return self._fleet.machines.lost(exit.node, str(exit), now)
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
         """A process that the master has started has ended, and was not to."""
@@ -172,26 +186,6 @@ class LaunchedWorkforce(Workforce):
         self._min_workers = min_workers
         self._waiting = Waiting(min_workers=min_workers)
         self._census = fleet.of_all(lambda: Census.of(fleet.alive()))
-
-    def progress(self, event: Progress, now: float) -> Iterable[WorkforceEvent]:
-        process = self._fleet.process(event.role, event.id)
-        if process is None or process.state == EXITED:
-            return ()  # the message crossed with one that ended it
-        match event:
-            case ProcessWaits():
-                process.wait(event, now)
-            case ProcessRuns():
-                process.run(event, now)
-            case ProcessRefused():
-                return [Failure(f"{process.name} will never run: {event.why}", usage=True)]
-        return ()
-
-    def ended(self, exit: ProcessExit, now: float) -> Iterable[WorkforceEvent]:
-        process = self._fleet.process(exit.role, exit.id)
-        asked = process is None or process.state in (DRAINING, STOPPING)
-        if asked or not exit.blames_node:
-            return ()
-        return self._fleet.machines.lost(exit.node, str(exit), now)
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
         run = sum(process.state != PENDING for process in self._fleet.alive("worker"))

@@ -71,6 +71,11 @@ class AgentSpec:
     """Seconds without an answer of the master after which this agent ends with an error."""
     join_timeout_s: float
     """Seconds that this agent waits for the least number of machines, and for a free place."""
+    node: str = ""
+    """Its name; empty: one that no other agent has."""
+    replaced: bool = False
+    """The master starts another agent in the place of this one: a signal ends no more than this
+    agent."""
 
 
 class Agent:
@@ -80,7 +85,7 @@ class Agent:
         self._spec = spec
         self._config = spec.config
         self._master = spec.master
-        node = f"{socket.gethostname()}-{os.getpid()}"
+        node = spec.node or f"{socket.gethostname()}-{os.getpid()}"
         self._workers = Workers(spec.config, spec.command, spec.master.environment(node))
         self._shown: list[Worker] = []
         """The workers whose output is shown: those that run, and those that ended last."""
@@ -197,7 +202,7 @@ class Agent:
                     self._stub.call(request, timeout_s=_STOP_CALL_S)
                 self._is_stopped = True
             else:  # the others continue without this machine
-                self._reporter.tell(self._workers.running, done=True)
+                self._reporter.tell(self._workers.running, done=not self._spec.replaced)
         if self._signals.count > 1 and self._stops_all and not self._hurried:
             self._hurried = True
             request = pb.StopRequest(reason=name, at_once=True)
@@ -207,7 +212,8 @@ class Agent:
     @property
     def _stops_all(self) -> bool:
         """Whether the job ends with this agent."""
-        return self._config.max_nodes == 1 or self._master.hosted is not None
+        alone = self._config.max_nodes == 1 or self._master.hosted is not None
+        return alone and not self._spec.replaced
 
     def _take_ends(self, ends: Sequence[Worker], now: float) -> None:
         if not ends:

@@ -57,6 +57,32 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome is None else summary.finish(config, outcome, console, file=args.summary)
 
 
+def run_script(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Runs a training script in pods.
+
+    Args:
+        args: as torchrun's parser and ours have read them.
+        words: the same, not read.
+
+    Raises:
+        UsageError: the arguments cannot work; nothing was started.
+        ClusterError: the cluster does not answer, or refuses.
+    """
+    # Only here: torchrun's options bring torch with them.
+    from torch_edl.cli import script_pods
+
+    config = script_pods.job_of(args, words)
+    for option in ("output", "checkpoint_dir", "journal_dir"):
+        _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
+    if "/" in config.checkpoint.load:
+        _check_paths(_load(config), [config.checkpoint.load])
+    config, sent = _with_code(config)
+    what = f"{args.training_script} is a training script"
+    console = stdout()
+    outcome = _run(config, sent, what, "runs", console, detach=args.detach)
+    return 0 if outcome is None else summary.finish(config, outcome, console)
+
+
 def start(
     args: argparse.Namespace, kind: str, console: Console
 ) -> tuple[JobConfig, Outcome | None]:
@@ -73,21 +99,35 @@ def start(
         ClusterError: the cluster does not answer, or refuses.
     """
     config, sent = check(args, kind)
+    summary.forget(args.summary)
+    what = f"{args.model_file} is a model file of {framework_of(args.model_file).title}"
+    detach = kind == "train" and args.detach
+    return config, _run(config, sent, what, _DOES[kind], console, detach=detach)
+
+
+def _run(
+    config: JobConfig,
+    sent: dict[str, bytes],
+    what: str,
+    does: str,
+    console: Console,
+    *,
+    detach: bool,
+) -> Outcome | None:
+    """
+    Args:
+        what: the file is.
+        does: the job with it.
+    """
     pods = config.kubernetes
     api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
     config = _with_model(config, api)
-    summary.forget(args.summary)
     submit(api, config, token=secrets.token_urlsafe(32), code=sent)
     made = cluster_job.find(api, config.name)
-    title = framework_of(args.model_file).title
-    console.print(
-        f"{args.model_file} is a model file of {title}: job {made.name} {_DOES[kind]} it, in "
-        f"namespace {api.namespace}",
-        soft_wrap=True,
-    )
+    text = f"{what}: job {made.name} {does} it, in namespace {api.namespace}"
+    console.print(text, soft_wrap=True)
     observers = [Scalars(config.tensorboard)] if config.tensorboard else []
-    detach = kind == "train" and args.detach
-    return config, _stay(made, console, observers, detach=detach, leaves=False)
+    return _stay(made, console, observers, detach=detach, leaves=False)
 
 
 def attach(args: argparse.Namespace) -> int:
@@ -125,7 +165,7 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
         UsageError: a value cannot work, or a file is missing.
     """
     config = model_file_job(args, kind)
-    pods, data = config.kubernetes, config.data
+    data = config.data
     bound = user_file.check_model_file(
         config.model_file, evaluates=bool(data.eval), shown=args.model_file
     )
@@ -144,6 +184,14 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
         preflight.check_suffix(args.output)
         keep = replace(config.checkpoint, parts=shared_paths.parts(config))
         config = replace(config, checkpoint=keep)
+    if args.summary:
+        preflight.check_writable(Path(args.summary), "--summary", is_file=True)
+    return _with_code(config)
+
+
+def _with_code(config: JobConfig) -> tuple[JobConfig, dict[str, bytes]]:
+    """The configuration for the pods, and the code to send."""
+    pods = config.kubernetes
     if pods.pod_template:
         config = replace(
             config, kubernetes=replace(pods, template=template.load(pods.pod_template))
@@ -160,8 +208,6 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
     if config.tensorboard:  # which this client writes
         tensorboard.writer_class()
         preflight.check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
-    if args.summary:
-        preflight.check_writable(Path(args.summary), "--summary", is_file=True)
     return job.in_pods(config, sent), sent
 
 

@@ -21,7 +21,7 @@ from torch_edl.kubernetes.watch import Change, PodSeen, Watch
 from torch_edl.wire import master_pb2 as pb
 
 _EVENTS = "events"
-_ROLES = ("master", "ps", "worker", "spare")
+_ROLES = ("master", "ps", "worker", "spare", "agent")
 _LOOK_S = 1.0
 
 

@@ -29,7 +29,7 @@ from torch_edl.cli.submit import Outcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.environment import hash_environment
+from torch_edl.environment import agent_of_pod, hash_environment
 from torch_edl.errors import UsageError
 from torch_edl.jobs import master_host
 from torch_edl.jobs.folder import ENDED, JobFolder
@@ -54,6 +54,10 @@ def main(args: argparse.Namespace) -> int:
         JobFailedError: the job failed on another machine, or was stopped.
     """
     parsed = torchrun_arguments.parse(args.words)
+    if parsed.platform == "kubernetes":
+        from torch_edl.cli import cluster
+
+        return cluster.run_script(parsed, args.words)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
     if not _needs_us(parsed):
@@ -156,24 +160,29 @@ def _run_ours(
         )
     else:
         master = master_host.start(job)
-    log.info("%s", _announcement(args, config, job, master))
+    if not agent_of_pod():
+        log.info("%s", _announcement(args, config, job, master))
     captured = _capture(args, config, JobFolder(job.name))
     # The agent that hosts the master receives every status of the job.
     if job.tensorboard and master.hosted is not None:
         observers = [*observers, Scalars(job.tensorboard)]
     several = job.cluster.max_workers > 1
     display = ScriptDisplay(captured=captured, several=several, observers=observers)
+    pod = agent_of_pod()
     agent = Agent(
         AgentSpec(
             config=config,
             command=command,
             name=args.training_script,
             experiment=job.experiment,
-            show_status=display.status,
+            # The client shows the progress of a job in pods.
+            show_status=(lambda status: None) if pod else display.status,
             show_output=display.output if captured else None,
             master=master,
             silence_s=silence_s,
             join_timeout_s=job.cluster.join_timeout_s,
+            node=pod,
+            replaced=bool(pod),
         )
     )
     assert config.logs_specs is not None

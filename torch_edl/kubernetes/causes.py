@@ -132,7 +132,7 @@ def progress(pod: PodState, role: str, id: int) -> ProcessWaits | ProcessRuns | 
     """
     if pod.running:
         return ProcessRuns(role=role, id=id, node=pod.node)
-    option = f"--{role}-resources"
+    option = _resources(role)
     said = _last_line(pod.waiting_message)
     if pod.unschedulable and not pod.node:
         why = f"no node has room: {_cut(pod.unschedulable)}"
@@ -188,7 +188,7 @@ def end(
             role=role,
             id=id,
             code=code,
-            why=f"it was out of memory ({_OUT_OF_MEMORY}); --{role}-resources memory= sets the "
+            why=f"it was out of memory ({_OUT_OF_MEMORY}); {_resources(role)} memory= sets the "
             "limit",
             own_fault=True,
             node=pod.node,
@@ -208,6 +208,10 @@ def end(
     failed = code not in _NO_FAULT
     said = _last_line(pod.exit_message) if failed else ""
     return ProcessExit(role=role, id=id, code=code, why=said, node=pod.node, blames_node=failed)
+
+
+def _resources(role: str) -> str:
+    return f"--{'worker' if role == 'agent' else role}-resources"
 
 
 def _because(text: str, message: str) -> str:

@@ -54,7 +54,7 @@ def process_pod(
     """The pod of a worker, a spare or a server.
 
     Args:
-        role: ``worker`` or ``ps``.
+        role: ``worker``, ``ps`` or ``agent``.
         incarnation: of the job's state, see :data:`torch_edl.kubernetes.names.INCARNATION`.
         command: the words that start the process.
         env: added to the environment; nothing secret.

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from master.runtime.service import Service
-from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.script_fleet import ScriptFleet
 from torch_edl.agent.reporter import Reporter
 from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import ClusterConfig, JobConfig
@@ -25,7 +25,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
         cluster=ClusterConfig(),
         checkpoint=CheckpointConfig(),
     )
-    fleet = Fleet("j", workers=1, servers=0, external=True)
+    fleet = ScriptFleet("j", workers=1, servers=0)
     job = Job(config, fleet, folder=Path("/job"))
     job.start(0.0)
     job.lifecycle.note("info", "an event", 0.0)

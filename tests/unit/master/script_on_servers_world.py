@@ -8,9 +8,9 @@ from typing import Any
 from master.state.actions import CheckpointSaved, Saved, SaveServers, Start, Stop
 from master.state.calls import Calls
 from master.state.data_identity import identity
-from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.restart import from_state
+from master.state.script_fleet import ScriptFleet
 from master.state.server_calls import ServerCalls
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
@@ -50,7 +50,7 @@ class World:
         self.now = 0.0
         self.job = Job(
             self.config,
-            Fleet("j", workers=most, servers=servers, external=True),
+            ScriptFleet("j", workers=most, servers=servers),
             folder=Path("/job"),
             resumed=resumed,
         )

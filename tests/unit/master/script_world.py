@@ -8,9 +8,9 @@ from typing import Any
 
 from master.state.actions import Saved
 from master.state.calls import Calls
-from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.restart import from_state, to_state
+from master.state.script_fleet import ScriptFleet
 from master.state.status import describe
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpointing import CheckpointConfig
@@ -49,7 +49,7 @@ class World:
         manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
         self.job = Job(
             self.config,
-            Fleet("j", workers=most, servers=1, external=True),
+            ScriptFleet("j", workers=most, servers=1),
             folder=Path("/job"),
             resumed=Saved(Path(resumed), manifest) if resumed else None,
         )

@@ -16,6 +16,7 @@ from master.state.actions import DataScanned
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.restart import to_state
+from master.state.script_fleet import ScriptFleet
 from tests.unit.wire.extremes import variants
 from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
@@ -51,7 +52,7 @@ class World:
             checkpoint=CheckpointConfig(dir="/ck"),
         )
         script = kind == "script"
-        fleet = Fleet("j", workers=2, servers=1, external=script)
+        fleet = (ScriptFleet if script else Fleet)("j", workers=2, servers=1)
         self.job = Job(config, fleet, folder=Path("/job"))
         ticks = itertools.count(1)
         self.service = Service(

@@ -12,8 +12,8 @@ from master.runtime.persistence import Persistence
 from master.runtime.service import Service
 from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
-from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.script_fleet import ScriptFleet
 from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import ClusterConfig, JobConfig
 
@@ -37,7 +37,7 @@ def service(tmp_path: Path) -> Service:
         cluster=ClusterConfig(),
         checkpoint=CheckpointConfig(),
     )
-    fleet = Fleet("j", workers=1, servers=0, external=True)
+    fleet = ScriptFleet("j", workers=1, servers=0)
     job = Job(config, fleet, folder=tmp_path)
     job.start(time.monotonic())
     return Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)

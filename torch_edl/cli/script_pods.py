@@ -1,0 +1,97 @@
+"""A training script for pods: what of torchrun's command line its agents get there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch_edl.cli import user_file
+from torch_edl.cli.options import add_options, default_name, script_job
+from torch_edl.config import JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.torchrun_plugin import options as rendezvous
+
+# Pods that the cluster has no room for join when there is some, if it takes days.
+_JOIN_TIMEOUT_S = 30 * 86400
+# The master decides how many agents there are.
+_MOST_AGENTS = 10_000
+# Where agents meet is known, and they have no terminal.
+_WITHOUT_EFFECT = {
+    "standalone": "--standalone",
+    "rdzv_endpoint": "--rdzv-endpoint",
+    "master_port": "--master-port",
+    "node_rank": "--node-rank",
+    "local_addr": "--local-addr",
+    "log_dir": "--log-dir",
+    "module": "--module",
+    "no_python": "--no-python",
+    "run_path": "--run-path",
+}
+
+
+def job_of(args: argparse.Namespace, words: Sequence[str]) -> JobConfig:
+    """The job of a script in pods; its paths are still as the user wrote them.
+
+    Args:
+        args: of ``torch-edl run``, as torchrun's parser and ours have read them.
+        words: the same, not read.
+
+    Raises:
+        UsageError: a value that cannot work in pods, or the script does not use torch_edl.
+    """
+    script = args.training_script
+    for name, flag in _WITHOUT_EFFECT.items():
+        if getattr(args, name):
+            raise UsageError(f"{flag}: not for pods; leave it out, or run on machines")
+    if not user_file.uses_torch_edl(script):
+        raise UsageError(
+            f"{script}: does not use torch_edl, and pods are for scripts that do; add "
+            "torch_edl.init() to the script"
+        )
+    least, most, per_pod = _workers(args)
+    configs = rendezvous.unquoted(_conf(args.rdzv_conf))
+    join_s = rendezvous.seconds(configs, "join_timeout", _JOIN_TIMEOUT_S)
+    name = args.job_name or default_name(script)
+    job = script_job(args, name=name, min_workers=least, max_workers=most, join_timeout_s=join_s)
+    configs["join_timeout"] = f"{join_s:g}"
+    agent = [
+        *_of_torchrun(args, words),
+        *("--nnodes", f"{-(-least // per_pod)}:{_MOST_AGENTS}"),
+        *("--nproc-per-node", str(per_pod)),
+        *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in configs.items())),
+        *(("--seed", str(args.seed)) if args.seed is not None else ()),
+    ]
+    pods = replace(job.kubernetes, agent=tuple(agent), processes_per_pod=per_pod)
+    return replace(job, kubernetes=pods)
+
+
+def _workers(args: argparse.Namespace) -> tuple[int, int, int]:
+    """The least and the largest number of workers, and how many of them are in a pod."""
+    per_pod = args.nproc_per_node
+    if not per_pod.isdecimal() or int(per_pod) < 1:
+        raise UsageError(
+            f"--nproc-per-node {per_pod}: the machine of a pod is not known; write a number"
+        )
+    if args.workers is not None:
+        return (*args.workers, 1)
+    least, colon, most = args.nnodes.partition(":")
+    if not least.isdecimal() or (colon and not most.isdecimal()):
+        raise UsageError(f"--nnodes {args.nnodes}: write a number of pods, or MIN:MAX")
+    count = int(per_pod)
+    return int(least) * count, int(most or least) * count, count
+
+
+def _conf(text: str) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in filter(None, text.split(",")))
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _of_torchrun(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    """The words before the script that are torchrun's."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_options(parser, "script")
+    rest = len(args.training_script_args)
+    before = words[: len(words) - rest]
+    before = before[: len(before) - 1 - list(reversed(before)).index(args.training_script)]
+    return [word for word in parser.parse_known_args(before)[1] if word != "--"]
