@@ -87,7 +87,7 @@ def main(
             raise UsageError(f"{ENV_TOKEN} is not set: start jobs with torch-edl run")
         # One that continues waits for room: its workers do, too.
         goes_on = folder.master_file.exists()
-        lock = _with_room(lambda: _open(config, folder), stop, waits=goes_on)
+        lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
         _prepare_parts(config, anew=left is None)
@@ -207,9 +207,9 @@ def _tidy(job: Job, temporary: Path, journals: Path) -> None:
         layout.remove_leftovers(job.config.checkpoint.dir)
 
 
-def _open(config: JobConfig, folder: JobFolder) -> Lock:
+def _open(config: JobConfig, folder: JobFolder, key: str) -> Lock:
     """The lock on the job, in its store."""
-    store = _store(config, folder)
+    store = _store(config, folder, key)
     try:
         return persistence.acquire(store, folder.name)
     except BaseException:
@@ -217,7 +217,7 @@ def _open(config: JobConfig, folder: JobFolder) -> Lock:
         raise
 
 
-def _store(config: JobConfig, folder: JobFolder) -> Store:
+def _store(config: JobConfig, folder: JobFolder, key: str) -> Store:
     endpoints = config.durability.etcd_endpoints
     if not endpoints:
         return SqliteStore(folder.dir / "state.sqlite")
@@ -226,7 +226,7 @@ def _store(config: JobConfig, folder: JobFolder) -> Store:
     from master.runtime.store.etcd_access import EtcdAccess
 
     access = EtcdAccess.from_environment(tls=config.durability.etcd_tls)
-    return EtcdStore(endpoints, f"/torch-edl/jobs/{config.name}", access)
+    return EtcdStore(endpoints, f"/torch-edl/jobs/{key}", access)
 
 
 def _give_way(why: str) -> None:

@@ -129,6 +129,10 @@ class Cluster:
         own = min(_THREADS, len(os.sched_getaffinity(0)))
         return (_whole_cores(asked) if asked else own) * config.cluster.max_workers
 
+    def store_key(self, job: str) -> str:
+        # Each namespace may have a job of that name.
+        return f"{self._namespace}/{job}"
+
     def agents(self, config: JobConfig) -> dict[str, Any]:
         pods = config.kubernetes
         words = ["run", *pods.agent, "--rdzv-endpoint", self.address(config.name, "")]

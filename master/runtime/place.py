@@ -74,6 +74,10 @@ class Place(Protocol):
         """Cores that all workers share."""
         ...
 
+    def store_key(self, job: str) -> str:
+        """Names the job among all that share an etcd."""
+        ...
+
     def agents(self, config: JobConfig) -> dict[str, Any]:
         """The agents of a script that the master is to start: arguments of its fleet."""
         ...
@@ -130,6 +134,9 @@ class Machine:
 
     def cores(self, config: JobConfig) -> int:
         return len(os.sched_getaffinity(0))
+
+    def store_key(self, job: str) -> str:
+        return job
 
     def agents(self, config: JobConfig) -> dict[str, Any]:
         return {}

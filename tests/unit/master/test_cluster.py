@@ -23,6 +23,11 @@ def cluster(host: str = "10.0.0.7") -> Cluster:
     return Cluster(namespace="ml", job_uid="u1", host=host)
 
 
+def test_each_namespace_may_have_a_job_of_a_name_in_one_etcd() -> None:
+    other = Cluster(namespace="nlp", job_uid="u2", host="10.0.0.8")
+    assert cluster().store_key("ctr") != other.store_key("ctr")
+
+
 def job(**more: Any) -> JobConfig:
     pods = more.pop("kubernetes", KubernetesConfig(image="edl"))
     return JobConfig(name="ctr", model_file="/m.py", platform="kubernetes", kubernetes=pods, **more)
