@@ -41,6 +41,7 @@ class Namespace:
         self._image, self._folder = image, folder
         api_client = config.new_client_from_config(str(kubeconfig))
         self.core, self.batch = client.CoreV1Api(api_client), client.BatchV1Api(api_client)
+        self.scheduling = client.SchedulingV1Api(api_client)
         made = self.core.create_namespace({"metadata": {"generateName": "torch-edl-test-"}})
         self.name: str = made.metadata.name
         name = self.name
@@ -115,12 +116,18 @@ class Namespace:
             "--output", "/data/output", *flags, "--", "--delay", str(delay_s),
         )  # fmt: skip
 
-    def start(self, verb: str, file: Path, name: str, *flags: str) -> Job:
-        """A command that runs a file in pods, with the claim at ``/data``."""
+    def start(
+        self, verb: str, file: Path, name: str, *flags: str, before: tuple[str, ...] = ()
+    ) -> Job:
+        """A command that runs a file in pods, with the claim at ``/data``.
+
+        Args:
+            before: words in front of the file.
+        """
         words = [
-            *EDL, verb, str(file), "--platform", "kubernetes",
+            *EDL, verb, *before, "--volume", f"claim={CLAIM},path=/data",
             "--namespace", self.name, "--image", self._image, "--job-name", name,
-            "--volume", f"claim={CLAIM},path=/data", *flags,
+            "--platform", "kubernetes", str(file), *flags,
         ]  # fmt: skip
         return Job(self, name, words, self._folder / f"{name}.log")
 
@@ -136,6 +143,24 @@ class Namespace:
             pod.metadata.name for pod in self.pods(job, role)
             if pod.status.phase == "Running" and not pod.metadata.deletion_timestamp
         ]  # fmt: skip
+
+    def elsewhere(self, job: str, role: str, node: str) -> list[str]:
+        """The names of pods that run on other nodes than this one."""
+        running = set(self.running(job, role))
+        pods = [pod for pod in self.pods(job, role) if pod.spec.node_name != node]
+        return [pod.metadata.name for pod in pods if pod.metadata.name in running]
+
+    def add_priority(self, name: str, value: int) -> None:
+        """A priority class, unless there is one."""
+        with contextlib.suppress(ApiException):
+            self.scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
+
+    def sleep(self, name: str, *, cpu: str, priority: str) -> None:
+        """A pod of somebody else, which takes a place."""
+        container = {"name": "main", "image": self._image, "command": ["sleep", "1000"],
+                     "resources": {"requests": {"cpu": cpu}}}  # fmt: skip
+        spec = {"containers": [container], "priorityClassName": priority}
+        self.core.create_namespaced_pod(self.name, {"metadata": {"name": name}, "spec": spec})
 
     def left_of(self, job: str) -> list[str]:
         """All objects of a job."""
@@ -209,6 +234,12 @@ class Job:
         with contextlib.suppress(ValueError):
             return int(json.loads(said[said.index("{") :])["records"]["done"])
         return 0
+
+    def first_step_s(self) -> float:
+        """Seconds from the command to the first step."""
+        said = self._namespace.edl("status", self.name, "--json").stdout
+        since_s = float(json.loads(said[said.index("{") :])["wall_s"])
+        return time.monotonic() - self.began - since_s
 
     def trains_on(self) -> None:
         """Until more is done than now."""

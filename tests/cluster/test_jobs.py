@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def submit(namespace: Namespace) -> Iterator[Callable[..., Job]]:
 
 
 RECORDS = 8000
+_BROKEN_S = 30.0
 # Each batch takes so long that the job is not over before it is hurt.
 FLAGS = (
     "--workers", "2", "--ps", "2", "--batch-size", "10", "--records-per-task", "40",
@@ -71,6 +73,11 @@ FLAGS = (
 )  # fmt: skip
 DELAY_S = 0.06
 JOB = "count"
+
+
+def figure(name: str, **values: float) -> None:
+    """What was measured, for whoever reads the output of the test (``pytest -rP``)."""
+    print(f"{name}: " + ", ".join(f"{key} {value:.1f}" for key, value in values.items()))
 
 
 def test_a_job_trains_in_pods_and_leaves_its_model(
@@ -130,6 +137,61 @@ def test_a_model_is_trained_evaluated_and_used(namespace: Namespace) -> None:
     assert json.loads(ended[ended.index("{") :])["records"]["done"] == 100
 
 
+FAULTS = Path(__file__).parents[1] / "faults"
+# What the scripts have counted, each in its last process.
+COUNTED = (
+    "import json, pathlib; told = [json.loads(f.read_text()) for f in "
+    "pathlib.Path('/data/run').glob('counts-*.json')]; "
+    "assert told and not any(t['wrong'] for t in told), told"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_trains_in_pods_of_two_workers_and_loses_one(namespace: Namespace) -> None:
+    assert namespace.run_python("make", "import os; os.mkdir('/data/run')") == 0
+    job = namespace.start(
+        "run", FAULTS / "counting_script.py", "script", "/data/run",
+        "--records", "480", "--epochs", "3", "--delay", "0.1",
+        before=("--nnodes", "1:2", "--nproc-per-node", "2"),
+    )  # fmt: skip
+    with contextlib.closing(job):
+        job.wait_for(lambda: len(namespace.running("script", "agent")) == 2, 100)
+        job.wait_for(lambda: "ring 1: 4 workers" in job.said() or "4 workers" in job.said(), 100)
+        victim = namespace.running("script", "agent")[1]
+        namespace.evict(victim)
+        job.wait_for(
+            lambda: (
+                len(namespace.running("script", "agent")) == 2
+                and victim not in namespace.running("script", "agent")
+            ),
+            100,
+        )
+        assert job.finish(300) == 0, namespace.report()
+    assert namespace.run_python("counted", COUNTED) == 0, namespace.report()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_script_on_servers_trains_in_pods_and_loses_its_master(namespace: Namespace) -> None:
+    assert namespace.run_python("make", "import os; os.mkdir('/data/run')") == 0
+    job = namespace.start(
+        "run", FAULTS / "counting_on_servers.py", "script",
+        "/data/run", "/data/run/gate", "--records", "400", "--epochs", "2", "--delay", "0.05",
+        before=("--workers", "2", "--ps", "1", "--state-claim", STATE,
+                "--durability", "journal", "--journal-dir", "/data/journals"),
+    )  # fmt: skip
+    with contextlib.closing(job):
+        job.wait_for(lambda: job.done() > 0, 100)
+        for role in ("master", "agent"):
+            victim = namespace.running("script", role)[0]
+            namespace.kill(victim)
+            job.wait_for(lambda: victim not in namespace.running("script", role), 100)  # noqa: B023
+        assert namespace.run_python("open", "open('/data/run/gate', 'w')") == 0
+        assert job.finish(300) == 0, namespace.report()
+    assert namespace.run_python("counted", COUNTED) == 0, namespace.report()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_chaos_kills_pods_and_clean_removes_what_is_over(
@@ -159,9 +221,11 @@ def test_chaos_kills_pods_and_clean_removes_what_is_over(
 
 
 @pytest.fixture
-def running(namespace: Namespace, submit: Callable[..., Job]) -> Iterator[Job]:
+def running(
+    namespace: Namespace, submit: Callable[..., Job], request: pytest.FixtureRequest
+) -> Iterator[Job]:
     """Two workers and two servers that train; the test ends with an exact count."""
-    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job = submit(getattr(request, "param", RECORDS), *FLAGS, delay_s=DELAY_S)
     job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 2, 100)
     job.wait_for(lambda: job.done() > 0, 100)
     yield job
@@ -171,18 +235,116 @@ def running(namespace: Namespace, submit: Callable[..., Job]) -> Iterator[Job]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_half_of_the_workers_are_preempted_and_return(namespace: Namespace, running: Job) -> None:
-    victim = namespace.running(JOB, "worker")[0]
-    namespace.evict(victim)
+def test_half_of_the_workers_are_preempted_and_return(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """Pods of a higher priority take two of three nodes, and give them back."""
+    flags = [*FLAGS, "--worker-resources", "cpu=5", "--state-claim", STATE]
+    flags[flags.index("--workers") + 1] = "1:3"
+    job = submit(RECORDS, *flags, delay_s=DELAY_S)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    namespace.add_priority("high", 1000)
+    began = time.monotonic()
+    for name in ("first", "second"):
+        namespace.sleep(name, cpu="5", priority="high")
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 1, 100)
+    gone = time.monotonic() - began
+    job.wait_for(lambda: "wait: no node has room" in job.said(), 100)
+    job.trains_on()
+    began = time.monotonic()
+    for name in ("first", "second"):
+        namespace.kill(name)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 100)
+    figure("two of three workers preempted", gone_s=gone, back_s=time.monotonic() - began)
+    assert job.finish(300) == 0, namespace.report()
+    assert "error" not in job.said()
+    namespace.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_is_lost_with_what_ran_on_it(
+    orders: Cluster, namespace: Namespace, running: Job
+) -> None:
+    """A server is among it: its journal is on the volume."""
+    [server] = [p for p in namespace.pods(JOB, "ps") if p.metadata.name.startswith(f"{JOB}-ps-0")]
+    node = server.spec.node_name
+    lost = {p.metadata.name for p in namespace.pods(JOB) if p.spec.node_name == node}
+    began = time.monotonic()
+    orders.control("lose-node", name=node)
     running.wait_for(
         lambda: (
-            len(namespace.running(JOB, "worker")) == 2
-            and victim not in namespace.running(JOB, "worker")
+            len(namespace.elsewhere(JOB, "worker", node)) == 2
+            and len(namespace.elsewhere(JOB, "ps", node)) == 2
+            and len(namespace.elsewhere(JOB, "master", node)) == 1
         ),
-        100,
+        200,
     )
-    assert running.done() < RECORDS
-    assert "error" not in running.said()
+    figure("node lost", pods=len(lost), replaced_s=time.monotonic() - began)
+    running.trains_on()
+    orders.control("return-node", name=node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_workers_are_asked_for_and_a_few_fit(
+    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """The calls to the API server are as many as the pods, and do not grow with time."""
+    before = orders.control("calls")
+    job = submit(
+        4000, "--workers", "1:200", "--ps", "1", "--batch-size", "20", "--worker-resources",
+        "cpu=5", "--spares", "0", delay_s=0.05,
+    )  # fmt: skip
+    job.wait_for(lambda: len(namespace.pods(JOB, "worker")) == 200, 200)
+    asked_s = time.monotonic() - job.began
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 200)
+
+    def calls() -> dict[str, int]:
+        account = f"system:serviceaccount:{namespace.name}:{JOB}-master "
+        now = orders.control("calls")
+        return {
+            key.removeprefix(account): count - before.get(key, 0)
+            for key, count in now.items()
+            if key.startswith(account)
+        }
+
+    made = calls()
+    assert made == {"create pods": 201, "list pods": 1, "watch pods": 1}
+    job.trains_on()
+    assert calls() == made
+    assert job.finish(600) == 0, namespace.report()
+    ended = calls()
+    figure("200 workers", asked_s=asked_s, **{k.replace(" ", "_"): v for k, v in ended.items()})
+    assert ended["delete pods"] <= 202
+    assert ended["create pods"] <= 204  # those that ended before the last pods were deleted
+    namespace.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ctrl_c_keeps_a_checkpoint_and_the_rest_is_trained_later(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    flags = (*FLAGS, "--checkpoint-dir", "/data/checkpoints")
+    job = submit(RECORDS, *flags, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    figure("first step", after_submit_s=job.first_step_s())
+    began = time.monotonic()
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish() == 130
+    figure("Ctrl-C", ended_s=time.monotonic() - began)
+    assert "continue with --resume" in job.said()
+    namespace.wait_for(lambda: not [p for p in namespace.pods(JOB) if p.status.phase == "Running"])
+    status = namespace.edl("status", JOB, "--json").stdout
+    stopped = json.loads(status[status.index("{") :])
+    assert stopped["state"] == "stopped"
+    assert 0 < stopped["records"]["done"] < RECORDS
+    namespace.delete(JOB)
+    with contextlib.closing(namespace.submit(JOB, *flags, "--resume", delay_s=0.0)) as rest:
+        assert rest.finish(300) == 0, namespace.report()
+    namespace.check()
 
 
 @pytest.mark.slow
@@ -199,6 +361,7 @@ def test_a_pod_is_deleted_at_once(namespace: Namespace, running: Job, role: str)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("running", [3 * RECORDS], indirect=True)
 def test_the_watch_breaks_and_its_revision_is_forgotten(
     orders: Cluster, namespace: Namespace, running: Job
 ) -> None:
@@ -206,9 +369,20 @@ def test_the_watch_breaks_and_its_revision_is_forgotten(
     victim = namespace.running(JOB, "worker")[0]
     namespace.kill(victim)
     orders.control("compact")
+    broken = time.monotonic()
+    running.trains_on()
+    running.wait_for(lambda: time.monotonic() - broken >= _BROKEN_S, 2 * _BROKEN_S)
     running.trains_on()
     orders.control("watches", refused=False)
-    running.wait_for(lambda: len(namespace.running(JOB, "worker")) == 2, 100)
+    healed = time.monotonic()
+    running.wait_for(
+        lambda: (
+            len(namespace.running(JOB, "worker")) == 2
+            and victim not in namespace.running(JOB, "worker")
+        ),
+        100,
+    )
+    figure("watch broken", s=healed - broken, whole_again_s=time.monotonic() - healed)
 
 
 @pytest.mark.slow
