@@ -131,7 +131,7 @@ def _fill(layer: TableLayer, reader: CheckpointReader, source: Path) -> int:
     made.__class__ = FilledEmbedding
     made.rows = len(ids)
     made._tracker.unlock()
-    made.build()
+    FilledEmbedding.build(made)  # the build of the instance is that of its first class
     made._tracker.lock()
     made.ids.assign(ids)
     made.vectors.assign(vectors)

@@ -57,6 +57,18 @@ def warm_up() -> None:
         )
 
 
+def _limit_threads(config: JobConfig) -> None:
+    """As the master does for torch, but before the first operation, after which it is too late."""
+    cluster = config.cluster
+    cores = len(os.sched_getaffinity(0)) // cluster.max_workers
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(
+            cluster.worker_threads or max(1, cores)
+        )
+    except RuntimeError:
+        log.info("the model file has computed while it was loaded: its threads are not limited")
+
+
 class ModelFile(UserModel):
     """See :class:`~torch_edl.trainer.user_model.UserModel`."""
 
@@ -64,6 +76,7 @@ class ModelFile(UserModel):
 
     def __init__(self, contract: Contract, config: JobConfig) -> None:
         self.contract = contract
+        _limit_threads(config)
         # Every worker builds the same initial model.
         keras.utils.set_random_seed(config.train.seed)
         self.model = contract.make_model()

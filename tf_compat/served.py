@@ -65,7 +65,7 @@ class KerasModel:
         return [
             pb.DenseParameter(
                 name=name,
-                value=codec.to_proto(np.ascontiguousarray(_value(place))),
+                value=codec.to_proto(np.require(_value(place), requirements="C")),
                 group=_group(place),
             )
             for name, place in self._places.items()
