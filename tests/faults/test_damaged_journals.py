@@ -44,7 +44,9 @@ def said(job: Any, pattern: str) -> bool:
     return any(re.search(pattern, event.text) for event in job.status().events)
 
 
-@pytest.mark.parametrize("name", ["journal.json", "incarnation-*/*.log"])
+@pytest.mark.parametrize(
+    "name", ["journal.json", pytest.param("incarnation-*/*.log", marks=pytest.mark.slow)]
+)
 def test_a_damaged_journal_is_named_and_the_model_restored(
     start_job: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:

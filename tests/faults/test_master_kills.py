@@ -41,7 +41,9 @@ def require_same_processes(job: Any, before: set[int]) -> None:
     "flags",
     [
         pytest.param(FLAGS, id="ps"),
-        pytest.param(["--strategy", "local", "--no-shuffle", *TASKS], id="local"),
+        pytest.param(
+            ["--strategy", "local", "--no-shuffle", *TASKS], id="local", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_twice_in_training(start_job: Callable[..., Any], flags: list[str]) -> None:

@@ -16,7 +16,7 @@ from tests.faults.conftest import ModelJob
 RECORDS = 1000
 REPLICA = ["--durability", "replica", "--workers", "2", "--batch-size", "8"]
 REPLICA += ["--records-per-task", "64"]
-FAST = {(2, "async"), (3, "quorum")}
+FAST = {(3, "quorum")}
 MODES = {
     "async": [],
     "in order": ["--staleness", "0"],

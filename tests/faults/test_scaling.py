@@ -50,7 +50,7 @@ def check(job: ModelJob) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param([], id="async"),
+        pytest.param([], id="async", marks=pytest.mark.slow),
         pytest.param(JOURNAL, id="journal", marks=pytest.mark.slow),
         pytest.param(["--durability", "replica"], id="replica", marks=pytest.mark.slow),
         pytest.param(KEEP, id="checkpoints", marks=pytest.mark.slow),

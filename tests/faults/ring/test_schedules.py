@@ -51,6 +51,7 @@ def carry_out(tmp_path: Path) -> Callable[[Plan], RingJob]:
     return run
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_step_and_a_stop(carry_out: Callable[[Plan], RingJob]) -> None:
     """One dies while gradients travel; rank 0 stops, and the master declares it lost."""
     plan = Plan(

@@ -242,6 +242,7 @@ def test_a_machine_too_many_waits_for_a_place(place: Place, endpoint: str) -> No
         assert agent.finish()[0] == 0
 
 
+@pytest.mark.slow
 def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
     place: Place, endpoint: str
 ) -> None:
@@ -278,6 +279,7 @@ def test_who_comes_after_the_first_agent_and_the_master_goes_on_with_the_others(
     assert json.loads(place.ask("status", "left", "--json"))["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_too_few_machines_end_the_job_where_its_master_is(place: Place, endpoint: str) -> None:
     words = ["--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-id", "few"]
     agent = place.run(*words, "--rdzv-conf", "join_timeout=1.5")

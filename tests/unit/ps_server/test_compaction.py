@@ -206,6 +206,7 @@ def test_there_is_no_snapshot_before_a_worker_asked_for_the_restored_tables(
     assert out.tobytes() == rows
 
 
+@pytest.mark.slow
 def test_a_server_is_killed_while_it_compacts(start: Callable[..., Any], tmp_path: Path) -> None:
     root = tmp_path / "journal"
     server = begin(start, root, "async")

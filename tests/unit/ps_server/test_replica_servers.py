@@ -245,6 +245,7 @@ def test_a_killed_owner_has_all_that_it_acknowledged(job: Callable[..., Master])
     assert state(owner) == state(twin)
 
 
+@pytest.mark.slow
 def test_a_killed_peer_stops_no_one_for_long(job: Callable[..., Master]) -> None:
     master = job(2)
     owner, peer = master.start_all()

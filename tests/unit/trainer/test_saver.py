@@ -133,10 +133,10 @@ Saver(CheckpointConfig(dir=root, keep=1, resume=True), Rendezvous()).save_last(e
 @pytest.mark.parametrize(
     ("where", "newest", "left"),
     [
-        ("before the manifest", 1, 2),
+        pytest.param("before the manifest", 1, 2, marks=pytest.mark.slow),
         ("before the commit", 1, 2),
         ("before the report", 2, 2),
-        ("after the report", 2, 2),
+        pytest.param("after the report", 2, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_dies_while_it_saves(
