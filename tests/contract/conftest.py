@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from master.runtime.store.etcd_access import EtcdAccess
+from tests.contract import source_cases
 from tests.etcd_server import Etcd
 from tests.kafka_server import Kafka
+from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
 
 
@@ -63,3 +65,14 @@ def kafka() -> Iterator[Kafka]:
         environment.setenv("EDL_TEST_KAFKA", server.address)
         yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def maxcompute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MaxCompute]:
+    """Where it is, is in the environment."""
+    with pytest.MonkeyPatch.context() as environment:
+        server = MaxCompute(tmp_path_factory.mktemp("maxcompute"), environment)
+        source_cases.maxcompute.append(server)
+        yield server
+        source_cases.maxcompute.remove(server)
+        server.stop()

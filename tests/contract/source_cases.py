@@ -25,6 +25,7 @@ import pytest
 from pyarrow import csv, feather, parquet
 
 from tests.kafka_server import Kafka
+from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import USER
 from torch_edl.data.sources import IndexedSource, Records, Source, open_source, parts
 from torch_edl.data.sources import arrow as arrow_module
@@ -266,6 +267,17 @@ def kafka_name(path: Path) -> str:
     return found
 
 
+def write_maxcompute(path: Path, records: Records) -> None:
+    maxcompute[-1].write(f"t{kafka_topic(path)}", records)
+
+
+def maxcompute_name(path: Path) -> str:
+    return maxcompute[-1].url(f"t{kafka_topic(path)}")
+
+
+maxcompute: list[MaxCompute] = []
+"""The one of the module that runs."""
+
 DATABASES = [
     sql("postgresql", postgres_url, psycopg.connect),
     sql("sqlite", lambda path: f"sqlite:///{path}", lambda url: sqlite3.connect(url[10:])),
@@ -275,6 +287,7 @@ DATABASES = [
         lambda path: f"sqlite+pysqlite:///{path}",
         lambda url: sqlite3.connect(url[19:]),
     ),
+    Case("maxcompute", "", as_table, write_maxcompute, True, maxcompute_name),
     Case("kafka", "", as_bytes, write_kafka, True, kafka_name),
 ]
 

@@ -11,14 +11,15 @@ from torch_edl.data.sources.objects import is_url
 from torch_edl.errors import UsageError
 
 _SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb", "mssql", "oracle")
-_KAFKA = "kafka"
+_KAFKA, _MAXCOMPUTE = "kafka", "maxcompute"
+_OTHERS = {"kafka": _KAFKA, "odps": _MAXCOMPUTE}  # scheme to the names of modules, and of the extra
 
 
 def is_database(path: str) -> bool:
     """Whether data of this name are no files: an URL of a known scheme, or one that says behind
     ``#`` what to read."""
     scheme, separator, rest = path.partition("://")
-    return bool(separator) and ("#" in rest or scheme.partition("+")[0] in (*_SQL, _KAFKA))
+    return bool(separator) and ("#" in rest or scheme.partition("+")[0] in (*_SQL, *_OTHERS))
 
 
 def is_stream(path: str) -> bool:
@@ -61,11 +62,14 @@ def open_database(url: str, *, skip_damaged: bool = False) -> Source:
         DataError: it cannot be read.
     """
     module = _module(url)
-    source: Source = (
-        module.KafkaSource(url, skip_damaged=skip_damaged)
-        if is_stream(url)
-        else module.SqlSource(url)
-    )
+    source: Source
+    match _kind(url):
+        case "kafka":
+            source = module.KafkaSource(url, skip_damaged=skip_damaged)
+        case "maxcompute":
+            source = module.MaxComputeSource(url)
+        case _:
+            source = module.SqlSource(url)
     return source
 
 
@@ -75,7 +79,7 @@ def import_database(url: str) -> None:
 
 
 def _kind(url: str) -> str:
-    return _KAFKA if url.startswith(f"{_KAFKA}://") else "sql"
+    return _OTHERS.get(url.partition("://")[0], "sql")
 
 
 def _module(url: str, part: str = "") -> Any:
