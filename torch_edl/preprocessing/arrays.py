@@ -52,7 +52,7 @@ def _described(records: Any) -> str:
 def as_values(found: Any, name: str) -> Values:
     """A column as an Arrow array without dictionary, or a numpy array of numbers (n,)."""
     if isinstance(found, pa.ChunkedArray):
-        found = found.combine_chunks()
+        found = found.chunk(0) if found.num_chunks == 1 else found.combine_chunks()
     if isinstance(found, pa.Array):
         return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
     values = found if isinstance(found, list | tuple) else np.asarray(found)

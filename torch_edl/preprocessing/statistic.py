@@ -7,6 +7,7 @@ tasks end has an effect on what is fitted.
 
 from __future__ import annotations
 
+import bisect
 import math
 from fractions import Fraction
 from typing import Any, Protocol
@@ -113,9 +114,14 @@ class Histogram:
 
     def observe(self, values: Values, name: str) -> None:
         found = numbers(values, name).astype(np.float64, copy=False)
-        found = found[~np.isnan(found)]
-        cells, counts = np.unique(_rising(found) >> np.uint64(self._level), return_counts=True)
-        self._add(self._level, cells, counts)
+        missing = np.isnan(found)
+        if missing.any():
+            found = found[~missing]
+        cells = np.sort(_rising(found) >> np.uint64(self._level))
+        by = self._needed(cells)
+        cells >>= np.uint64(by)
+        first = _firsts(cells)
+        self._add(self._level + by, cells[first], np.diff(first, append=len(cells)))
 
     def merge(self, arrays: Arrays, name: str) -> None:
         self._add(int(arrays["level"][0]), arrays["cells"], arrays["counts"])
@@ -123,15 +129,25 @@ class Histogram:
     def _add(self, level: int, cells: npt.NDArray[Any], counts: npt.NDArray[Any]) -> None:
         self._coarsen(level - self._level)
         cells = cells >> np.uint64(self._level - level)
-        both = np.concatenate([self._cells, cells])
-        self._cells, self._counts = _summed(both, np.concatenate([self._counts, counts]))
-        while len(self._cells) > self._most:
-            self._coarsen(1)
+        if len(self._cells):
+            cells = np.concatenate([self._cells, cells])
+            counts = np.concatenate([self._counts, counts])
+        self._cells, self._counts = _summed(cells, counts)
+        self._coarsen(self._needed(self._cells))
+
+    def _needed(self, cells: npt.NDArray[np.uint64]) -> int:
+        """By how many bits cells that rise must be coarser, so that there are not too many."""
+
+        def suffices(by: int) -> bool:
+            coarse = cells >> np.uint64(by)
+            return int(np.count_nonzero(coarse[1:] != coarse[:-1])) < self._most
+
+        return 0 if len(cells) <= self._most else bisect.bisect_left(range(64), True, key=suffices)
 
     def _coarsen(self, by: int) -> None:
         if by > 0:
             self._level += by
-            self._cells, self._counts = _summed(self._cells >> np.uint64(by), self._counts)
+            self._cells, self._counts = _added(self._cells >> np.uint64(by), self._counts)
 
     def arrays(self) -> Arrays:
         return {"level": np.array([self._level]), "cells": self._cells, "counts": self._counts}
@@ -153,12 +169,23 @@ def _summed(
     cells: npt.NDArray[Any], counts: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     """Each cell once, rising, with the sum of its counts."""
-    if not len(cells):
-        return cells, counts
     order = np.argsort(cells, kind="stable")
-    cells, counts = cells[order], counts[order]
-    first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
-    return cells[first], np.add.reduceat(counts, first)
+    return _added(cells[order], counts[order])
+
+
+def _added(
+    cells: npt.NDArray[Any], counts: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """As :func:`_summed`, of cells that rise."""
+    first = _firsts(cells)
+    return cells[first], np.add.reduceat(counts, first) if len(first) else counts
+
+
+def _firsts(cells: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Where each cell begins, of cells that rise."""
+    changes = np.ones(len(cells), np.bool_)
+    np.not_equal(cells[1:], cells[:-1], out=changes[1:])
+    return np.flatnonzero(changes)
 
 
 _SIGN = np.uint64(1 << 63)
@@ -166,8 +193,12 @@ _SIGN = np.uint64(1 << 63)
 
 def _rising(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
     """Numbers as integers in the same order; both zeros are one."""
-    bits = (values + 0.0).view(np.uint64)
-    return np.where(bits & _SIGN, ~bits, bits | _SIGN)
+    bits = (values + 0.0).view(np.int64)
+    # Of what is negative all bits, else the sign.
+    flipped = (bits >> 63).view(np.uint64)
+    flipped |= _SIGN
+    flipped ^= bits.view(np.uint64)
+    return flipped
 
 
 def _numbers(cells: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

@@ -78,7 +78,8 @@ class Fill(Step):
         if integral and float(self.value).is_integer():
             return values.fill_null(int(self.value))
         found = numbers(values, name)
-        return np.where(np.isnan(found), found.dtype.type(self.value), found)
+        lacks = np.isnan(found)
+        return np.where(lacks, found.dtype.type(self.value), found) if lacks.any() else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +104,10 @@ class Log(Step):
 
     def apply(self, values: Values, fitted: Any, name: str) -> Numbers:
         found = numbers(values, name)
-        made: Numbers = np.copysign(np.log1p(np.abs(found)), found)
-        return made
+        if np.signbit(found).any():
+            made: Numbers = np.copysign(np.log1p(np.abs(found)), found)
+            return made
+        return np.log1p(found)
 
 
 @dataclass(frozen=True, kw_only=True)
