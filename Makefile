@@ -57,6 +57,7 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/encryption.py
 	$(BIN)/python benchmarks/durability.py
 	$(BIN)/python benchmarks/snapshot_stall.py
+	$(BIN)/python -m benchmarks.preprocessing
 	$(BIN)/python -m benchmarks.convergence
 
 bench-cluster: install  ## The published experiments on a simulated cluster, with pictures
