@@ -21,8 +21,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -173,8 +175,32 @@ def table(made: Records) -> pa.Table:
     return pa.table({**columns, "label": made.labels})
 
 
+def raw_table(made: Records) -> pa.Table:
+    """The records as a log has them, see the Criteo data set: label, I1 to I13, C1 to C26.
+
+    A number becomes a count with a long tail, which is missing where it would be small; an id
+    becomes a text of 8 hexadecimal digits, and the id 0 is missing.
+    """
+    columns: dict[str, Any] = {"label": made.labels.astype(np.int64)}
+    for k in range(DENSE):
+        counts = np.floor(100 * np.exp(made.dense[:, k].astype(np.float64))).astype(np.int64)
+        columns[f"I{k + 1}"] = pa.array(counts, mask=counts < 5)
+    distinct, places = np.unique(made.ids, return_inverse=True)
+    texts = [f"{each * 2_654_435_761 % 2**32:08x}" if each else None for each in distinct.tolist()]
+    names = pa.array(texts, pa.string())
+    for k, column in enumerate(places.reshape(made.ids.shape).T):
+        columns[f"C{k + 1}"] = names.take(pa.array(column))
+    return pa.table(columns)
+
+
 def write(
-    out: Path, truth: Truth, split: str, count: int, per_file: int, first: int
+    out: Path,
+    truth: Truth,
+    split: str,
+    count: int,
+    per_file: int,
+    first: int,
+    make: Callable[[Records], pa.Table] = table,
 ) -> dict[str, float]:
     """Writes ``split-00000.parquet``, ...; returns the split's records, best_auc and best_loss.
 
@@ -186,7 +212,7 @@ def write(
         figures = best(made.labels, made.logits)
         auc.update(torch.from_numpy(made.labels), torch.from_numpy(made.logits))
         loss += figures["best_loss"] * len(made.labels)
-        rows = table(made)
+        rows = make(made)
         about = json.dumps({**asdict(truth), "records": rows.num_rows, **figures})
         rows = rows.replace_schema_metadata({"deepfm": about})
         # Ids are nearly random: dictionaries and compression would cost every reader's time.
@@ -201,15 +227,20 @@ def write(
 
 
 def generate(
-    out: Path, truth: Truth, train: int, held_out: int, per_file: int = 250_000
+    out: Path,
+    truth: Truth,
+    train: int,
+    held_out: int,
+    per_file: int = 250_000,
+    make: Callable[[Records], pa.Table] = table,
 ) -> dict[str, object]:
     """Writes train and eval files and ``metadata.json`` to ``out``; returns what that holds."""
     out.mkdir(parents=True, exist_ok=True)
     about = {
         **asdict(truth),
-        "train": write(out, truth, "train", train, per_file, 0),
+        "train": write(out, truth, "train", train, per_file, 0, make),
         # Far from the training files, whose number may be any.
-        "eval": write(out, truth, "eval", held_out, per_file, 1 << 40),
+        "eval": write(out, truth, "eval", held_out, per_file, 1 << 40, make),
     }
     (out / "metadata.json").write_text(json.dumps(about, indent=1) + "\n")
     return about
@@ -224,6 +255,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ids", type=int, default=Truth.ids, help="size of the id space")
     parser.add_argument("--zipf", type=float, default=Truth.zipf, help="exponent of Zipf's law")
     parser.add_argument("--seed", type=int, default=Truth.seed)
+    parser.add_argument("--raw", action="store_true", help="counts and texts, for model_raw.py")
     given = parser.parse_args(arguments)
     for name in ("records", "records_per_file"):
         if getattr(given, name) < 1:
@@ -231,7 +263,9 @@ def main(arguments: list[str] | None = None) -> None:
     if given.ids < CATEGORICAL:
         parser.error(f"--ids {given.ids}: must be {CATEGORICAL} or more, one for each column")
     truth = Truth(ids=given.ids, zipf=given.zipf, seed=given.seed)
-    about = generate(given.out, truth, given.records, given.eval_records, given.records_per_file)
+    make = raw_table if given.raw else table
+    sizes = given.records, given.eval_records, given.records_per_file
+    about = generate(given.out, truth, *sizes, make)
     print(json.dumps(about))
 
 

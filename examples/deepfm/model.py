@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 
 import torch_edl
 from torch_edl.metrics import AUC, Metric
+from torch_edl.preprocessing import Columns, column
 
 CATEGORICAL = 26
 DENSE = 13
@@ -95,30 +95,21 @@ def optimizer(params: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(params, lr=_options().lr)
 
 
+columns = Columns(
+    ids=[column(f"c{k}").ids() for k in range(CATEGORICAL)],
+    dense=[column(f"d{k}") for k in range(DENSE)],
+)
+
+
 def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
     """All records of a task at once: ((ids (n, 26), dense (n, 13)), labels (n,)).
 
     Records to predict for have no labels, so then it is the inputs alone.
     """
-    inputs = (
-        _stacked(records, [f"c{k}" for k in range(CATEGORICAL)], np.dtype(np.int64)),
-        _stacked(records, [f"d{k}" for k in range(DENSE)], np.dtype(np.float32)),
-    )
+    inputs = tuple(map(torch.from_numpy, columns(records).values()))
     if mode == "prediction":
         return inputs
-    labels = records.column("label").to_numpy().astype(np.float32, copy=False)
-    return inputs, torch.from_numpy(np.require(labels, requirements="W"))
-
-
-def _stacked(records: pa.Table, names: list[str], dtype: np.dtype[Any]) -> Tensor:
-    """The columns ``names`` as one tensor (n, len(names)): each is copied once, to its place."""
-    out = np.empty((records.num_rows, len(names)), dtype)
-    for place, name in enumerate(names):
-        start = 0
-        for chunk in records.column(name).chunks:
-            out[start : start + len(chunk), place] = chunk.to_numpy(zero_copy_only=False)
-            start += len(chunk)
-    return torch.from_numpy(out)
+    return inputs, torch.tensor(records["label"].to_numpy(), dtype=torch.float32)
 
 
 def eval_metrics_fn() -> dict[str, Metric]:

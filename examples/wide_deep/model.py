@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from torch.nn import functional as F
 
 import torch_edl
 from torch_edl.metrics import AUC, Metric
+from torch_edl.preprocessing import Columns, column
 
 CATEGORICAL = 26
 DENSE = 13
@@ -107,22 +107,19 @@ def optimizer(params: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.Adagrad(params, lr=_options().lr)
 
 
+columns = Columns(
+    ids=[column(f"c{k}").ids() for k in range(CATEGORICAL)],
+    dense=[column(f"d{k}") for k in range(DENSE)],
+)
+
+
 def feed(records: pa.Table, mode: str, metadata: Any) -> Any:
     """All records of a task: ((ids (n, 26), dense (n, 13)), labels (n,)); without labels where
     predictions are made."""
-    inputs = (
-        _stacked(records, [f"c{k}" for k in range(CATEGORICAL)], np.int64),
-        _stacked(records, [f"d{k}" for k in range(DENSE)], np.float32),
-    )
+    inputs = tuple(map(torch.from_numpy, columns(records).values()))
     if mode == "prediction":
         return inputs
-    return inputs, _stacked(records, ["label"], np.float32).squeeze(1)
-
-
-def _stacked(records: pa.Table, names: list[str], dtype: type) -> Tensor:
-    """The columns ``names`` as one tensor (n, len(names))."""
-    columns = [records.column(name).to_numpy().astype(dtype, copy=False) for name in names]
-    return torch.from_numpy(np.stack(columns, 1))
+    return inputs, torch.tensor(records["label"].to_numpy(), dtype=torch.float32)
 
 
 def eval_metrics_fn() -> dict[str, Metric]:
