@@ -143,6 +143,7 @@ def _pattern(line: str) -> re.Pattern[str]:
     [
         "README.md",
         "examples/counting/README.md",
+        "docs/preprocessing.md",
         # They start a dozen jobs.
         pytest.param("docs/tutorial.md", marks=pytest.mark.slow),
         pytest.param("docs/trainer.md", marks=pytest.mark.slow),
