@@ -1,4 +1,4 @@
-"""Clusters for tests, and skips them with the reason where a machine cannot have one."""
+"""A machine for clusters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from tests.cluster.network import why_not
 @pytest.fixture(scope="session")
 def machine() -> None:
     """A machine that can have a cluster; in CI it must."""
+    require_networks()
+
+
+def require_networks() -> None:
+    """Skips the test on a machine that cannot have a cluster; in CI it must."""
     if reason := why_not():
         if os.environ.get("CI"):
             pytest.fail(reason)

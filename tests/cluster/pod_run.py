@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
-import os
 import re
 import sys
 import time
@@ -18,6 +16,7 @@ from tests.cluster.happenings import tell
 from tests.cluster.kinds import PODS, Object, name_of, namespace_of
 from tests.cluster.network import DNS, PodNetwork
 from tests.cluster.pod_files import Missing, PodFiles
+from tests.cluster.pod_log import copy_log, last_lines
 from tests.cluster.pod_requests import set_condition
 from tests.cluster.refused import Refused
 from tests.cluster.settings import Settings
@@ -26,7 +25,6 @@ from tests.cluster.store import Store, now
 ROOT = Path(__file__).parents[2]
 _IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9_]+)*")
 _LONGEST_LINE = 1 << 20
-_LAST_LINES, _LAST_BYTES = 80, 2048
 
 
 @dataclass
@@ -292,7 +290,7 @@ class PodRun:
         self._say(container, {"running": {"startedAt": running.started}})
         self._tell("Started", f"Started container {name}")
         log = self._machine.log(self.uid, name, number)
-        await _copy_log(process.stdout, log)
+        await copy_log(process.stdout, log)
         code = await process.wait()
         del self._containers[name]
         return self._ended(container, running, code, folder, log)
@@ -309,7 +307,7 @@ class PodRun:
         elif problem := (folder / "result").read_text():
             reason, message = "StartError", f"failed to create containerd task: {problem}"
         elif code and not message and container["terminationMessagePolicy"] != "File":
-            message = _last_lines(log)
+            message = last_lines(log)
         ended = {"exitCode": code, "reason": reason, "startedAt": running.started,
                  "finishedAt": now(), "containerID": f"containerd://{self.uid}"}  # fmt: skip
         return code, {"terminated": {**ended, **({"message": message} if message else {})}}
@@ -397,28 +395,3 @@ def _status(container: Object, state: Object, restarts: int, last: Object | None
         "ready": "running" in state, "started": "running" in state, "restartCount": restarts,
         "state": state, "lastState": last or {},
     }  # fmt: skip
-
-
-async def _copy_log(output: asyncio.StreamReader | None, path: Path) -> None:
-    """Until every process of the container has ended; each line with its time."""
-    assert output is not None
-    with open(path, "ab", buffering=0) as log:
-        while True:
-            try:
-                line = await output.readuntil(b"\n")
-            except asyncio.IncompleteReadError as error:
-                line = error.partial and error.partial + b"\n"
-            except asyncio.LimitOverrunError as error:
-                line = await output.read(error.consumed) + b"\n"
-            if not line:
-                return
-            stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            log.write(stamp.encode() + b" " + line)
-
-
-def _last_lines(log: Path) -> str:
-    with open(log, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 2 * _LAST_BYTES))
-        lines = file.read().splitlines(keepends=True)[-_LAST_LINES:]
-    text = b"".join(line.partition(b" ")[2] for line in lines)[-_LAST_BYTES:]
-    return text.decode(errors="replace")
