@@ -32,6 +32,7 @@ from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import UnsupportedOptimizerError, UsageError
+from torch_edl.frameworks import TENSORFLOW
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.one_off import OneOffTasks
 from torch_edl.trainer.source import FileSource
@@ -41,11 +42,6 @@ from torch_edl.wire import master_pb2 as pb
 __all__ = ["ModelFile", "load_contract", "warm_up"]
 
 log = logging.getLogger(__name__)
-
-NO_RING = (
-    "TensorFlow has no elastic ring; use --strategy ps, or --strategy local with one worker, or "
-    "write the model file for PyTorch"
-)
 
 
 def warm_up() -> None:
@@ -88,7 +84,7 @@ class ModelFile(UserModel):
         report = pb.ReportModelRequest(
             optimizer=type(self.optimizer).__name__,
             dense_elements=sum(int(tf.size(v)) for v in self.model.trainable_variables),
-            ring_error=NO_RING,
+            ring_error=TENSORFLOW.ring_error,
         )
         try:
             optimizer_config(self.optimizer)
@@ -157,7 +153,7 @@ class ModelFile(UserModel):
         return engine
 
     def ring_engine(self, master: MasterSession, space: TaskSpace) -> NoReturn:
-        raise UsageError(f"--strategy allreduce: {NO_RING}")
+        raise UsageError(f"--strategy allreduce: {TENSORFLOW.ring_error}")
 
     def ring_source(
         self,

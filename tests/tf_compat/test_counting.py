@@ -37,10 +37,10 @@ def has_tensorflow(pid: int) -> bool:
 
 
 def test_workers_of_both_frameworks_train_one_model(
-    start_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    start_job: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr("tests.faults.conftest.MODEL", THEIRS)
-    job = start_job(RECORDS, *FLAGS, "--workers", "2", "--also", str(OURS))
+    flags = ["--workers", "2", "--also", str(OURS)]
+    job = start_job(RECORDS, *FLAGS, *flags, model=THEIRS)
     job.wait_for(lambda: job.done() > 200)
     assert sorted(map(has_tensorflow, job.pids("worker"))) == [False, True]
     kill_worker(job, 1)  # of TensorFlow; worker 2, of torch, comes in its place
@@ -50,13 +50,14 @@ def test_workers_of_both_frameworks_train_one_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--strategy", "ps", "--tf-function"], ["--mode", "sync"]])
+@pytest.mark.parametrize("flags", [["--tf-function"], ["--mode", "sync"]])
 def test_killed_workers_and_servers_of_a_keras_model(
-    start_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    start_job: Callable[..., Any], flags: list[str]
 ) -> None:
-    monkeypatch.setattr("tests.faults.conftest.MODEL", OURS)
     keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
-    job = start_job(RECORDS, *FLAGS, "--workers", "2", *keep, *flags)
+    quorum = 2 if "sync" in flags else 1
+    flags = ["--workers", "2", *keep, *flags]
+    job = start_job(RECORDS, *FLAGS, *flags, model=OURS, quorum=quorum)
     job.wait_for(lambda: job.done() > 200 and job.status().checkpoint)
     job.kill("worker")
     job.wait_for(lambda: job.done() > 400)
@@ -67,12 +68,11 @@ def test_killed_workers_and_servers_of_a_keras_model(
 
 @pytest.mark.slow
 def test_the_local_worker_of_a_keras_model_is_killed(
-    start_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    start_job: Callable[..., Any],
 ) -> None:
-    monkeypatch.setattr("tests.faults.conftest.MODEL", OURS)
     keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
     flags = [flag for flag in FLAGS if flag not in ("--ps", "2")]
-    job = start_job(RECORDS, "--strategy", "local", *flags, *keep)
+    job = start_job(RECORDS, "--strategy", "local", *flags, *keep, model=OURS)
     job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
     job.kill("worker")
     job.go_on()

@@ -155,13 +155,13 @@ def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "count", "compiled"),
     [
         ("mnist", 2, False),
-        ("wide_deep", 2, False),
         ("deepfm", 0, True),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 ("mnist", 0, False),
                 ("wide_deep", 0, False),
+                ("wide_deep", 2, False),
                 ("deepfm", 0, False),
                 ("deepfm", 2, False),
                 ("deepfm", 2, True),

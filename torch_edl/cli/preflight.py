@@ -12,7 +12,7 @@ from torch_edl.cli import tensorboard, user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.frameworks import framework_of
+from torch_edl.frameworks import TENSORFLOW, TORCH, framework_of
 from torch_edl.jobs.folder import JobFolder
 
 SUFFIXES = (".parquet", ".csv", ".npz")
@@ -35,6 +35,7 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     bound = user_file.check_model_file(
         config.model_file, evaluates=evaluates, shown=args.model_file
     )
+    _check_framework(config, args.model_file)
     if config.also:
         user_file.check_model_file(config.also, evaluates=evaluates)
         first, second = framework_of(config.model_file), framework_of(config.also)
@@ -54,6 +55,25 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     if args.summary:
         check_writable(Path(args.summary), "--summary", is_file=True)
     return config
+
+
+def _check_framework(config: JobConfig, shown: str) -> None:
+    """Raises UsageError for what the framework of the model file does not have."""
+    framework, train, data = framework_of(config.model_file), config.train, config.data
+    if train.strategy == "allreduce" and framework.ring_error:
+        raise UsageError(f"--strategy allreduce: {framework.ring_error}")
+    used = {
+        "--tf-function": (train.tf_function, TENSORFLOW),
+        "--log-layers": (train.log_layers, TORCH),
+        "--loader-workers": (data.loader_workers, TORCH),
+        "--pin-memory": (data.pin_memory, TORCH),
+    }
+    for flag, (is_used, needed) in used.items():
+        if is_used and framework != needed and not config.also:
+            raise UsageError(
+                f"{flag}: for model files of {needed.title}, and {shown} is one of "
+                f"{framework.title}; leave it out"
+            )
 
 
 def check_folders(config: JobConfig) -> JobConfig:
