@@ -27,6 +27,7 @@ import numpy.typing as npt
 from report import report
 
 from torch_edl import _core
+from torch_edl.wire import codec
 
 BATCH, DIM = 4_096, 16
 STD = {"std": 0.01}
@@ -66,7 +67,9 @@ def measure(part: str, number: int) -> dict[str, Any]:
     for step, ids in enumerate(batches(number), 1):
         if step > number - 100:
             rows = np.frombuffer(table.pull(ids, read_only=True), np.float32).reshape(-1, DIM)
-            known += int((rows != _core.init_rows("t", 0, "normal", STD, ids, DIM)).any(1).sum())
+            begun = _core.init_rows("t", 0, "normal", STD, ids, DIM)
+            begun = codec.rounded(begun, limits.get("dtype", "fp32"))
+            known += int((rows != begun).any(1).sum())
             asked += len(ids)
         table.pull(ids)
         started = time.perf_counter()

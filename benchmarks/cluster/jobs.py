@@ -18,6 +18,7 @@ from benchmarks.cluster.servers import Server, Watermarks
 from benchmarks.cluster.speed import Speed
 from benchmarks.cluster.usage import Usage
 from benchmarks.cluster.workers import Worker
+from master.runtime import pace
 from master.state.actions import DataScanned, Start, Started, Stop
 from master.state.calls import Calls
 from master.state.fleet import Fleet
@@ -62,7 +63,7 @@ class JobSpec:
     tick_s: float = 0.1
     """The loop of the master looks around so often."""
     keeps_state: bool = False
-    """The master notes its state each second, as with a store."""
+    """The master notes its state as often as with a store."""
     seed: int = 0
 
     @property
@@ -149,6 +150,7 @@ class TrainingJob:
         self.began_at: float | None = None
         """When a worker first trained."""
         self.ended_at: float | None = None
+        self._ticks, self._notes = pace.of_ticks(), pace.of_notes()
         self.state_bytes = 0
         """The most that a note of the state took, as JSON."""
 
@@ -175,7 +177,10 @@ class TrainingJob:
 
     def _tick(self) -> bool:
         job, now = self.job, self.clock.now
+        if not self._ticks.is_due(now):
+            return True
         actions = self._meter("tick", job.tick, now)
+        self._ticks.took(self._meter.last_s, now)
         for action in actions:
             if isinstance(action, Start):
                 self._create(action)
@@ -199,8 +204,11 @@ class TrainingJob:
         return False
 
     def _keep(self) -> bool:
-        text = self._meter("state", lambda: json.dumps(to_state(self.job)))
-        self.state_bytes = max(self.state_bytes, len(text))
+        now = self.clock.now
+        if self._notes.is_due(now):
+            text = self._meter("state", lambda: json.dumps(to_state(self.job)))
+            self._notes.took(self._meter.last_s, now)
+            self.state_bytes = max(self.state_bytes, len(text))
         return self.ended_at is None
 
     def _apply(self, event: Any) -> None:

@@ -17,6 +17,8 @@ class Meter:
         self.calls: Counter[str] = Counter()
         self.cpu_ns: Counter[str] = Counter()
         self.longest_ns: Counter[str] = Counter()
+        self.last_s = 0.0
+        """Seconds of the last call."""
 
     def __call__(self, name: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Makes a call of the master."""
@@ -25,6 +27,7 @@ class Meter:
             return call(*args, **kwargs)
         finally:
             took = time.thread_time_ns() - began
+            self.last_s = took / 1e9
             self.calls[name] += 1
             self.cpu_ns[name] += took
             self.longest_ns[name] = max(self.longest_ns[name], took)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from master.runtime import pace
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.service import Service
@@ -28,10 +29,6 @@ log = logging.getLogger(__name__)
 
 # How soon an exit of a process is noticed.
 _POLL_S = 0.1
-# After a tick of a job of ten thousand workers, calls have the lock of the job for so many times as
-# long as the tick had it: every report of a task asks for another one.
-_TIMES_FOR_CALLS = 4
-_LONGEST_REST_S = 0.5
 
 
 def run(
@@ -49,6 +46,7 @@ def run(
         hands_over: a signal ends this master, and not the job: another one goes on with it.
     """
     job = service.job
+    ticks = pace.of_ticks()
     waiting: list[Action] = []  # until the state that they come from is kept
     while True:
         if stop.name and hands_over:
@@ -70,7 +68,7 @@ def run(
                 service.changed.notify_all()
             over = job.lifecycle.over
             events = job.lifecycle.log.after(journal.written)
-            took = time.monotonic() - now
+            ticks.took(time.monotonic() - now, time.monotonic())
         journal.write(events)
         for action in actions:
             if _waits(action):
@@ -92,7 +90,7 @@ def run(
             waiting.clear()
         if over:
             return True
-        time.sleep(min(_TIMES_FOR_CALLS * took, _LONGEST_REST_S))
+        time.sleep(ticks.until_due(time.monotonic()))
         with service.changed:
             service.changed.wait(_POLL_S)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from master.runtime import pace
 from master.runtime.service import Service
 from master.runtime.store.base import Store
 from master.runtime.store.lock import Lock
@@ -28,9 +29,6 @@ from torch_edl.processes.adoption import start_time
 log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
-# The state of a job of ten thousand workers takes a part of a second, and calls of the workers wait
-# for it: the next one is noted after so many times as long.
-_TIMES_FOR_CALLS = 9
 _POLL_S = 0.2
 _CLOSE_S = 5.0
 # Fields of a status that change while nothing happens.
@@ -204,12 +202,13 @@ class Persistence:
             self._service.apply(Note("info" if error is None else "warning", text))
 
     def _run(self) -> None:
-        due = 0.0
+        notes = pace.of_notes()
         while not self._ended.wait(_EVERY_S):
             began = time.monotonic()
-            self._keep(whole=began >= due)
-            if began >= due:
-                due = began + _TIMES_FOR_CALLS * (time.monotonic() - began)
+            whole = notes.is_due(began)
+            self._keep(whole=whole)
+            if whole:
+                notes.took(time.monotonic() - began, began)
         self._status_written = None  # the last one has the times of the end
         self._keep()
 
