@@ -9,6 +9,10 @@ other, each by its range of keys and compared with what was counted; `bare_of_N`
 alone with the same statements. Nothing is kept in memory between two passes. `ratio_N` and
 `ratio_of_whole_N`: of ours to these two. `open_s`: until the source is counted. PostgreSQL is a
 server of its own on this machine.
+
+Kafka is librdkafka's mock cluster in a process of its own, with messages of 40 bytes; `bare` takes
+them from confluent_kafka's consumer. MaxCompute is the stand-in of the tests with a fifth of the
+rows; `bare` is pyodps' reader of the whole table, and of the same ranges.
 """
 
 from __future__ import annotations
@@ -25,15 +29,23 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 from adbc_driver_postgresql import dbapi as postgresql_adbc
 from adbc_driver_sqlite import dbapi as sqlite_adbc
+from confluent_kafka import Consumer, TopicPartition
+from odps import ODPS
+from odps.tunnel import TableTunnel
 
 from benchmarks.report import report
+from tests.kafka_server import Kafka
+from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
-from torch_edl.data.sources import Source, blocks, open_source
+from torch_edl.data.sources import Source, blocks, open_source, parts
 
 REPEATS = 5
 SIZES = (2048, 65536)
+MESSAGES = 90_000
+consumers: dict[str, Consumer] = {}
 _TABLE = "CREATE TABLE t (id bigint PRIMARY KEY, word text, number double precision)"
 _ALL = "SELECT * FROM t ORDER BY id"
 _RANGE = "SELECT * FROM t WHERE id >= {} AND id <= {} ORDER BY id"
@@ -77,12 +89,19 @@ def measure(name: str, rows: int, mark: tuple[str, str], bare: Bare) -> dict[str
         def ranges(size: int = size) -> int:
             return sum(bare(_RANGE.format(*mark), [n, n + size - 1]) for n in range(0, rows, size))
 
-        alone = rows / seconds(ranges, rows)
-        ours = rows / seconds(lambda size=size: in_tasks(source, size), rows)  # type: ignore[misc]
-        figures |= {f"tasks_of_{size}": round(ours), f"bare_of_{size}": round(alone)}
-        figures |= {f"ratio_{size}": round(ours / alone, 2)}
-        figures |= {f"ratio_of_whole_{size}": round(ours / whole, 2)}
+        figures |= compared(source, size, rows, rows / seconds(ranges, rows), whole)
     return figures
+
+
+def compared(source: Source, size: int, rows: int, alone: float, whole: float) -> dict[str, Any]:
+    """Our rate beside two of the bare reader: with the same ranges, and for the whole table."""
+    ours = rows / seconds(lambda: in_tasks(source, size), rows)
+    return {
+        f"tasks_of_{size}": round(ours),
+        f"bare_of_{size}": round(alone),
+        f"ratio_{size}": round(ours / alone, 2),
+        f"ratio_of_whole_{size}": round(ours / whole, 2),
+    }
 
 
 def adbc(connection: Any) -> Bare:
@@ -146,6 +165,62 @@ def duck(rows: int) -> Iterator[tuple[str, tuple[str, str], Bare]]:
             )
 
 
+def kafka() -> dict[str, Any]:
+    """The figures of a partition; the broker keeps 100,000 messages."""
+    broker = Kafka("t:1")
+    try:
+        broker.produce("t", 0, (b"%040d" % n for n in range(MESSAGES)))
+        (name,) = parts([broker.url("t")])
+        source = open_source(name)
+        bare = MESSAGES / seconds(lambda: consumed(broker.address), MESSAGES)
+        figures: dict[str, Any] = {"bare": round(bare)}
+        for size in SIZES:
+            ours = MESSAGES / seconds(lambda size=size: in_tasks(source, size), MESSAGES)  # type: ignore[misc]
+            figures |= {f"tasks_of_{size}": round(ours)}
+            figures |= {f"ratio_of_whole_{size}": round(ours / bare, 2)}
+        return figures
+    finally:
+        broker.stop()
+
+
+def consumed(address: str) -> int:
+    """Takes all messages with a consumer, whose start counts as ours does."""
+    settings = {"bootstrap.servers": address, "group.id": "bare", "fetch.wait.max.ms": 5}
+    consumer = consumers.setdefault(address, Consumer({**settings, "log_level": 0}))
+    consumer.assign([TopicPartition("t", 0, 0)])
+    values: list[bytes | None] = []
+    while len(values) < MESSAGES:
+        values += [m.value() for m in consumer.consume(min(2000, MESSAGES - len(values)), 5)]
+    return len(values)
+
+
+def maxcompute(rows: int) -> dict[str, Any]:
+    """The figures of a table."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as environment:
+        server = MaxCompute(Path(folder), environment)
+        server.write("t", table(rows))
+        session = TableTunnel(ODPS.from_environments(), project=server.project)
+        download = session.create_download_session("t")
+
+        def bare(first: int, count: int) -> int:
+            with download.open_arrow_reader(first, count) as reader:
+                return len(reader.read())
+
+        begin = time.perf_counter()
+        source = open_source(server.url("t"))
+        figures: dict[str, Any] = {"open_s": round(time.perf_counter() - begin, 3)}
+        whole = rows / seconds(lambda: bare(0, rows), rows)
+        figures["bare"] = round(whole)
+        for size in SIZES:
+
+            def ranges(size: int = size) -> int:
+                return sum(bare(n, min(size, rows - n)) for n in range(0, rows, size))
+
+            figures |= compared(source, size, rows, rows / seconds(ranges, rows), whole)
+        server.stop()
+        return figures
+
+
 def table(rows: int) -> pa.Table:
     """What the databases hold."""
     return pa.table(
@@ -167,6 +242,7 @@ def main() -> None:
     for database in (postgres, sqlite, duck):
         with database(args.rows) as (url, mark, bare):
             figures[database.__name__] = measure(f"{url}#table=t&key=id", args.rows, mark, bare)
+    figures |= {"kafka": kafka(), "maxcompute": maxcompute(args.rows // 5)}
     report("sources_databases", {"rows": args.rows, **figures})
 
 

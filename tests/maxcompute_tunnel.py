@@ -55,6 +55,7 @@ def columns(table: Any) -> list[dict[str, str]]:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self._answer(post=False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
+from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
 
 RECORDS = 2000
@@ -47,3 +50,23 @@ def test_processes_and_the_database_are_killed(
     job.go_on()
     job.check()
     assert PASSWORD not in job.report()
+
+
+@pytest.mark.slow
+def test_processes_are_killed_that_read_a_partition_of_maxcompute(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And every session ends, so that the others have to open another one."""
+    server = MaxCompute(tmp_path, monkeypatch)
+    server.write("edl_numbers", pa.table({"n": range(RECORDS)}), "day=1")
+    url = server.url("edl_numbers", "day=1")
+    job = start_job(RECORDS, *TASKS, "--ps", "2", data=url)
+    for done, role in [(200, "worker"), (600, "master"), (1000, "worker"), (1300, "ps")]:
+        job.wait_for(lambda done=done: job.done() > done)
+        job.kill(role)
+        if not server.is_real:
+            server.expire()
+    job.go_on()
+    job.check()
+    assert "hush" not in job.report()
+    server.stop()

@@ -99,3 +99,25 @@ def test_a_stopped_stream_goes_on_from_its_checkpoint(
     flags = [*TASKS, *keep, "--ps", "3", "--resume", "--max-records", str(RECORDS)]
     second = start_job(RECORDS, *flags, data=url, model=MODEL, name="second")
     second.check()
+
+
+@pytest.mark.slow
+def test_the_local_worker_and_the_master_are_killed(
+    start_job: Callable[..., Any], kafka: Kafka
+) -> None:
+    """The worker held the model: the next one continues from the last checkpoint, and its plan."""
+    producer = Producer(kafka)
+    producer.up_to(RECORDS // 2)
+    flags = [*TASKS[:-2], "--strategy", "local", "--max-records", str(RECORDS)]
+    keep = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
+    url = kafka.url("numbers")
+    job = start_job(RECORDS, *flags, *keep, data=url, model=MODEL)
+    job.wait_for(lambda: job.done() > 300 and job.status().checkpoint)
+    job.kill("worker")
+    job.wait_for(lambda: job.done() > 700)
+    job.kill("master")
+    producer.up_to(RECORDS)
+    job.wait_for(lambda: job.done() > 1700)
+    job.kill("worker")
+    job.kill("master")
+    job.check()

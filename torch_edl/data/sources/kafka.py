@@ -32,7 +32,7 @@ ASK_S = 20.0
 READ_S = 60.0
 """How long a read waits for the next message."""
 
-_MESSAGES = 10_000  # that are taken at once
+_MESSAGES = 2000  # that are taken at once
 _POLL_S = 0.05  # for these: there are fewer where the topic has gaps
 _CONSUMER = {
     "group.id": "torch-edl",  # which nothing is committed for
