@@ -44,9 +44,11 @@ from master.state.processes import PENDING
 from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
 from torch_edl.checkpoint import layout
+from torch_edl.checkpointing import PREPROCESSING_FILE
 from torch_edl.config import JobConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import CheckpointError, EdlError, UsageError
+from torch_edl.files import replacing
 from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.jobs.master_process import SUPERSEDED
 from torch_edl.processes.launcher import Known, Launcher
@@ -98,6 +100,7 @@ def main(
         log.error("%s", error)
         return stop.exit_code or place.refused(error)
     temporary = place.temporary(config, folder)
+    preprocessing = temporary / PREPROCESSING_FILE
     options: dict[str, Any] = {
         "workers": config.cluster.max_workers,
         "servers": config.cluster.servers,
@@ -116,6 +119,7 @@ def main(
         fleet,
         folder=temporary,
         resumed=resumed,
+        preprocessing=_preprocessing(preprocessing, config, resumed, restarted=left is not None),
         wall_offset_s=time.time() - time.monotonic(),
     )
     journal = Journal(folder.events_file)
@@ -157,7 +161,7 @@ def main(
         return stop.exit_code or place.refused(error)
     over = not place.hands_over
     watch = StreamWatch(config.data.train if config.data.streams else (), service.apply)
-    effects = Effects(service.apply, token=token)
+    effects = Effects(service.apply, token=token, preprocessing=preprocessing)
     try:
         if job.preparation.needs_scan:
             threading.Thread(
@@ -192,6 +196,7 @@ def _tidy(job: Job, temporary: Path, journals: Path) -> None:
     """Removes what nobody needs of a job that is over."""
     # The final state of a job that keeps no checkpoints.
     shutil.rmtree(temporary / "final", ignore_errors=True)
+    (temporary / PREPROCESSING_FILE).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is the folder of the job, or has the cut of a move
         temporary.rmdir()
     failed = job.lifecycle.outcome is None or job.lifecycle.outcome.state == "failed"
@@ -299,6 +304,27 @@ def _prepare_parts(config: JobConfig, *, anew: bool) -> None:
         shutil.rmtree(parts, ignore_errors=True)
     if parts:
         Path(parts).mkdir(parents=True, exist_ok=True)
+
+
+def _preprocessing(
+    kept: Path, config: JobConfig, resumed: Saved | None, *, restarted: bool
+) -> bytes:
+    """The fitted preprocessing of the job; empty: there is none yet.
+
+    Args:
+        kept: the file of it, which a master before this one may have written, and which every
+            checkpoint of the job gets a copy of.
+        restarted: there was a master before this one.
+    """
+    if not restarted:
+        kept.unlink(missing_ok=True)  # of another job of this name
+    folder = str(resumed.path) if resumed is not None else config.checkpoint.load
+    source = Path(folder) / PREPROCESSING_FILE
+    if folder and not kept.exists() and source.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(kept) as file:
+            file.write(source.read_bytes())
+    return kept.read_bytes() if kept.exists() else b""
 
 
 def _journals(config: JobConfig, folder: JobFolder, token: str) -> Path:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from torch_edl.errors import UsageError
 from torch_edl.option import TRAINING, Checked, Option, declare, option
 
+PREPROCESSING_FILE = "preprocessing.safetensors"
+"""What :mod:`torch_edl.preprocessing` fitted, in a checkpoint or in the folder of a model."""
+
 _training_option = functools.partial(option, kinds=TRAINING)
 
 

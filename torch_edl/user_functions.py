@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_edl.argument_order import LabelsFirst, called_by, labels_first, refuse_class
 from torch_edl.data.sources import Source
 from torch_edl.errors import ContractError, DataError, EdlError, describe_error
 from torch_edl.signatures import PROCESSORS, Signature, missing
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
 
 Metrics = Mapping[str, Any]
 
@@ -40,6 +43,8 @@ class UserFunctions:
     callbacks: Callable[[], Sequence[Any]] | None
     data_source: Callable[..., Any] | None
     prediction_outputs_processor: Any | None
+    preprocessing: Columns | None
+    """What the file makes of columns, fitted before training where it has to be."""
 
     signatures: ClassVar[Mapping[str, Signature]]
     """Of the functions in the framework of the file."""
@@ -141,7 +146,24 @@ def load_functions(
     processors = [getattr(module, name, None) for name in PROCESSORS]
     processor = next((each for each in processors if each is not None), None)
     made = processor() if isinstance(processor, type) else processor
-    return {"path": path, **found, "prediction_outputs_processor": made}, names
+    columns = _columns(path, module)
+    rest = {"prediction_outputs_processor": made, "preprocessing": columns}
+    return {"path": path, **found, **rest}, names
+
+
+def _columns(path: str, module: ModuleType) -> Columns | None:
+    """The preprocessing of the file, under any name."""
+    # A file that has one has imported it, and with it pyarrow.
+    library = sys.modules.get("torch_edl.preprocessing")
+    if library is None:
+        return None
+    found = {n: each for n, each in vars(module).items() if isinstance(each, library.Columns)}
+    if len({id(each) for each in found.values()}) > 1:
+        raise ContractError(
+            f"{path}: {' and '.join(found)} are preprocessing; one Columns(...) of the file can "
+            "be fitted: give it the outputs of all"
+        )
+    return next(iter(found.values()), None)
 
 
 def _find(

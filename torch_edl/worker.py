@@ -140,6 +140,7 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     # Only now, with the heartbeat running: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
     from torch_edl.data.feeder import FeedError
+    from torch_edl.trainer.fitting import fit
     from torch_edl.trainer.run_file import run
     from torch_edl.user_functions import user_traceback
 
@@ -151,7 +152,12 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
         model.custom_source = functions.data_source is not None
         model.shards.extend(file.shards())
         master.progress.phase = "waiting"
-        start = master.start(model)
+        columns = functions.preprocessing
+        if columns is not None:
+            model.preprocessing = columns.spec
+        start = master.start(model, functools.partial(fit, file, master))
+        if columns is not None:
+            columns.load_bytes(start.preprocessing)
         file.apply(start)
         master.begin()
         gc.freeze()

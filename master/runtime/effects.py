@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import shutil
 import threading
@@ -25,8 +26,10 @@ from master.state.actions import (
     EffectEvent,
     Flush,
     Flushed,
+    KeepPreprocessing,
     MergePredictions,
     OutputWritten,
+    PreprocessingKept,
     Prune,
     Release,
     Remove,
@@ -37,8 +40,10 @@ from master.state.actions import (
 from master.state.tasks import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
+from torch_edl.checkpointing import PREPROCESSING_FILE
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.errors import CheckpointError, EdlError
+from torch_edl.files import replacing
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps
@@ -58,11 +63,20 @@ class Effects:
     Args:
         apply: takes what came of each action.
         token: of the job, for the servers.
+        preprocessing: the file of the fitted preprocessing, which is part of every checkpoint once
+            it exists.
     """
 
-    def __init__(self, apply: Callable[[EffectEvent], None], *, token: str) -> None:
+    def __init__(
+        self,
+        apply: Callable[[EffectEvent], None],
+        *,
+        token: str,
+        preprocessing: Path | None = None,
+    ) -> None:
         self._apply = apply
         self._token = token
+        self._preprocessing = preprocessing
         self._queue: queue.SimpleQueue[Effect] = queue.SimpleQueue()
         # A daemon: a job that failed does not wait for a disk.
         threading.Thread(target=self._run, name="effects", daemon=True).start()
@@ -73,15 +87,16 @@ class Effects:
 
     def _run(self) -> None:
         while True:
-            event = execute(self._queue.get(), token=self._token)
+            effect = self._queue.get()
+            event = execute(effect, token=self._token, preprocessing=self._preprocessing)
             if event is not None:
                 self._apply(event)
 
 
-def execute(effect: Effect, *, token: str) -> EffectEvent | None:
+def execute(effect: Effect, *, token: str, preprocessing: Path | None = None) -> EffectEvent | None:
     """Executes an action; returns what came of it, a failure too."""
     try:
-        return _execute(effect, token)
+        return _execute(effect, token, preprocessing)
     except _NoModelError as error:
         assert isinstance(effect, SaveServers)
         return CheckpointFailed(str(error), effect.incarnation, early=True)
@@ -101,16 +116,18 @@ def execute(effect: Effect, *, token: str) -> EffectEvent | None:
             return Flushed(effect.incarnation, success=False)
         case WriteOutput() | MergePredictions():
             return OutputWritten(error=text)
+        case KeepPreprocessing():
+            return PreprocessingKept(error=text)
     log.warning("%s", text)
     return None
 
 
-def _execute(effect: Effect, token: str) -> EffectEvent | None:
+def _execute(effect: Effect, token: str, preprocessing: Path | None) -> EffectEvent | None:
     match effect:
         case SaveServers():
-            return CheckpointSaved(save_servers(effect, token), effect.incarnation)
+            return CheckpointSaved(save_servers(effect, token, preprocessing), effect.incarnation)
         case CommitLocal():
-            return CheckpointSaved(commit_local(effect), effect.incarnation)
+            return CheckpointSaved(commit_local(effect, preprocessing), effect.incarnation)
         case Flush():
             flush(effect, token)
             return Flushed(effect.incarnation, success=True)
@@ -131,6 +148,14 @@ def _execute(effect: Effect, token: str) -> EffectEvent | None:
             return OutputWritten()
         case Prune():
             layout.prune(effect.newest, effect.keep)
+        case KeepPreprocessing():
+            assert preprocessing is not None
+            preprocessing.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(preprocessing) as file:
+                file.write(effect.content)
+                file.flush()
+                os.fsync(file.fileno())
+            return PreprocessingKept()
         case Remove():
             shutil.rmtree(effect.directory, ignore_errors=True)
     return None
@@ -140,8 +165,19 @@ class _NoModelError(CheckpointError):
     """Workers have not told the servers yet what they hold."""
 
 
-def save_servers(action: SaveServers, token: str) -> Saved:
+def _with_preprocessing(manifest: Manifest, directory: Path, file: Path | None) -> Manifest:
+    """The manifest of a checkpoint of which the fitted preprocessing is a part, if there is any."""
+    if file is None or not file.exists():
+        return manifest
+    copy = shutil.copyfile(file, directory / PREPROCESSING_FILE)
+    return replace(manifest, files={**manifest.files, copy.name: copy.stat().st_size})
+
+
+def save_servers(action: SaveServers, token: str, preprocessing: Path | None = None) -> Saved:
     """A checkpoint of all servers, at one cut through all their updates.
+
+    Args:
+        preprocessing: a file that is to be part of it, if it exists.
 
     Raises:
         CheckpointError: a server does not answer, is not initialised, or could not write.
@@ -173,7 +209,7 @@ def save_servers(action: SaveServers, token: str) -> Saved:
             stalled = max(answer.stall_ms for answer in written)
             log.info("checkpoint of step %d: pushes waited %.1f ms", steps, stalled)
             shards = [Snapshot.from_proto(answer.snapshot) for answer in written]
-            return replace(
+            manifest = replace(
                 action.manifest,
                 data=action.manifest.data | saved_plan(action.space, progress.retired_before),
                 steps=steps,
@@ -182,22 +218,28 @@ def save_servers(action: SaveServers, token: str) -> Saved:
                 files={name: size for shard in shards for name, size in shard.files.items()},
                 versions=tuple(shard.version for shard in shards),
             )
+            return _with_preprocessing(manifest, directory, preprocessing)
 
         return Saved(*layout.save(action.root, steps, write))
 
 
-def commit_local(action: CommitLocal) -> Saved:
+def commit_local(action: CommitLocal, preprocessing: Path | None = None) -> Saved:
     """A checkpoint of the replica that a worker wrote to a folder, which becomes the checkpoint.
+
+    Args:
+        preprocessing: a file that is to be part of it, if it exists.
 
     Raises:
         CheckpointError: a file is missing or truncated.
         OSError: the disk is full or read-only.
     """
     manifest = action.manifest
+
+    def write(directory: Path) -> Manifest:
+        return _with_preprocessing(manifest, directory, preprocessing)
+
     try:
-        return Saved(
-            *layout.save(action.root, manifest.steps, lambda _: manifest, written=action.directory)
-        )
+        return Saved(*layout.save(action.root, manifest.steps, write, written=action.directory))
     finally:
         shutil.rmtree(action.directory, ignore_errors=True)
 

@@ -152,8 +152,23 @@ class Remove:
     directory: Path
 
 
+@dataclass(frozen=True)
+class KeepPreprocessing:
+    """Write the fitted preprocessing to the file of the job, which is part of every checkpoint."""
+
+    content: bytes
+
+
 Effect = (
-    SaveServers | CommitLocal | Flush | Release | WriteOutput | MergePredictions | Prune | Remove
+    SaveServers
+    | CommitLocal
+    | Flush
+    | Release
+    | WriteOutput
+    | MergePredictions
+    | Prune
+    | Remove
+    | KeepPreprocessing
 )
 """Actions that take long; the thread of :mod:`master.runtime.effects` executes them in order."""
 Action = Start | Stop | Become | KeepPlan | Effect
@@ -216,6 +231,13 @@ class OutputWritten:
 
 
 @dataclass(frozen=True)
+class PreprocessingKept:
+    """The fitted preprocessing is written; not, where there is an error."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class DataScanned:
     """The sources of the data are counted."""
 
@@ -227,7 +249,7 @@ class DataScanned:
     """Why not all could be counted; it matters unless the model file brings its own source."""
 
 
-EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten
+EffectEvent = CheckpointSaved | CheckpointFailed | Flushed | OutputWritten | PreprocessingKept
 """What came of an :data:`Effect`."""
 Progress = ProcessWaits | ProcessRuns | ProcessRefused
 """How far a process has come that was asked for."""

@@ -88,6 +88,9 @@ class Calls:
         job = self._job
         if job.lifecycle.outcome is not None:
             return pb.WaitUntilReadyResponse(leave=True)
+        fitting = job.tasks.fitting
+        if job.preparation.complete and not fitting.ready:
+            return pb.WaitUntilReadyResponse(fit=True) if fitting.todo else None
         cluster = job.fleet.cluster()
         if cluster is None or not job.preparation.complete:
             return None
@@ -100,6 +103,7 @@ class Calls:
             cluster=cluster,
             torch_threads=job.config.cluster.worker_threads or max(1, cores),
             shards=[pb.SourceShard(**dataclasses.asdict(shard)) for shard in shards],
+            preprocessing=fitting.content,
         )
         return pb.WaitUntilReadyResponse(start=start)
 
@@ -152,6 +156,8 @@ class Calls:
             return self._answer(pb.LeaseResponse.DRAIN)
         if not job.tasks.ready:
             return None
+        if request.fit:
+            return self._lease_fit(request, member, now)
         if request.incarnation != job.fleet.incarnation:
             cluster = job.fleet.cluster()
             if cluster is None:
@@ -179,6 +185,18 @@ class Calls:
             job.lifecycle.began(now)
         elif request.want:
             return None
+        return self._answer(pb.LeaseResponse.LEASED, leases)
+
+    def _lease_fit(
+        self, request: pb.LeaseRequest, member: Member, now: float
+    ) -> pb.LeaseResponse | None:
+        """Tasks to fit the preprocessing; without any, the worker waits until it may begin."""
+        if member.draining:
+            return self._answer(pb.LeaseResponse.DRAIN)
+        job = self._job
+        leases = job.tasks.fitting.lease(member.id, request.held, now, want=request.want)
+        if leases:
+            job.lifecycle.began(now)
         return self._answer(pb.LeaseResponse.LEASED, leases)
 
     def lease_snapshot(

@@ -20,12 +20,14 @@ from master.state.actions import (
     Note,
     NotStarted,
     PlanKept,
+    PreprocessingKept,
     Saved,
     Started,
 )
 from master.state.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.evaluation import EvaluationResult
 from master.state.failover import Failover, FailoverEvent, ModelLost
+from master.state.fitting import Fitting
 from master.state.fleet import Fleet
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
@@ -65,6 +67,7 @@ class Job:
         fleet: its processes, none of them started yet.
         folder: of the job, for what is temporary.
         resumed: the checkpoint to continue from.
+        preprocessing: that of the job, fitted by a master before or with the model that is loaded.
         wall_offset_s: Unix time minus the clock of the events.
     """
 
@@ -75,6 +78,7 @@ class Job:
         *,
         folder: Path,
         resumed: Saved | None = None,
+        preprocessing: bytes = b"",
         wall_offset_s: float = 0.0,
     ) -> None:
         script, cluster, least = config.kind == "script", config.cluster, config.cluster.min_workers
@@ -84,7 +88,7 @@ class Job:
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
         self.failover = Failover(config, fleet)
-        self.tasks = TaskScheduler(config)
+        self.tasks = TaskScheduler(config, Fitting(preprocessing))
         """What workers lease; nothing, where a script goes through its data in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
         self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)
@@ -178,6 +182,8 @@ class Job:
                 self.lifecycle.note("info", event.text, now)
             case SnapshotWritten():
                 self.milestones.snapshot_written(event, self.fleet.strategy)
+            case PreprocessingKept():
+                self._preprocessing_kept(event, now)
             case EvaluationResult():
                 self.lifecycle.note("info", str(event), now)
             case SnapshotFailed():
@@ -204,6 +210,13 @@ class Job:
                 self.server_move.apply(event, now)
             case _:
                 self.apply_all(self.checkpoints.apply(event, now), now)
+
+    def _preprocessing_kept(self, event: PreprocessingKept, now: float) -> None:
+        if event.error:
+            text = f"the preprocessing cannot be kept: {event.error}"
+            self.lifecycle.fail(text, now)
+        else:
+            self.tasks.fitting.kept()
 
     def apply_all(self, events: Iterable[JobEvent], now: float) -> None:
         """Takes events in their order."""
@@ -246,13 +259,19 @@ class Job:
                 self.apply_all(self.failover.gone(exit.id, result.text), now)
             case _ if self.lifecycle.stopping is not None:
                 return
-            case _ if self.fleet.strategy == "local" and self.config.kind == "train":
+            case _ if self._worker_had_model:
                 self._renew(result.text, now)
             case _ if result.expected:
                 self.lifecycle.note("info", f"{result.text}, as asked", now)
             case _:
                 self.lifecycle.note("warning", f"{result.text}; {self._others_continue()}", now)
         self.apply_all(self.workforce.left(exit), now)
+
+    @property
+    def _worker_had_model(self) -> bool:
+        """A worker that is lost takes the model with it; before it is trained there is none."""
+        local = self.fleet.strategy == "local" and self.config.kind == "train"
+        return local and self.tasks.fitting.ready
 
     def form_ring(self, now: float) -> bool:
         """Forms the next ring if it is time; returns whether it did."""
@@ -352,6 +371,7 @@ class Job:
         ended = lifecycle.outcome is not None and not self.fleet.launched()
         lifecycle.over = ended and self.workforce.has_heard(now)
         actions += self.streams.take_actions()
+        actions += self.tasks.fitting.take_actions()
         return [*actions, *self.server_move.tidy(), *self.checkpoints.take_actions()]
 
     def _lose_silent_workers(self, now: float) -> None:

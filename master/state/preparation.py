@@ -250,7 +250,14 @@ class Preparation:
     ) -> str:
         if self._resumed is not None:
             check_resume(self._resumed.path, self._resumed.manifest.data, identity)
-        self._tasks.begin(main, evaluation, shards=shards, identity=identity, resumed=self._resumed)
+        self._tasks.begin(
+            main,
+            evaluation,
+            shards=shards,
+            identity=identity,
+            resumed=self._resumed,
+            preprocessing=self._model.preprocessing if self._model is not None else "",
+        )
         space = main or evaluation
         assert space is not None
         return f"{_counted(space.total_records, 'record')} in {_counted(space.total, 'task')}"

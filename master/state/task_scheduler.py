@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
+from master.state.fitting import Fitting
 from master.state.membership import Member, Membership
 from master.state.tasks import TaskQueue, one_off
 from torch_edl.checkpoint.manifest import Snapshot
@@ -48,7 +49,9 @@ class TaskScheduler:
 
     members_save = False
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: JobConfig, fitting: Fitting | None = None) -> None:
+        self.fitting = fitting or Fitting()
+        """Of the preprocessing, which is over before anything else is leased."""
         self.records_before = 0
         self.main: TaskQueue | None = None
         """Training or prediction; an evaluation job has none."""
@@ -129,8 +132,9 @@ class TaskScheduler:
         if queue is not None:
             status.records_total = queue.space.total_records
             status.epoch = queue.epoch
-            status.tasks_todo, status.tasks_doing = queue.todo, queue.doing
-            status.tasks_done = queue.done
+            leased = self.fitting.queue or queue
+            status.tasks_todo, status.tasks_doing = leased.todo, leased.doing
+            status.tasks_done = leased.done
         elif evaluations is not None:  # an evaluation job before its one evaluation, or after it
             status.records_total = evaluations.space.total_records
             over = evaluations.complete
@@ -141,6 +145,8 @@ class TaskScheduler:
     def queues(self) -> list[TaskQueue]:
         """All queues that are leased, the most urgent first."""
         queues = [self._snapshot] if self._snapshot is not None else []
+        if self.fitting.queue is not None:
+            return [*queues, self.fitting.queue]
         if self.evaluations is not None:
             queues += self.evaluations.queues()
         if self.main is not None and not self.lockstep:
@@ -157,6 +163,7 @@ class TaskScheduler:
         shards: Sequence[Shard],
         identity: Mapping[str, Any],
         resumed: Saved | None,
+        preprocessing: str = "",
     ) -> None:
         """Makes the queues.
 
@@ -166,9 +173,16 @@ class TaskScheduler:
             shards: those of ``main``.
             identity: see :func:`master.state.data_identity.identity`.
             resumed: the checkpoint to continue from.
+            preprocessing: its declaration; empty: the model file has none.
+
+        Raises:
+            UsageError: the preprocessing does not fit the model that is loaded.
         """
-        self.shards, self.identity = shards, identity
         config = self._config
+        fits = preprocessing and config.trains and not config.data.streams
+        pass_over = TaskSpace(shards, config.records_per_task) if fits else None
+        self.fitting.begin(preprocessing, pass_over, self._new_queue)
+        self.shards, self.identity = shards, identity
         if evaluation is not None:
             every = config.train.eval_every if config.trains else 0
             self.evaluations = Evaluations(evaluation, every=every, new_queue=self._new_queue)
@@ -211,7 +225,7 @@ class TaskScheduler:
             draining: it gets nothing any more.
             snapshots: it has a model that can be written.
         """
-        queues = self.queues()
+        queues = [each for each in self.queues() if each is not self.fitting.queue]
         held = set(held)
         for each in queues:
             each.keep_only(worker, held, now)
@@ -293,6 +307,11 @@ class TaskScheduler:
             written = Snapshot.from_proto(request.snapshot)
             progress = Watermarks.union([self._snapshot_base, written.watermarks])
             return SnapshotWritten(queue.directory, replace(written, watermarks=progress))
+        if queue is self.fitting.queue:
+            try:
+                return self.fitting.observed(request.statistics)
+            except UsageError as error:
+                return Failure(str(error), usage=True)
         if queue.kind == pb.TASK_EVALUATE and self.evaluations is not None:
             try:
                 self.evaluations.evaluated(task_id, request.metrics.states)
@@ -373,6 +392,7 @@ class TaskScheduler:
             "main": self.main.to_state() if self.main is not None else None,
             **(saved_plan(self.main.space) if self.main else {}),
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
+            "fitting": self.fitting.to_state(),
             "snapshot": None
             if self._snapshot is None
             else [
@@ -391,6 +411,7 @@ class TaskScheduler:
 
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
         self.records_before = state["records_before"]
+        self.fitting.from_state(state["fitting"], now)
         if self.main is not None:
             if isinstance(self.main.space, StreamSpace):
                 self.main.space.restore(state[PLAN])

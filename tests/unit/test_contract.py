@@ -185,3 +185,24 @@ def test_metrics_must_be_a_dict_of_metrics(tmp_path: Path) -> None:
         text = f"{GOOD}\ndef eval_metrics_fn(): return {{'a': {made}}}"
         with pytest.raises(UsageError, match=message):
             load_contract(write(tmp_path, text)).make_metrics()
+
+
+WITH_COLUMNS = (
+    GOOD
+    + """
+from torch_edl import preprocessing
+from torch_edl.preprocessing import Columns, column
+clicks = Columns(x=column("x"))
+same = clicks
+"""
+)
+
+
+def test_the_preprocessing_of_a_file_has_any_name(tmp_path: Path) -> None:
+    contract = load_contract(write(tmp_path, WITH_COLUMNS))
+    assert contract.preprocessing is not None
+    assert '"column": "x"' in contract.preprocessing.spec
+    assert load_contract(write(tmp_path, GOOD)).preprocessing is None
+    two = WITH_COLUMNS + "other = Columns(y=column('y'))\n"
+    with pytest.raises(ContractError, match=r"clicks and same and other are preprocessing; one"):
+        load_contract(write(tmp_path, two))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
+from torch_edl.checkpointing import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 
 _ROWS = 1 << 14
@@ -24,8 +25,9 @@ _ROWS = 1 << 14
 
 def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
     """Writes ``model.safetensors`` (dense parameters and buffers by state_dict name),
-    ``embeddings/NAME.safetensors`` (``ids`` int64 (n,) sorted, ``vectors`` float32 (n, dim)) and
-    ``metadata.json``. The folder appears whole, in place of what was there.
+    ``embeddings/NAME.safetensors`` (``ids`` int64 (n,) sorted, ``vectors`` float32 (n, dim)),
+    ``preprocessing.safetensors`` where the model has one, and ``metadata.json``. The folder
+    appears whole, in place of what was there.
 
     Raises:
         CheckpointError: ``checkpoint_dir`` is not a checkpoint, or is damaged.
@@ -38,6 +40,9 @@ def write_output(checkpoint_dir: str | Path, output_dir: str | Path) -> None:
         files.write(folder / layout.EXPORTED_MODEL, dense, {"format": "pt"})
         for table in source.tables.values():
             _write_table(table, folder / "embeddings" / f"{table.name}.safetensors")
+        preprocessing = Path(checkpoint_dir) / PREPROCESSING_FILE
+        if preprocessing.exists():
+            shutil.copyfile(preprocessing, folder / PREPROCESSING_FILE)
         tables = {t.name: t.info for t in source.tables.values()}
         write_metadata(folder, job=source.manifest.job, steps=source.manifest.steps, tables=tables)
 

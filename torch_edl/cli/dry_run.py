@@ -158,6 +158,9 @@ def _try_batch(file: UserModel, config: JobConfig) -> str:
         shard_size=shard.size,
         shard_mtime_ns=shard.mtime_ns,
     )
+    columns = file.functions.preprocessing
+    if columns is not None and not columns.is_fitted:  # enough to run feed
+        columns.fit([file.feeder.reader.source(shard.name).read(0, lease.end)])
     update = next(file.feeder.prepare(lease)(0))
     batch = next((minibatch.batch for minibatch in update.minibatches), None)
     if batch is None:

@@ -205,12 +205,15 @@ class Feeder:
             FeedError: the user's code failed; its exception is the cause.
         """
         mode = MODES[pb.TASK_TRAIN]
-        damaged: Sequence[Damaged] = ()
         with _blaming_feed(records):
             fed = self._feed(records, mode, self.reader.source(shard).metadata)
             if self._datasets.is_dataset(fed):
-                fed, damaged = self._collated(fed, len(records))
-        return self._batch(fed, mode, damaged)
+                collated, damaged = self._collated(fed, len(records))
+                return self._batch(collated, mode, damaged)
+        batch = self._batch(fed, mode, ())
+        # Arrays become tensors, as in a task that is leased.
+        features, labels = (self._slice(p, 0, batch.size) for p in (batch.features, batch.labels))
+        return Batch(features, labels, batch.size)
 
     def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:
         """The dataset of a minibatch as one batch, and what was left out of it."""

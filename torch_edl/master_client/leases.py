@@ -67,6 +67,8 @@ class TaskResult:
     values: Mapping[str, float] = field(default_factory=dict)
     """Summary: the values of the metric objects."""
     snapshot: Snapshot | None = None
+    statistics: bytes = b""
+    """Fitting: what the records say of the preprocessing."""
 
     def counts(self) -> pb.TaskCounts:
         """The numbers, as they are reported."""
@@ -98,12 +100,13 @@ class LeaseClient:
         self.incarnation = 0
         self.retired_before = 0
 
-    def lease(self, want: int = 1, ahead: int = 0) -> pb.LeaseResponse:
+    def lease(self, want: int = 1, ahead: int = 0, *, fit: bool = False) -> pb.LeaseResponse:
         """Asks for tasks; waits a while if there is none now, and at least one is wanted.
 
         Args:
             want: how many, if there are so many.
             ahead: how many more, if there are plenty.
+            fit: tasks to fit the preprocessing, and no others; without any there is no wait.
 
         Raises:
             MasterLostError: no answer within the deadline.
@@ -117,6 +120,7 @@ class LeaseClient:
                 worker_id=self.worker_id,
                 want=want,
                 ahead=ahead,
+                fit=fit,
                 incarnation=self.incarnation,
                 held=held,
                 tasks=tasks,
@@ -175,6 +179,8 @@ class LeaseClient:
             request.values.values.update(result.values)
         elif result.snapshot is not None:
             request.snapshot.CopyFrom(result.snapshot.to_proto())
+        elif result.statistics:
+            request.statistics = result.statistics
         return bool(self._end(request).known)
 
     def decline(self, leases: Iterable[Lease]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -76,6 +77,7 @@ class MasterSession:
         self.heartbeat = Heartbeat(self.master, self.worker_id, self.progress)
         self.heartbeat.start()
         self._model: pb.ReportModelRequest | None = None
+        self._fit: Callable[[], None] | None = None
         self.departure = departure or Departure()
         if departure is None:
             self.departure.listen()
@@ -85,9 +87,16 @@ class MasterSession:
         """From now on this process has something to finish before it leaves."""
         self.departure.begin(self.config.cluster.grace_s, self._leave)
 
-    def start(self, model: pb.ReportModelRequest) -> pb.Start:
-        """Reports what this worker trains, and waits as :meth:`wait_until_ready` does."""
-        self._model = model
+    def start(
+        self, model: pb.ReportModelRequest, fit: Callable[[], None] | None = None
+    ) -> pb.Start:
+        """Reports what this worker trains, and waits as :meth:`wait_until_ready` does.
+
+        Args:
+            fit: does tasks that fit the preprocessing, until none is left; called when there are
+                some.
+        """
+        self._model, self._fit = model, fit
         return self.wait_until_ready()
 
     def report_data(self, data: pb.ScriptData) -> pb.Start:
@@ -115,6 +124,8 @@ class MasterSession:
             if answer.HasField("start"):
                 self.cluster = answer.start.cluster
                 return answer.start  # type: ignore[no-any-return]
+            if answer.fit and self._fit is not None:
+                self._fit()
             if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
                 raise DismissedError("the job ended before it began")
 

@@ -13,14 +13,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from torch_edl.checkpointing import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.preprocessing import arrays
 from torch_edl.preprocessing.column import Column, OneSpace
 from torch_edl.preprocessing.fitted import Boundaries, Fitted, Scale, Words
 from torch_edl.preprocessing.statistics import Statistics
-
-FILE = "preprocessing.safetensors"
-"""Its name in a checkpoint, and in the folder of an exported model."""
 
 _FORMAT = 1
 _ABOUT = "preprocessing"
@@ -324,7 +322,7 @@ class _Group:
 
 def _read(path: str | Path) -> tuple[bytes, Path]:
     file = Path(path)
-    file = file / FILE if file.is_dir() else file
+    file = file / PREPROCESSING_FILE if file.is_dir() else file
     try:
         return file.read_bytes(), file
     except OSError as error:

@@ -40,6 +40,11 @@ class Statistic(Protocol):
         """Adds the records of another statistic, of which :meth:`arrays` is given."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds, without its overhead."""
+        ...
+
     def arrays(self) -> Arrays:
         """All of it."""
         ...
@@ -72,6 +77,10 @@ class Moments:
 
     def merge(self, arrays: Arrays, name: str) -> None:
         self._add(int(arrays["count"][0]), arrays["sum"].tobytes(), arrays["squares"].tobytes())
+
+    @property
+    def nbytes(self) -> int:
+        return (self._sum.bit_length() + self._squares.bit_length()) // 8
 
     def arrays(self) -> Arrays:
         return {
@@ -148,6 +157,10 @@ class Histogram:
         if by > 0:
             self._level += by
             self._cells, self._counts = _added(self._cells >> np.uint64(by), self._counts)
+
+    @property
+    def nbytes(self) -> int:
+        return self._cells.nbytes + self._counts.nbytes
 
     def arrays(self) -> Arrays:
         return {"level": np.array([self._level]), "cells": self._cells, "counts": self._counts}
@@ -231,6 +244,10 @@ class Counts:
                 f"({self._counts.bytes:,} bytes of text) are too many to be counted exactly; use "
                 f"hash(buckets) for this column, or raise vocabulary(distinct={most})"
             )
+
+    @property
+    def nbytes(self) -> int:
+        return self._counts.bytes + 16 * len(self._counts)
 
     def arrays(self) -> Arrays:
         offsets, data, counts = self._counts.all()

@@ -71,6 +71,11 @@ class Statistics:
         except (SafetensorError, KeyError, ValueError) as error:
             raise UsageError(f"statistics of other columns: {error!r}") from None
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds, without its overhead."""
+        return sum(statistic.nbytes for statistic in self._of.values())
+
     def to_bytes(self) -> bytes:
         """All of it, as safetensors."""
         return bytes(

@@ -91,3 +91,4 @@ TASK_EVALUATE: _tasks_pb2.TaskKind
 TASK_PREDICT: _tasks_pb2.TaskKind
 TASK_SUMMARIZE: _tasks_pb2.TaskKind
 TASK_SNAPSHOT: _tasks_pb2.TaskKind
+TASK_FIT: _tasks_pb2.TaskKind

@@ -17,11 +17,13 @@ class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_PREDICT: _ClassVar[TaskKind]
     TASK_SUMMARIZE: _ClassVar[TaskKind]
     TASK_SNAPSHOT: _ClassVar[TaskKind]
+    TASK_FIT: _ClassVar[TaskKind]
 TASK_TRAIN: TaskKind
 TASK_EVALUATE: TaskKind
 TASK_PREDICT: TaskKind
 TASK_SUMMARIZE: TaskKind
 TASK_SNAPSHOT: TaskKind
+TASK_FIT: TaskKind
 
 class LeaseMessage(_message.Message):
     __slots__ = ("lease_id", "kind", "task_id", "shard", "start", "end", "epoch", "offset", "retried", "states", "directory", "shard_records", "shard_size", "shard_mtime_ns")
@@ -66,20 +68,22 @@ class LeasedTask(_message.Message):
     def __init__(self, kind: _Optional[_Union[TaskKind, str]] = ..., task_id: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks", "ahead")
+    __slots__ = ("worker_id", "want", "incarnation", "held", "tasks", "ahead", "fit")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     want: int
     incarnation: int
     held: _containers.RepeatedScalarFieldContainer[int]
     tasks: _containers.RepeatedCompositeFieldContainer[LeasedTask]
     ahead: int
-    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., ahead: _Optional[int] = ...) -> None: ...
+    fit: bool
+    def __init__(self, worker_id: _Optional[int] = ..., want: _Optional[int] = ..., incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ..., ahead: _Optional[int] = ..., fit: _Optional[bool] = ...) -> None: ...
 
 class LeaseResponse(_message.Message):
     __slots__ = ("next", "leases", "retired_before", "cluster")
@@ -134,13 +138,14 @@ class TaskCounts(_message.Message):
     def __init__(self, records: _Optional[int] = ..., steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., damaged: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class CompleteTaskRequest(_message.Message):
-    __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot", "task")
+    __slots__ = ("worker_id", "lease_id", "counts", "metrics", "values", "snapshot", "statistics", "task")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     worker_id: int
     lease_id: int
@@ -148,8 +153,9 @@ class CompleteTaskRequest(_message.Message):
     metrics: _metrics_pb2.Metrics
     values: _metrics_pb2.MetricValues
     snapshot: _pserver_pb2.Snapshot
+    statistics: bytes
     task: LeasedTask
-    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[_pserver_pb2.Snapshot, _Mapping]] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[int] = ..., lease_id: _Optional[int] = ..., counts: _Optional[_Union[TaskCounts, _Mapping]] = ..., metrics: _Optional[_Union[_metrics_pb2.Metrics, _Mapping]] = ..., values: _Optional[_Union[_metrics_pb2.MetricValues, _Mapping]] = ..., snapshot: _Optional[_Union[_pserver_pb2.Snapshot, _Mapping]] = ..., statistics: _Optional[bytes] = ..., task: _Optional[_Union[LeasedTask, _Mapping]] = ...) -> None: ...
 
 class CompleteTaskResponse(_message.Message):
     __slots__ = ("known",)

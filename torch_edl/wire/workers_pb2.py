@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from torch_edl.wire import cluster_pb2 as torch__edl_dot_wire_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/workers.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\"a\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\"H\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"L\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\"\xdb\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\x12\x12\n\nring_error\x18\x07 \x01(\t\"\x15\n\x13ReportModelResponse\"\x89\x01\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"I\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\"\x17\n\x15ReportFailureResponse\"V\n\x11\x41waitPlaceRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\"\\\n\x12\x41waitPlaceResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x08\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x13\n\x0bserver_args\x18\x04 \x03(\t\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"H\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\"\x8d\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\"\xa9\x03\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\x07 \x01(\x03\x12\x10\n\x08position\x18\x08 \x01(\x03\x12\x12\n\npass_index\x18\t \x01(\x03\x12\x14\n\x0cpass_records\x18\n \x01(\x03\x12\x10\n\x08left_out\x18\x0b \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0c \x01(\x03\x12\r\n\x05\x65poch\x18\r \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x0e \x01(\x03\x12\x16\n\x0erecords_before\x18\x0f \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x10 \x01(\x03\x12\x37\n\x06logged\x18\x11 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x12\x0f\n\x07leaving\x18\x12 \x01(\x08\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x98\x01\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0b\x62roken_ring\x18\x03 \x01(\x03\x12\x12\n\nstale_ring\x18\x04 \x01(\x03\x12\x10\n\x08stopping\x18\x05 \x01(\x08\x12\x15\n\rnewest_server\x18\x06 \x01(\x03\x12\x13\n\x0bserver_args\x18\x07 \x03(\t2\xa5\x04\n\x07Workers\x12I\n\nAwaitPlace\x12\x1c.torch_edl.AwaitPlaceRequest\x1a\x1d.torch_edl.AwaitPlaceResponse\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctorch_edl/wire/workers.proto\x12\ttorch_edl\x1a\x1ctorch_edl/wire/cluster.proto\"a\n\x0fRegisterRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nlocal_rank\x18\x05 \x01(\x03\"H\n\x10RegisterResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\x03\x12\x0c\n\x04ring\x18\x03 \x01(\x03\"U\n\x0f\x45mbeddingReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0enum_embeddings\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ynamic\x18\x04 \x01(\x08\"L\n\x0bSourceShard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12\x0c\n\x04size\x18\x03 \x01(\x03\x12\x10\n\x08mtime_ns\x18\x04 \x01(\x03\"\xf2\x01\n\x12ReportModelRequest\x12.\n\nembeddings\x18\x01 \x03(\x0b\x32\x1a.torch_edl.EmbeddingReport\x12\x16\n\x0e\x64\x65nse_elements\x18\x02 \x01(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\x17\n\x0foptimizer_error\x18\x04 \x01(\t\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rcustom_source\x18\x06 \x01(\x08\x12\x12\n\nring_error\x18\x07 \x01(\t\x12\x15\n\rpreprocessing\x18\x08 \x01(\t\"\x15\n\x13ReportModelResponse\"\x89\x01\n\nScriptData\x12\x0f\n\x07records\x18\x01 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x03\x12\x12\n\nbatch_size\x18\x03 \x01(\x03\x12\x18\n\x10records_per_task\x18\x04 \x01(\x03\x12\x0f\n\x07shuffle\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\r\n\x05\x66iles\x18\x07 \x01(\t\"8\n\x11ReportDataRequest\x12#\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x15.torch_edl.ScriptData\"\x14\n\x12ReportDataResponse\"I\n\x14ReportFailureRequest\x12\r\n\x05\x65rror\x18\x01 \x01(\t\x12\x11\n\ttraceback\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\x08\"\x17\n\x15ReportFailureResponse\"V\n\x11\x41waitPlaceRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\x0c\n\x04warm\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x11\n\ttraceback\x18\x04 \x01(\t\"\\\n\x12\x41waitPlaceResponse\x12\x13\n\x0b\x63onfig_json\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\x08\x12\r\n\x05leave\x18\x03 \x01(\x08\x12\x13\n\x0bserver_args\x18\x04 \x03(\t\"*\n\x15WaitUntilReadyRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\"U\n\x16WaitUntilReadyResponse\x12\r\n\x05leave\x18\x01 \x01(\x08\x12\x1f\n\x05start\x18\x02 \x01(\x0b\x32\x10.torch_edl.Start\x12\x0b\n\x03\x66it\x18\x03 \x01(\x08\"\xa4\x01\n\x05Start\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x07\x63luster\x18\x03 \x01(\x0b\x32\x12.torch_edl.Cluster\x12\x15\n\rtorch_threads\x18\x04 \x01(\x05\x12&\n\x06shards\x18\x05 \x03(\x0b\x32\x16.torch_edl.SourceShard\x12\x15\n\rpreprocessing\x18\x06 \x01(\x0c\"\xa9\x03\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\x03\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x03\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0f\n\x07version\x18\x05 \x01(\x03\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04ring\x18\x07 \x01(\x03\x12\x10\n\x08position\x18\x08 \x01(\x03\x12\x12\n\npass_index\x18\t \x01(\x03\x12\x14\n\x0cpass_records\x18\n \x01(\x03\x12\x10\n\x08left_out\x18\x0b \x01(\x03\x12\x0f\n\x07\x64\x61maged\x18\x0c \x01(\x03\x12\r\n\x05\x65poch\x18\r \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x0e \x01(\x03\x12\x16\n\x0erecords_before\x18\x0f \x01(\x03\x12\x17\n\x0frecords_to_come\x18\x10 \x01(\x03\x12\x37\n\x06logged\x18\x11 \x03(\x0b\x32\'.torch_edl.HeartbeatRequest.LoggedEntry\x12\x0f\n\x07leaving\x18\x12 \x01(\x08\x1a-\n\x0bLoggedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x98\x01\n\x11HeartbeatResponse\x12\r\n\x05\x64rain\x18\x01 \x01(\x08\x12\r\n\x05known\x18\x02 \x01(\x08\x12\x13\n\x0b\x62roken_ring\x18\x03 \x01(\x03\x12\x12\n\nstale_ring\x18\x04 \x01(\x03\x12\x10\n\x08stopping\x18\x05 \x01(\x08\x12\x15\n\rnewest_server\x18\x06 \x01(\x03\x12\x13\n\x0bserver_args\x18\x07 \x03(\t2\xa5\x04\n\x07Workers\x12I\n\nAwaitPlace\x12\x1c.torch_edl.AwaitPlaceRequest\x1a\x1d.torch_edl.AwaitPlaceResponse\x12\x43\n\x08Register\x12\x1a.torch_edl.RegisterRequest\x1a\x1b.torch_edl.RegisterResponse\x12L\n\x0bReportModel\x12\x1d.torch_edl.ReportModelRequest\x1a\x1e.torch_edl.ReportModelResponse\x12I\n\nReportData\x12\x1c.torch_edl.ReportDataRequest\x1a\x1d.torch_edl.ReportDataResponse\x12R\n\rReportFailure\x12\x1f.torch_edl.ReportFailureRequest\x1a .torch_edl.ReportFailureResponse\x12U\n\x0eWaitUntilReady\x12 .torch_edl.WaitUntilReadyRequest\x1a!.torch_edl.WaitUntilReadyResponse\x12\x46\n\tHeartbeat\x12\x1b.torch_edl.HeartbeatRequest\x1a\x1c.torch_edl.HeartbeatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,35 +43,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SOURCESHARD']._serialized_start=333
   _globals['_SOURCESHARD']._serialized_end=409
   _globals['_REPORTMODELREQUEST']._serialized_start=412
-  _globals['_REPORTMODELREQUEST']._serialized_end=631
-  _globals['_REPORTMODELRESPONSE']._serialized_start=633
-  _globals['_REPORTMODELRESPONSE']._serialized_end=654
-  _globals['_SCRIPTDATA']._serialized_start=657
-  _globals['_SCRIPTDATA']._serialized_end=794
-  _globals['_REPORTDATAREQUEST']._serialized_start=796
-  _globals['_REPORTDATAREQUEST']._serialized_end=852
-  _globals['_REPORTDATARESPONSE']._serialized_start=854
-  _globals['_REPORTDATARESPONSE']._serialized_end=874
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=876
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=949
-  _globals['_REPORTFAILURERESPONSE']._serialized_start=951
-  _globals['_REPORTFAILURERESPONSE']._serialized_end=974
-  _globals['_AWAITPLACEREQUEST']._serialized_start=976
-  _globals['_AWAITPLACEREQUEST']._serialized_end=1062
-  _globals['_AWAITPLACERESPONSE']._serialized_start=1064
-  _globals['_AWAITPLACERESPONSE']._serialized_end=1156
-  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1158
-  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1200
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1202
-  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1274
-  _globals['_START']._serialized_start=1277
-  _globals['_START']._serialized_end=1418
-  _globals['_HEARTBEATREQUEST']._serialized_start=1421
-  _globals['_HEARTBEATREQUEST']._serialized_end=1846
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=1801
-  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=1846
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1849
-  _globals['_HEARTBEATRESPONSE']._serialized_end=2001
-  _globals['_WORKERS']._serialized_start=2004
-  _globals['_WORKERS']._serialized_end=2553
+  _globals['_REPORTMODELREQUEST']._serialized_end=654
+  _globals['_REPORTMODELRESPONSE']._serialized_start=656
+  _globals['_REPORTMODELRESPONSE']._serialized_end=677
+  _globals['_SCRIPTDATA']._serialized_start=680
+  _globals['_SCRIPTDATA']._serialized_end=817
+  _globals['_REPORTDATAREQUEST']._serialized_start=819
+  _globals['_REPORTDATAREQUEST']._serialized_end=875
+  _globals['_REPORTDATARESPONSE']._serialized_start=877
+  _globals['_REPORTDATARESPONSE']._serialized_end=897
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=899
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=972
+  _globals['_REPORTFAILURERESPONSE']._serialized_start=974
+  _globals['_REPORTFAILURERESPONSE']._serialized_end=997
+  _globals['_AWAITPLACEREQUEST']._serialized_start=999
+  _globals['_AWAITPLACEREQUEST']._serialized_end=1085
+  _globals['_AWAITPLACERESPONSE']._serialized_start=1087
+  _globals['_AWAITPLACERESPONSE']._serialized_end=1179
+  _globals['_WAITUNTILREADYREQUEST']._serialized_start=1181
+  _globals['_WAITUNTILREADYREQUEST']._serialized_end=1223
+  _globals['_WAITUNTILREADYRESPONSE']._serialized_start=1225
+  _globals['_WAITUNTILREADYRESPONSE']._serialized_end=1310
+  _globals['_START']._serialized_start=1313
+  _globals['_START']._serialized_end=1477
+  _globals['_HEARTBEATREQUEST']._serialized_start=1480
+  _globals['_HEARTBEATREQUEST']._serialized_end=1905
+  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_start=1860
+  _globals['_HEARTBEATREQUEST_LOGGEDENTRY']._serialized_end=1905
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1908
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2060
+  _globals['_WORKERS']._serialized_start=2063
+  _globals['_WORKERS']._serialized_end=2612
 # @@protoc_insertion_point(module_scope)

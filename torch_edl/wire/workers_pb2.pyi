@@ -56,7 +56,7 @@ class SourceShard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
-    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "ring_error")
+    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "ring_error", "preprocessing")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class ReportModelRequest(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
     RING_ERROR_FIELD_NUMBER: _ClassVar[int]
+    PREPROCESSING_FIELD_NUMBER: _ClassVar[int]
     embeddings: _containers.RepeatedCompositeFieldContainer[EmbeddingReport]
     dense_elements: int
     optimizer: str
@@ -71,7 +72,8 @@ class ReportModelRequest(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
     custom_source: bool
     ring_error: str
-    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., ring_error: _Optional[str] = ...) -> None: ...
+    preprocessing: str
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., ring_error: _Optional[str] = ..., preprocessing: _Optional[str] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
     __slots__ = ()
@@ -150,26 +152,30 @@ class WaitUntilReadyRequest(_message.Message):
     def __init__(self, worker_id: _Optional[int] = ...) -> None: ...
 
 class WaitUntilReadyResponse(_message.Message):
-    __slots__ = ("leave", "start")
+    __slots__ = ("leave", "start", "fit")
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
     leave: bool
     start: Start
-    def __init__(self, leave: _Optional[bool] = ..., start: _Optional[_Union[Start, _Mapping]] = ...) -> None: ...
+    fit: bool
+    def __init__(self, leave: _Optional[bool] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., fit: _Optional[bool] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("strategy", "reason", "cluster", "torch_threads", "shards")
+    __slots__ = ("strategy", "reason", "cluster", "torch_threads", "shards", "preprocessing")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    PREPROCESSING_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     reason: str
     cluster: _cluster_pb2.Cluster
     torch_threads: int
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
-    def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
+    preprocessing: bytes
+    def __init__(self, strategy: _Optional[str] = ..., reason: _Optional[str] = ..., cluster: _Optional[_Union[_cluster_pb2.Cluster, _Mapping]] = ..., torch_threads: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., preprocessing: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("worker_id", "steps", "records", "loss", "version", "phase", "ring", "position", "pass_index", "pass_records", "left_out", "damaged", "epoch", "epochs", "records_before", "records_to_come", "logged", "leaving")

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -187,6 +188,19 @@ def test_what_feed_does_wrong(tmp_path: Path, feed: Callable[..., Any], message:
     records = made.reader.source("s").read(0, 1)
     with pytest.raises(FeedError, match=message):
         made.batch(records, "s")
+
+
+def test_arrays_become_tensors_in_a_ring_as_in_a_task() -> None:
+    def feed(records: Any, mode: str, metadata: Any) -> Any:
+        return {"a": np.arange(len(records)), "labels": np.zeros(len(records))}
+
+    made = feeder(config(), feed)
+    [ring, *_] = [made.batch(RECORDS[:8], "s")]
+    [task, *_] = [m.batch for u in made.prepare(lease(0, 8))(0) for m in u.minibatches]
+    for batch in (ring, task):
+        assert isinstance(batch.features["a"], torch.Tensor)
+        assert isinstance(batch.labels, torch.Tensor)
+    assert ring.size == 8
 
 
 def test_records_of_bytes_are_called_so() -> None:

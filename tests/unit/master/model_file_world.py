@@ -61,6 +61,7 @@ class World:
         left: dict[str, Any] | None = None,
         now: float = 0.0,
         asks: bool = False,
+        preprocessing: bytes = b"",
         **checkpoint,
     ) -> None:
         self.config = JobConfig(
@@ -81,7 +82,9 @@ class World:
         )
         self.now = now
         fleet = Fleet("j", workers=workers, servers=servers, spares=spares, asks=asks)
-        self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
+        self.job = Job(
+            self.config, fleet, folder=Path("/job"), resumed=resumed, preprocessing=preprocessing
+        )
         self.calls = Calls(self.job, cores=8)
         self.servers = ServerCalls(self.job)
         self.silent: set[int] = set()

@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from master.runtime.effects import Effects
+from master.__main__ import _preprocessing
+from master.runtime.effects import Effects, execute
 from master.runtime.service import Service
-from master.state.actions import CommitLocal
+from master.state.actions import (
+    CheckpointSaved,
+    CommitLocal,
+    KeepPreprocessing,
+    PreprocessingKept,
+    Saved,
+)
 from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.checkpointing import PREPROCESSING_FILE, CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
@@ -113,3 +120,46 @@ def test_old_checkpoints_are_removed_without_the_lock(
     assert removed.wait(20)
     assert free[old]
     assert layout.complete(thing.root) == [layout.step_dir(thing.root, 4)]
+
+
+def test_the_fitted_preprocessing_is_part_of_a_checkpoint(tmp_path: Path) -> None:
+    kept = tmp_path / "job" / PREPROCESSING_FILE
+    kept.parent.mkdir()
+    (tmp_path / "ck").mkdir()
+    event = execute(KeepPreprocessing(b"fitted"), token="t", preprocessing=kept)
+    assert event == PreprocessingKept()
+    assert kept.read_bytes() == b"fitted"
+    for steps in (2, 4):
+        folder = tmp_path / "new"
+        folder.mkdir()
+        (folder / "model").write_bytes(b"xyz")
+        manifest = Manifest(job="j", strategy="local", steps=steps, files={"model": 3})
+        action = CommitLocal(folder, manifest, 0, tmp_path / "ck")
+        event = execute(action, token="t", preprocessing=kept)
+        assert isinstance(event, CheckpointSaved)
+        assert layout.read(event.saved.path).files == {"model": 3, PREPROCESSING_FILE: 6}
+        assert (event.saved.path / PREPROCESSING_FILE).read_bytes() == b"fitted"
+    failed = execute(KeepPreprocessing(b""), token="t", preprocessing=kept / "file")
+    assert isinstance(failed, PreprocessingKept)
+    assert "exists" in failed.error
+
+
+def test_a_job_begins_with_the_preprocessing_of_its_model(tmp_path: Path) -> None:
+    kept, model = tmp_path / "job" / "file", tmp_path / "model"
+    model.mkdir()
+    (model / PREPROCESSING_FILE).write_bytes(b"loaded")
+    fresh = JobConfig(name="j", model_file="/m.py")
+    load = replace(fresh, checkpoint=CheckpointConfig(load=str(model)))
+    assert _preprocessing(kept, fresh, None, restarted=False) == b""
+    assert _preprocessing(kept, load, None, restarted=False) == b"loaded"
+    # A master that is restarted finds what the master before fitted or loaded.
+    shutil.rmtree(model)
+    assert _preprocessing(kept, load, None, restarted=True) == b"loaded"
+    kept.write_bytes(b"fitted")
+    assert _preprocessing(kept, fresh, None, restarted=True) == b"fitted"
+    # Of an earlier job of this name.
+    assert _preprocessing(kept, fresh, None, restarted=False) == b""
+    model.mkdir()
+    (model / PREPROCESSING_FILE).write_bytes(b"resumed")
+    saved = Saved(model, Manifest(job="j", strategy="ps", steps=1))
+    assert _preprocessing(kept, fresh, saved, restarted=False) == b"resumed"
