@@ -145,6 +145,7 @@ def _pattern(line: str) -> re.Pattern[str]:
         "examples/counting/README.md",
         "docs/preprocessing.md",
         # They start a dozen jobs.
+        pytest.param("docs/tensorflow.md", marks=pytest.mark.slow),
         pytest.param("docs/tutorial.md", marks=pytest.mark.slow),
         pytest.param("docs/trainer.md", marks=pytest.mark.slow),
     ],
