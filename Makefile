@@ -60,6 +60,7 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python -m benchmarks.preprocessing
 	$(BIN)/python -m benchmarks.convergence
 	$(BIN)/python -m benchmarks.sources_databases
+	$(BIN)/python -m benchmarks.sources
 
 bench-cluster: install  ## The published experiments on a simulated cluster, with pictures
 	$(BIN)/python -m benchmarks.cluster.two_jobs

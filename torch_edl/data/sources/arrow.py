@@ -42,7 +42,7 @@ class ArrowSource(SlicedSource):
 
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
         """The rows of the batch at byte ``offset``."""
-        data = file.read_at(offset, length)
+        data = file.view_at(offset, length)
         try:
             batch = self._batch(file, offset, data)
             # Offsets that lead out of a column would end the process when they are used.
@@ -55,12 +55,12 @@ class ArrowSource(SlicedSource):
         for start in range(0, count, rows):
             yield batch.slice(start, rows)
 
-    def _batch(self, file: DataFile, offset: int, data: bytes) -> Any:
+    def _batch(self, file: DataFile, offset: int, data: memoryview) -> Any:
         if not self._dictionaries:
             return pa.ipc.read_record_batch(pa.py_buffer(data), self.schema, None)
         options = pa.ipc.IpcReadOptions(use_threads=False)
         dictionaries = (file.read_at(*place) for place in self._dictionaries_of(offset))
-        parts = [self._head, *dictionaries, data]
+        parts: list[bytes | memoryview] = [self._head, *dictionaries, data]
         with pa.ipc.open_stream(pa.BufferReader(b"".join(parts)), options=options) as stream:
             return stream.read_next_batch()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 from collections.abc import Iterator
 from typing import Any, Protocol, Self
@@ -22,6 +23,7 @@ class _Bytes(Protocol):
 
     def will_read(self, start: int, end: int) -> None: ...
     def read_at(self, offset: int, size: int) -> bytes: ...
+    def view_at(self, offset: int, size: int) -> memoryview: ...
     def close(self) -> None: ...
 
 
@@ -68,9 +70,19 @@ class DataFile:
         Raises:
             DataError: the file ends before, or the disk or the store failed.
         """
+        self._check(offset, size)
+        return self._bytes.read_at(offset, size)
+
+    def view_at(self, offset: int, size: int) -> memoryview:
+        """As :meth:`read_at`, for what is used as it is: of a file of this machine, pages of the
+        kernel. If somebody cuts off a file that is in use, that ends the process (SIGBUS), and the
+        next one finds that the file has changed."""
+        self._check(offset, size)
+        return self._bytes.view_at(offset, size)
+
+    def _check(self, offset: int, size: int) -> None:
         if size < 0 or offset < 0 or offset + size > self.size:
             raise DataError(self.path, f"needs {size} bytes, the file ends before", offset)
-        return self._bytes.read_at(offset, size)
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +147,12 @@ class _LocalBytes:
             offset += len(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def view_at(self, offset: int, size: int) -> memoryview:
+        if not self.size:
+            return memoryview(b"")
+        whole = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(whole)[offset : offset + size]
 
     def close(self) -> None:
         self._file.close()

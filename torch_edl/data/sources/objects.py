@@ -21,7 +21,7 @@ from torch_edl.errors import DataError, UsageError
 
 log = logging.getLogger(__name__)
 
-AHEAD_BYTES = 8 << 20
+AHEAD_BYTES = 16 << 20
 """Read at once where the bytes that follow are read next."""
 
 RETRY_PAUSES_S = (0.2, 1.0, 5.0)
@@ -172,6 +172,10 @@ class ObjectBytes:
             if ahead:
                 self._window = begin, window
         return window[offset - begin : offset - begin + size]
+
+    def view_at(self, offset: int, size: int) -> memoryview:
+        """As :meth:`read_at`."""
+        return memoryview(self.read_at(offset, size))
 
     def _fetch(self, start: int, end: int) -> bytes:
         if start == end:
