@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 Records = Union[list[bytes], "pa.Table"]
 """``list[bytes]`` from RecordIO and TFRecord, a ``pyarrow.Table`` from CSV and Parquet."""
 
-ENDLESS = 1 << 62
-"""The number of records of a part of a stream, as far as its tasks are concerned."""
-
 Indices = Sequence[int] | npt.NDArray[np.integer]
 
 
