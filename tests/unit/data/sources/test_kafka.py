@@ -11,9 +11,9 @@ from confluent_kafka import Producer
 from tests.kafka_server import Kafka
 from torch_edl.data.sources import expand, open_source, parts
 from torch_edl.data.sources import kafka as module
-from torch_edl.data.sources.base import ENDLESS
 from torch_edl.data.sources.kafka import stream_offsets
 from torch_edl.data.sources.kafka_name import ENV_CONFIG, parse, properties
+from torch_edl.data.task_space import ENDLESS
 from torch_edl.errors import DataError, UsageError
 
 
