@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
 _EVERY_S = 1.0
+_NO_TENSORFLOW = "tensorboard.compat.notf"
 
 
 def writer_class() -> Any:
@@ -19,6 +22,9 @@ def writer_class() -> Any:
     Raises:
         UsageError: the package is absent.
     """
+    # The package's own switch, a module that its build without TensorFlow has. Else it would load
+    # TensorFlow wherever that is installed, for seconds, to open a file.
+    sys.modules.setdefault(_NO_TENSORFLOW, ModuleType(_NO_TENSORFLOW))
     try:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
@@ -33,8 +39,7 @@ class Scalars:
     """Writes scalars over steps: ``train/…`` (the loss, and the values of a script's ``job.log``),
     ``rate/…`` and ``eval/…``.
 
-    The writer is the one of the tensorboard package: no torch, and no TensorFlow unless it is
-    installed, in which case tensorboard uses it for file access.
+    The writer is the one of the tensorboard package: no torch, and no TensorFlow.
 
     Raises:
         UsageError: the package is absent.
