@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order, Pass, Span
 from torch_edl.data.sources import Records, concat, cut, expand, open_source, parts
-from torch_edl.data.task_space import Piece, Shard, TaskSpace, digest
+from torch_edl.data.task_space import ENDLESS, Piece, Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 
 # What a DataLoader decides by its own order; ours is the job's.
@@ -23,7 +23,6 @@ _REFUSED = {
     "sampler": "the job deals the records out; leave it out",
     "batch_sampler": "the job deals the records out; use batch_size",
 }
-ENDLESS = 1 << 62
 # Files are shuffled in blocks of so many minibatches, and within each: see TaskReader.
 _BATCHES_PER_TASK = 32
 _KEPT = 2  # tasks in memory: a minibatch may reach from one into the next

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch_edl.config import JobConfig
     from torch_edl.data.sources import Source
 
+ENDLESS = 1 << 62
+"""Records of a stream, as far as its tasks are concerned."""
+
 _FEISTEL_ROUNDS = 6
 _MASK = (1 << 64) - 1
 

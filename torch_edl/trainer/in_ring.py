@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from torch_edl.data.batch import Update
-from torch_edl.data.batches import ENDLESS, open_batches
+from torch_edl.data.batches import open_batches
+from torch_edl.data.task_space import ENDLESS
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.state_dict import copied
