@@ -93,7 +93,6 @@ def test_kinds_of_output(tmp_path: Path, suffix: str, values: np.ndarray) -> Non
 @pytest.mark.parametrize(
     ("name", "second", "message"),
     [
-        ("rows", {"y": np.zeros(3)}, "5 predictions for 4 records"),
         ("names", {"z": np.zeros(2)}, r"has the outputs \['z'\], an earlier part \['y'\]"),
         ("shape", {"y": np.zeros((2, 1))}, r"shape \(1,\), earlier ones \(\)"),
         ("lengths", {"y": np.zeros(2), "x": np.zeros(1)}, "has the outputs"),
