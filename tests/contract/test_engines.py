@@ -51,7 +51,7 @@ class Driven:
         contract = Contract(
             path="m.py", model=Count, loss=labels_first(lambda labels, p: -p.mean()),
             optimizer=torch.optim.SGD, feed=lambda *_: None, eval_metrics_fn=None, scheduler=None,
-            callbacks=None, data_source=None, prediction_outputs_processor=None,
+            callbacks=None, data_source=None, prediction_outputs_processor=None, preprocessing=None,
         )  # fmt: skip
         step = Step(contract, self.model, on_nan="skip", log_layers="")
         status = WorkerStatus()

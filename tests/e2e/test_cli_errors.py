@@ -55,7 +55,10 @@ def torch_edl(
         ("run half.py --data train.csv", "half.py: no function 'loss': add for example:"),
         ("run net.py", "--data: missing; name files, folders or globs: --data train.parquet"),
         ("run net.py --data no.csv", "--data no.csv: no such file"),
-        ("run net.py --data train.csv --epochs 0", "--epochs 0: must be 1 or more"),
+        (
+            "run net.py --data train.csv --epochs 0",
+            "--epochs: 0: must be 1 or more, or the word stream",
+        ),
         ("run net.py --data train.csv --workers 8:2", "--workers 8:2: the minimum is above the"),
         ("run net.py --data train.csv --output mine", "--output "),
         ("run net.py --data train.csv --wrokers 2", "--wrokers: no such option of torch-edl run;"),

@@ -56,19 +56,16 @@ counting.Count = Count
 
 
 @pytest.fixture
-def start(
-    start_job: Callable[..., ModelJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., ModelJob]:
+def start(start_job: Callable[..., ModelJob], tmp_path: Path) -> Callable[..., ModelJob]:
     """``start(*flags, block="")``: the counting model blocks where ``block`` says."""
 
     def start_blocking(*flags: str, block: str = "", **how: Any) -> ModelJob:
         model = tmp_path / "blocking.py"
         text = MODEL.read_text().replace("Path(__file__).parents[2]", f"Path({str(ROOT)!r})")
         model.write_text(text + BLOCKING)
-        monkeypatch.setattr("tests.faults.conftest.MODEL", model)
         if block:
             (tmp_path / f"count-goes-on-block-{block}").touch()
-        return start_job(RECORDS, *FLAGS, *flags, **how)
+        return start_job(RECORDS, *FLAGS, *flags, model=model, **how)
 
     return start_blocking
 

@@ -44,7 +44,7 @@ def contract(loss: Callable[..., Any]) -> Contract:
     return Contract(
         path="m.py", model=keras.Model, loss=labels_first(loss), optimizer=keras.optimizers.SGD,
         feed=lambda *_: None, eval_metrics_fn=None, callbacks=None, data_source=None,
-        prediction_outputs_processor=None,
+        prediction_outputs_processor=None, preprocessing=None,
     )  # fmt: skip
 
 

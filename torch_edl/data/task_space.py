@@ -31,9 +31,6 @@ _WORDS = {
     "epochs": "epochs={}",
 }
 
-ENDLESS = 1 << 62
-"""The number of records of a part of a stream, as far as its tasks are concerned."""
-
 Piece = tuple[int, int, int]
 """A task, and offsets in it: of the first record and of one after the last."""
 

@@ -67,6 +67,7 @@ def contract(model: nn.Module, optimizer: Make) -> Contract:
         callbacks=None,
         data_source=None,
         prediction_outputs_processor=None,
+        preprocessing=None,
     )
 
 
