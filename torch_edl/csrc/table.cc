@@ -178,6 +178,10 @@ void Table::begin_row(int64_t id, char* to, float* scratch) const {
 }
 
 void Table::convert(const char* row, char* to, Dtype as, float* scratch) const {
+  if (options_.dtype == Dtype::kFloat) {
+    return narrow(as, reinterpret_cast<const float*>(row), to, dim_);
+  }
+  if (as == Dtype::kFloat) return widen(options_.dtype, row, reinterpret_cast<float*>(to), dim_);
   widen(options_.dtype, row, scratch, dim_);
   narrow(as, scratch, to, dim_);
 }
