@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ MOST_IDS = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(ABC):
     """One step."""
 
     name: ClassVar[str]
@@ -42,6 +43,7 @@ class Step:
         """How many ids there are: 0 to so many less one; 0: any int64."""
         return 0
 
+    @abstractmethod
     def apply(self, values: Values, fitted: Any, name: str) -> Values:
         """The values after this step.
 
@@ -49,7 +51,6 @@ class Step:
             fitted: what the statistic gave.
             name: of the column, for errors.
         """
-        raise NotImplementedError
 
     def spec(self) -> dict[str, Any]:
         """As JSON can say it."""
