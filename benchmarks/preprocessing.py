@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.report import report
-from torch_edl.preprocessing import Columns, Statistics, column, cross
+from torch_edl.preprocessing import Columns, column, cross
 
 IDS = 100_000
 TASK = 4_096
@@ -64,7 +64,7 @@ def pairs(table: pa.Table) -> dict[str, tuple[Callable[[], Any], Callable[[], An
     tasks = [observed(words, table.slice(at, TASK)) for at in range(0, len(table), TASK)]
 
     def merge() -> None:
-        merged = Statistics(words)
+        merged = words.statistics()
         for part in tasks:
             merged.merge(part)
 
@@ -72,7 +72,7 @@ def pairs(table: pa.Table) -> dict[str, tuple[Callable[[], Any], Callable[[], An
         return lambda: made(table)
 
     def fit(made: Columns) -> Callable[[], Any]:
-        return lambda: Statistics(made).observe(table)
+        return lambda: made.statistics().observe(table)
 
     wide = x.astype(np.float64)
     return {
@@ -95,7 +95,7 @@ def pairs(table: pa.Table) -> dict[str, tuple[Callable[[], Any], Callable[[], An
 
 
 def observed(columns: Columns, records: pa.Table) -> bytes:
-    statistics = Statistics(columns)
+    statistics = columns.statistics()
     statistics.observe(records)
     return statistics.to_bytes()
 

@@ -68,7 +68,7 @@ class Fitting:
         if not spec:
             return
         # Only here: the master starts without numpy.
-        from torch_edl.preprocessing import Columns, Statistics
+        from torch_edl.preprocessing import Columns
 
         self._columns = Columns.from_spec(spec)
         if self._kept:
@@ -85,7 +85,7 @@ class Fitting:
             )
         else:
             self.queue = new_queue(space, kind=pb.TASK_FIT)
-            self._statistics = Statistics(self._columns)
+            self._statistics = self._columns.statistics()
 
     def observed(self, statistics: bytes) -> Note | None:
         """A task is done; the last one ends the pass.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_edl.errors import UsageError
+from torch_edl.preprocessing import arrays
+from torch_edl.preprocessing.fitted import Fitted
 from torch_edl.preprocessing.steps import (
     STEPS,
     Bucketize,
@@ -150,6 +153,37 @@ class Column:
         if isinstance(self.source, tuple):
             for number, part in enumerate(self.source):
                 yield from part.walk(f"{path}.{number}")
+
+    # ---- what it becomes ----
+
+    def observed(self, records: Any) -> Any:
+        """What its fitted step is fitted by: its values in parsed records after the steps before
+        that one."""
+        assert isinstance(self.source, str), "a cross is hashed"
+        found = arrays.take(records, self.source)
+        for step in itertools.takewhile(lambda each: not each.fitted, self.steps):
+            found = step.apply(found, None, self.name)
+        return found
+
+    def values(self, records: Any, path: str, fitted: Mapping[str, Fitted]) -> Any:
+        """Its values in parsed records after all steps.
+
+        Args:
+            path: its name in ``fitted``, see :meth:`walk`.
+        """
+        source, own = self.source, fitted.get(path)
+        if isinstance(source, str):
+            found = arrays.take(records, source)
+        else:
+            parts = enumerate(source)
+            found = [part.values(records, f"{path}.{number}", fitted) for number, part in parts]
+        for step in self.steps:
+            if step.fitted and own is None:
+                raise UsageError(
+                    f"{self}: {step.name} is not fitted; call fit(records) or load(path) first"
+                )
+            found = step.apply(found, own, self.name)
+        return found
 
     # ---- as JSON ----
 

@@ -99,33 +99,13 @@ class Columns:
 
     # ---- fitting ----
 
-    def records(self, records: Any) -> Any:
-        """What a source gave, parsed."""
+    def statistics(self) -> Statistics:
+        """Those that the fit takes, of no records yet."""
+        fitted = {path: each for path, each in self.walk() if each.fitted_step is not None}
+        return Statistics(fitted, self._parsed)
+
+    def _parsed(self, records: Any) -> Any:
         return records if self._parse is None else self._parse(records)
-
-    def values(self, column: Column, path: str, records: Any, *, fitting: bool = False) -> Any:
-        """A column of parsed records after its steps.
-
-        Args:
-            fitting: before the step that is to be fitted.
-        """
-        source = column.source
-        if isinstance(source, str):
-            found = arrays.take(records, source)
-        else:
-            found = [
-                self.values(part, f"{path}.{number}", records) for number, part in enumerate(source)
-            ]
-        for step in column.steps:
-            if step.fitted and fitting:
-                return found
-            fitted = self._fitted.get(path)
-            if step.fitted and fitted is None:
-                raise UsageError(
-                    f"{column}: {step.name} is not fitted; call fit(records) or load(path) first"
-                )
-            found = step.apply(found, fitted, column.name)
-        return found
 
     def fit(self, records: Any) -> Self:
         """Fits in this process, by one pass.
@@ -134,7 +114,7 @@ class Columns:
             records: all of them, or an iterable of parts such as the batches of a
                 ``pyarrow.dataset``.
         """
-        statistics = Statistics(self)
+        statistics = self.statistics()
         whole = hasattr(records, "column_names") or hasattr(records, "keys")
         for part in [records] if whole else records:
             statistics.observe(part)
@@ -153,10 +133,10 @@ class Columns:
         Raises:
             UsageError: a column is missing or of another type, or nothing is fitted yet.
         """
-        parsed = self.records(records)
+        parsed = self._parsed(records)
         made = {
             name: group.stack(
-                self.values(each, f"{name}.{number}", parsed)
+                each.values(parsed, f"{name}.{number}", self._fitted)
                 for number, each in enumerate(group.columns)
             )
             for name, group in self._outputs.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -15,9 +15,6 @@ from torch_edl.preprocessing.fitted import Fitted
 from torch_edl.preprocessing.statistic import Counts, Histogram, Moments, Statistic
 from torch_edl.preprocessing.steps import Normalize, Quantiles, Step, Vocabulary
 
-if TYPE_CHECKING:
-    from torch_edl.preprocessing.columns import Columns
-
 _STATISTICS: Mapping[type[Step], Callable[[Any], Statistic]] = {
     Normalize: Moments,
     Quantiles: Histogram,
@@ -28,19 +25,21 @@ _STATISTICS: Mapping[type[Step], Callable[[Any], Statistic]] = {
 class Statistics:
     """Of the records that were observed or merged; in any order, the result is the same bits.
 
+    :meth:`~torch_edl.preprocessing.Columns.statistics` makes it.
+
     Args:
-        columns: whose fitted steps need statistics.
+        columns: those with a fitted step, by their paths.
+        parse: makes records with these columns of what a source gives.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Mapping[str, Column], parse: Callable[[Any], Any]) -> None:
         self._columns = columns
-        self._fitted: dict[str, Column] = {}
-        self._of: dict[str, Statistic] = {}
-        for path, each in columns.walk():
-            step = each.fitted_step
-            if step is not None:
-                self._fitted[path] = each
-                self._of[path] = _STATISTICS[type(step)](step)
+        self._parse = parse
+        self._of: dict[str, Statistic] = {
+            path: _STATISTICS[type(each.fitted_step)](each.fitted_step)
+            for path, each in columns.items()
+            if each.fitted_step is not None
+        }
 
     def observe(self, records: Any) -> None:
         """Adds records.
@@ -48,10 +47,9 @@ class Statistics:
         Raises:
             UsageError: a column is missing or of another type, or has too many distinct values.
         """
-        parsed = self._columns.records(records)
-        for path, each in self._fitted.items():
-            values = self._columns.values(each, path, parsed, fitting=True)
-            self._of[path].observe(values, each.name)
+        parsed = self._parse(records)
+        for path, each in self._columns.items():
+            self._of[path].observe(each.observed(parsed), each.name)
 
     def merge(self, content: bytes) -> None:
         """Adds what :meth:`to_bytes` of another one gave.
@@ -65,7 +63,7 @@ class Statistics:
                 path, _, part = key.rpartition("/")
                 found[path][part] = array
             for path, statistic in self._of.items():
-                statistic.merge(found[path], self._fitted[path].name)
+                statistic.merge(found[path], self._columns[path].name)
         except UsageError:
             raise
         except (SafetensorError, KeyError, ValueError) as error:

@@ -40,15 +40,12 @@ def fit(file: UserModel, master: MasterSession) -> None:
 
 def _observed(file: UserModel, lease: Lease) -> TaskResult:
     """The statistics of a task."""
-    # Only here: most model files have no preprocessing.
-    from torch_edl.preprocessing import Statistics
-
     columns = file.functions.preprocessing
     assert columns is not None
     counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
     task = Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
     records = file.feeder.reader.read(task, counted, shuffled=False)
-    statistics = Statistics(columns)
+    statistics = columns.statistics()
     try:
         statistics.observe(records)
     except EdlError:

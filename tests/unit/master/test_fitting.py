@@ -11,7 +11,7 @@ import pytest
 from master.state.actions import KeepPreprocessing, PreprocessingKept
 from master.state.restart import to_state
 from tests.unit.master.model_file_world import SHARDS, World, every_record
-from torch_edl.preprocessing import Columns, Statistics, column
+from torch_edl.preprocessing import Columns, column
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -51,7 +51,7 @@ class FittingWorld(World):
 
     def observe(self, id: int, lease: pb.LeaseMessage) -> bool:
         assert lease.kind == pb.TASK_FIT
-        statistics = Statistics(columns())
+        statistics = columns().statistics()
         statistics.observe(table(lease.shard, lease.start, lease.end))
         return self.complete(id, lease, result={"statistics": statistics.to_bytes()})
 
@@ -189,9 +189,9 @@ def test_too_many_distinct_values_of_all_tasks_fail_the_job() -> None:
     world = FittingWorld(workers=1, strategy="local")
     world.spec = Columns(id=column("word").vocabulary(4, distinct=8)).spec
     world.all_up()
-    few = Statistics(Columns.from_spec(world.spec))
+    few = Columns.from_spec(world.spec).statistics()
     for count in range(3):
-        few = Statistics(Columns.from_spec(world.spec))
+        few = Columns.from_spec(world.spec).statistics()
         few.observe({"word": [f"{count} {n}" for n in range(4)]})
         world.complete(0, world.lease_fit(0)[0], result={"statistics": few.to_bytes()})
         if count < 2:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_edl.errors import UsageError
-from torch_edl.preprocessing import Columns, Statistics, column
+from torch_edl.preprocessing import Columns, column
 from torch_edl.preprocessing.statistic import Histogram
 from torch_edl.preprocessing.steps import Quantiles
 
@@ -41,21 +41,21 @@ def table(rows: list[tuple[str | None, float | None]]) -> pa.Table:
 
 
 def observed(rows: list[tuple[str | None, float | None]]) -> bytes:
-    statistics = Statistics(COLUMNS)
+    statistics = COLUMNS.statistics()
     statistics.observe(table(rows))
     return statistics.to_bytes()
 
 
 def fitted(*parts: bytes) -> bytes:
     """What is fitted by parts, merged in their order."""
-    statistics = Statistics(COLUMNS)
+    statistics = COLUMNS.statistics()
     for part in parts:
         statistics.merge(part)
     return Columns.from_spec(COLUMNS.spec).finish(statistics).to_bytes()
 
 
 def merged(*parts: bytes) -> bytes:
-    statistics = Statistics(COLUMNS)
+    statistics = COLUMNS.statistics()
     for part in parts:
         statistics.merge(part)
     return statistics.to_bytes()
@@ -166,22 +166,22 @@ def test_more_distinct_values_than_can_be_counted_are_an_error_that_names_the_wa
 
 
 def test_statistics_of_other_columns_are_rejected() -> None:
-    other = Statistics(Columns(y=column("x").normalize()))
+    other = Columns(y=column("x").normalize()).statistics()
     for content in (other.to_bytes(), b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}"):
         with pytest.raises(UsageError, match="statistics of other columns"):
-            Statistics(COLUMNS).merge(content)
+            COLUMNS.statistics().merge(content)
 
 
 def test_damaged_offsets_are_rejected() -> None:
     columns = Columns(x=column("x").vocabulary(10))
-    statistics = Statistics(columns)
+    statistics = columns.statistics()
     statistics.observe({"x": ["a", "bb"]})
     content = statistics.to_bytes()
     offsets = np.array([0, 1, 3]).tobytes()
     damaged = content.replace(offsets, np.array([0, 1, 99]).tobytes())
     assert damaged != content
     with pytest.raises(UsageError, match="offset"):
-        Statistics(columns).merge(damaged)
+        columns.statistics().merge(damaged)
 
 
 def same(a: Any, b: Any) -> bool:
