@@ -40,8 +40,8 @@ from sklearn.datasets import load_svmlight_file
 from benchmarks.report import report
 from tests.s3_server import S3Server
 from torch_edl.data.sources import expand, open_source
-from torch_edl.data.sources.recordio import RecordIOWriter
-from torch_edl.data.sources.tfrecord import TFRecordWriter
+from torch_edl.data.sources.files.recordio import RecordIOWriter
+from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 
 TASK = 4096
 PER_GROUP = 8192

@@ -40,7 +40,8 @@ from benchmarks.report import report
 from tests.kafka_server import Kafka
 from tests.maxcompute_server import MaxCompute
 from tests.postgres_server import PASSWORD, Postgres
-from torch_edl.data.sources import Source, blocks, open_source, parts
+from torch_edl.data.sources import Source, open_source, parts
+from torch_edl.data.sources.files import blocks
 
 REPEATS = 5
 SIZES = (2048, 65536)

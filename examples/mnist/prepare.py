@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.data.sources.recordio import RecordIOWriter
+from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.errors import DataError, UsageError
 
 Bytes = npt.NDArray[np.uint8]

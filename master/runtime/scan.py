@@ -51,14 +51,14 @@ def scan(config: JobConfig) -> DataScanned:
 
 def _check_streams(topics: Sequence[str]) -> None:
     """Raises DataError unless all topics are there."""
-    from torch_edl.data.sources.kafka import stream_offsets
+    from torch_edl.data.sources.streams.kafka import stream_offsets
 
     stream_offsets(topics)
 
 
 def _opened(files: Sequence[str], config: JobConfig) -> list[Source]:
     from torch_edl.data.sources import open_source
-    from torch_edl.data.sources.databases import is_object
+    from torch_edl.data.sources.schemes import is_object
 
     def opened(path: str) -> Source:
         return open_source(path, format=config.data.format, skip_damaged=config.data.skip_damaged)

@@ -52,7 +52,7 @@ class StreamWatch:
     def _ask(self) -> None:
         try:
             # Imported when needed: an extra installs it.
-            from torch_edl.data.sources.kafka import stream_offsets
+            from torch_edl.data.sources.streams.kafka import stream_offsets
 
             offsets = stream_offsets(self._topics)
         except EdlError as error:

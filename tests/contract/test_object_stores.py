@@ -11,7 +11,9 @@ import pytest
 
 from tests.contract.source_cases import COUNT, FILES, Case, cut_small, rows, written
 from tests.s3_server import S3Server
-from torch_edl.data.sources import blocks, expand, objects, open_source
+from torch_edl.data.sources import expand, open_source
+from torch_edl.data.sources.files import blocks
+from torch_edl.data.sources.storage import objects
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
 

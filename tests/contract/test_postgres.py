@@ -9,7 +9,7 @@ import pytest
 
 from tests.postgres_server import PASSWORD, USER, Postgres
 from torch_edl.data.sources import open_source
-from torch_edl.data.sources import sql as module
+from torch_edl.data.sources.databases import sql as module
 from torch_edl.errors import DataError
 
 

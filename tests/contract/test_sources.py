@@ -28,7 +28,7 @@ from tests.contract.source_cases import (
     written,
 )
 from torch_edl.data.sources import Source, concat, open_source, take
-from torch_edl.data.sources import blocks as blocks_module
+from torch_edl.data.sources.files import blocks as blocks_module
 from torch_edl.errors import DataError
 
 every_file = pytest.mark.parametrize("case", FILES, ids=lambda case: case.name)

@@ -21,8 +21,8 @@ from safetensors.numpy import load_file
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 
-from torch_edl.data.sources.recordio import RecordIOSource, RecordIOWriter
-from torch_edl.data.sources.tfrecord import TFRecordWriter
+from torch_edl.data.sources.files.recordio import RecordIOSource, RecordIOWriter
+from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 
 ROOT = Path(__file__).parents[2]
 MODELS = Path(__file__).with_name("models")

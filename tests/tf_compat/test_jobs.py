@@ -14,7 +14,7 @@ from tests.e2e.conftest import digits, place
 from tests.tf_compat.installed import keras
 from tests.tf_compat.models import digits as model_file
 from torch_edl.cli.__main__ import main
-from torch_edl.data.sources.recordio import RecordIOSource
+from torch_edl.data.sources.files.recordio import RecordIOSource
 
 __all__ = ["digits", "place"]
 

@@ -177,7 +177,7 @@ def _expand_data(config: JobConfig) -> DataConfig:
 
 def check_streams(data: DataConfig) -> None:
     """Raises UsageError where data that have an end are to be a stream."""
-    from torch_edl.data.sources.databases import is_stream
+    from torch_edl.data.sources.schemes import is_stream
 
     for path in data.train if data.streams else ():
         if not is_stream(path):

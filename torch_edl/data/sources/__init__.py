@@ -1,10 +1,10 @@
-"""Sources: one file per format of data, all read by record index; found by path, suffix or magic.
-No torch, no tasks, no shuffling here: a source only knows which bytes are record i."""
+"""Sources: data of every kind, read by record index; found by path, suffix, magic or scheme.
+No torch, no tasks, no shuffling here: a source only knows which bytes or rows are record i."""
 
 from __future__ import annotations
 
 from torch_edl.data.sources.base import IndexedSource, Metadata, Records, Source, concat, cut, take
-from torch_edl.data.sources.formats import FORMATS, import_reader, open_source
+from torch_edl.data.sources.opening import FORMATS, import_reader, open_source
 from torch_edl.data.sources.paths import expand, parts
 
 __all__ = [

@@ -6,9 +6,9 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 
-from torch_edl.data.sources import objects
-from torch_edl.data.sources.databases import checked_name, is_database, parts_of
-from torch_edl.data.sources.saved_datasets import data_files
+from torch_edl.data.sources.files.saved_datasets import data_files
+from torch_edl.data.sources.schemes import checked_name, is_database, parts_of
+from torch_edl.data.sources.storage import objects
 from torch_edl.errors import UsageError
 
 

@@ -14,8 +14,8 @@ import pytest
 from pyarrow import feather, parquet
 
 from torch_edl.data.sources import FORMATS, expand, open_source
-from torch_edl.data.sources.recordio import RecordIOWriter
-from torch_edl.data.sources.tfrecord import TFRecordWriter
+from torch_edl.data.sources.files.recordio import RecordIOWriter
+from torch_edl.data.sources.files.tfrecord import TFRecordWriter
 from torch_edl.errors import DataError, UsageError
 
 
@@ -150,14 +150,14 @@ def write_all(folder: Path) -> dict[str, Path]:
 def test_the_suffix_tells_the_format(tmp_path: Path, kind: str, name: str) -> None:
     path = write_all(tmp_path)[kind].rename(tmp_path / name)
     source = open_source(str(path))
-    assert type(source).__module__ == f"torch_edl.data.sources.{kind}"
+    assert type(source).__module__ == f"torch_edl.data.sources.files.{kind}"
     assert source.count == 1
 
 
 @pytest.mark.parametrize("kind", ["recordio", "tfrecord", "parquet", "arrow", "webdataset", "avro"])
 def test_else_the_first_bytes_do(tmp_path: Path, kind: str) -> None:
     source = open_source(str(write_all(tmp_path)[kind]))
-    assert type(source).__module__ == f"torch_edl.data.sources.{kind}"
+    assert type(source).__module__ == f"torch_edl.data.sources.files.{kind}"
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -1,0 +1,106 @@
+"""Compressed files: unpacked once per machine and content."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cramjam
+import pytest
+
+from torch_edl.data.sources import open_source
+from torch_edl.data.sources.storage import unpacking
+from torch_edl.errors import DataError
+
+TEXT = b"n\n" + b"".join(b"%d\n" % n for n in range(1000))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_EDL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "cache" / "unpacked"
+
+
+def kept(home: Path) -> list[Path]:
+    return [path for path in home.iterdir() if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "raw"),
+    [
+        (".gz", gzip.compress(TEXT)),
+        (".gz", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
+        (".zst", bytes(cramjam.zstd.compress(TEXT))),
+        (".ZST", bytes(cramjam.zstd.compress(TEXT[:9])) + bytes(cramjam.zstd.compress(TEXT[9:]))),
+    ],
+)
+def test_members_and_frames_are_one_content(
+    tmp_path: Path, home: Path, suffix: str, raw: bytes
+) -> None:
+    path = tmp_path / f"a.csv{suffix}"
+    path.write_bytes(raw)
+    source = open_source(str(path))
+    assert source.stamp[0] == len(raw)  # type: ignore[attr-defined]
+    assert source.read(998, 1000)["n"].to_pylist() == [998, 999]  # type: ignore[call-overload]
+    assert [found.read_bytes() for found in kept(home)] == [TEXT]
+
+
+def test_several_readers_unpack_once(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    done = []
+    whole = unpacking._pieces
+    monkeypatch.setattr(unpacking, "_pieces", lambda *words: done.append(1) or whole(*words))
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(lambda _: open_source(str(path)).count, range(8)))
+    assert (counts, done) == ([1000] * 8, [1])
+
+
+@pytest.mark.parametrize("codec", ["gz", "zst"])
+def test_a_stream_that_is_cut_off_is_an_error(tmp_path: Path, home: Path, codec: str) -> None:
+    raw = gzip.compress(TEXT) if codec == "gz" else bytes(cramjam.zstd.compress(TEXT))
+    path = tmp_path / f"a.csv.{codec}"
+    for end in range(1, len(raw), 97):
+        path.write_bytes(raw[:end])
+        with pytest.raises(DataError, match=r"a.csv.*: the \w+ stream is damaged"):
+            open_source(str(path))
+    assert kept(home) == []
+
+
+def test_a_file_that_is_replaced_is_unpacked_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    source = open_source(str(path))
+    path.write_bytes(gzip.compress(b"n\n7\n"))
+    os.utime(path, (1, 1))
+    with pytest.raises(DataError, match="changed while the job was using it"):
+        source.read(0, 1)
+    assert open_source(str(path)).count == 1
+
+
+def test_what_is_unpacked_is_bounded(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 2 * len(TEXT))
+    sources = []
+    for number in range(4):
+        path = tmp_path / f"{number}.csv.gz"
+        path.write_bytes(gzip.compress(TEXT))
+        sources.append(open_source(str(path)))
+        assert len(kept(home)) <= 2
+    # One that went is unpacked again.
+    for source in sources:
+        assert source.read(5, 6)["n"].to_pylist() == [5]  # type: ignore[call-overload]
+
+
+def test_no_room_names_the_folder(tmp_path: Path, home: Path) -> None:
+    home.parent.mkdir(parents=True)
+    home.write_text("a file in its place")
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    with pytest.raises(DataError, match=r"cannot be unpacked into .*; set TORCH_EDL_HOME"):
+        open_source(str(path))

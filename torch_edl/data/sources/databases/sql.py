@@ -1,0 +1,247 @@
+"""Tables and queries of SQL databases: a record is a row, by its place in the order of a key.
+
+Opening pages through the keys (keyset paging, a page an answer) and keeps of each block of rows its
+first and last key and a digest of all its keys. Rows are read by a range of keys, which an index of
+the database finds, and are the ones that were counted: a block whose keys have changed is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.databases.sql_connection import Connections
+from torch_edl.data.sources.databases.sql_name import parse, pinned
+from torch_edl.data.sources.files.blocks import cache, source_numbers
+from torch_edl.errors import DataError, UsageError
+
+BLOCK_ROWS = 2048
+"""Rows whose keys have one digest: what is read at least."""
+
+PAGE_BLOCKS = 256
+"""Blocks of keys in one answer while they are counted."""
+
+_DIGEST_BYTES = 8
+
+
+class SqlSource:
+    """The rows of a table or query, in the order of their key.
+
+    The name of the source says up to which key and with which keys it was counted. Rows that are
+    added behind that key later are no part of it.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Opens what ``name`` says (:mod:`~torch_edl.data.sources.databases.sql_name`); counts it.
+
+        Raises:
+            UsageError: the name is wrong, or a driver is missing.
+            DataError: no connection, no such table or column, a key that is there twice or not at
+                all, or other keys than the name says.
+        """
+        wanted = parse(name)
+        self.name = str(wanted)
+        self.damaged = 0
+        self._database = Connections(wanted)
+        self._key: sa.ColumnClause[Any] = sa.column(wanted.key)
+        self._rows = _rows_of(wanted.table, wanted.query)
+        self._schema = self._read_schema(wanted.key)
+        self._is_text = not pa.types.is_integer(self._schema.field(wanted.key).type)
+        self._key = sa.column(wanted.key, sa.String() if self._is_text else sa.BigInteger())
+        low, high = (sa.bindparam(name, type_=self._key.type) for name in ("low", "high"))
+        self._range = (
+            sa.select(sa.text("*"))
+            .select_from(self._rows)
+            .where(self._key >= low, self._key <= high)
+            .order_by(self._key)
+        )
+        self._bounds: list[tuple[Any, Any]] = []
+        self._ends: list[int] = []
+        self._digests: list[bytes] = []
+        self.count = 0
+        self._refuse_null()
+        self._count(wanted.last)
+        keys = hashlib.blake2b(b"".join(self._digests), digest_size=_DIGEST_BYTES).hexdigest()
+        if wanted.keys not in ("", keys):
+            raise self._changed()
+        if self.count:
+            self.name = str(pinned(wanted, str(self._bounds[-1][1]), keys))
+        self.metadata = Metadata.of(self.name, self._schema)
+        self._number = next(source_numbers)
+
+    def read(self, start: int, end: int) -> Records:
+        """The rows ``start .. end - 1``, in the order of the key, as a ``pyarrow.Table``.
+
+        Raises:
+            DataError: the range is not within ``0 .. count``, the database does not answer, or
+                rows in the blocks of the range were added or deleted since they were counted.
+        """
+        if not 0 <= start <= end <= self.count:
+            raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
+        if start == end:
+            return self._schema.empty_table()
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        last = int(np.searchsorted(self._ends, end, side="left"))
+        begin = self._ends[first - 1] if first else 0
+        return self._blocks(first, last).slice(start - begin, end - start)
+
+    def _blocks(self, first: int, last: int) -> pa.Table:
+        known = cache.get((self._number, first)) if first == last else None
+        if known is not None:
+            return known
+        bounds = {"low": self._bounds[first][0], "high": self._bounds[last][1]}
+        table = self._cast(self._database.execute(self._range, **bounds))
+        keys = table.column(self._key.name)
+        begin = self._ends[first - 1] if first else 0
+        digests = [
+            _digest(keys.slice(start - begin, end - start))
+            for start, end in itertools.pairwise([begin, *self._ends[first : last + 1]])
+        ]
+        expected = self._ends[last] - begin
+        if len(table) != expected or digests != self._digests[first : last + 1]:
+            raise self._changed()
+        if first == last:  # of which other tasks may want the rest
+            cache.put((self._number, first), table)
+        return table
+
+    def _changed(self) -> DataError:
+        return DataError(
+            self.name,
+            "rows were added or deleted among those that the job counted; start the job again, "
+            "and let rows that come later have greater keys",
+        )
+
+    # ---- what is found when it is opened ----
+
+    def _read_schema(self, key: str) -> Any:
+        rows = self._rows
+        found = self._database.execute(sa.select(sa.text("*")).select_from(rows).limit(1)).schema
+        twice = sorted({name for name in found.names if found.names.count(name) > 1})
+        if twice:
+            raise DataError(self.name, f"column {twice[0]!r} appears twice; name it otherwise: AS")
+        if key not in found.names:
+            columns = ", ".join(found.names[:20])
+            raise DataError(self.name, f"no column {key!r}, which is the key, among {columns}")
+        fields = [
+            pa.field(field.name, _plain(field.type if self._database.typed else self._type(field)))
+            for field in found
+        ]
+        type = fields[found.get_field_index(key)].type
+        if not (pa.types.is_integer(type) or pa.types.is_string(type) or pa.types.is_null(type)):
+            raise DataError(
+                self.name,
+                f"the key {key!r} is of the type {type}; name a column of integers or texts, or "
+                "make one in a query",
+            )
+        return pa.schema(fields)
+
+    def _type(self, field: Any) -> Any:
+        """Of a column in a database whose values have types, and its columns none."""
+        column: sa.ColumnClause[Any] = sa.column(field.name)
+        some = sa.select(column).select_from(self._rows).where(column.is_not(None)).limit(1)
+        found = self._database.execute(some)
+        return found.schema.field(0).type if len(found) else pa.null()
+
+    def _cast(self, table: Any) -> Any:
+        if table.schema.equals(self._schema):
+            return table
+        # A column of NULLs has a type by chance where columns have none.
+        columns = [
+            pa.chunked_array([pa.nulls(len(column), type)])
+            if column.null_count == len(column)
+            else column
+            for column, type in zip(table.columns, self._schema.types, strict=True)
+        ]
+        try:
+            return pa.Table.from_arrays(columns, names=table.column_names).cast(self._schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise DataError(
+                self.name, f"values of different types in a column: {error}; use CAST in a query"
+            ) from error
+
+    def _count(self, last: str) -> None:
+        """Finds the blocks of the rows up to the key ``last``."""
+        digests = self._digests
+        for block in self._key_blocks(last):
+            self.count += len(block)
+            digests.append(_digest(block))
+            self._bounds.append((block[0].as_py(), block[-1].as_py()))
+            self._ends.append(self.count)
+
+    def _key_blocks(self, last: str) -> Iterator[Any]:
+        if pa.types.is_null(self._schema.field(self._key.name).type):
+            return  # no values: there are no rows, or no keys
+        page = BLOCK_ROWS * PAGE_BLOCKS
+        statement = sa.select(self._key).select_from(self._rows).order_by(self._key).limit(page + 1)
+        values: dict[str, Any] = {}
+        if last:
+            statement = statement.where(self._key <= sa.bindparam("last", type_=self._key.type))
+            values["last"] = self._value(last)
+        onward = statement.where(self._key >= sa.bindparam("next", type_=self._key.type))
+        keys = self._page(statement, values)
+        while len(keys):
+            # The last one is where the next page begins, so that a key is seen that is in both.
+            for start in range(0, min(len(keys), page), BLOCK_ROWS):
+                yield keys.slice(start, min(BLOCK_ROWS, page - start))
+            if len(keys) <= page:
+                return
+            keys = self._page(onward, {**values, "next": keys[-1].as_py()})
+
+    def _page(self, statement: sa.Select[Any], values: dict[str, Any]) -> Any:
+        keys = self._database.execute(statement, **values).column(0)
+        keys = keys.cast(self._schema.field(self._key.name).type).combine_chunks()
+        twice = keys[1:].filter(pc.equal(keys[1:], keys[:-1]))
+        if len(twice):
+            raise DataError(
+                self.name,
+                f"the key {self._key.name!r} has the value {twice[0].as_py()!r} more than once; "
+                "name a column of which each value is there once",
+            )
+        return keys
+
+    def _refuse_null(self) -> None:
+        some = sa.select(self._key).select_from(self._rows).where(self._key.is_(None)).limit(1)
+        if len(self._database.execute(some)):
+            raise DataError(self.name, f"the key {self._key.name!r} is NULL in some rows")
+
+    def _value(self, text: str) -> int | str:
+        if self._is_text:
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"{self.name}: last={text}: expected an integer") from None
+
+
+def _rows_of(table: str, query: str) -> Any:
+    if query:
+        # Text of the user: its colons (casts, times) are no parameters.
+        return sa.text("(" + query.replace(":", r"\:") + ") AS records")
+    schema, _, name = table.rpartition(".")
+    return sa.table(name, schema=schema or None)
+
+
+def _plain(type: Any) -> Any:
+    """The type that ``feed`` sees: decimal numbers are floats; drivers give them as texts, or with
+    as many digits as the rows of an answer need."""
+    if pa.types.is_decimal(type):
+        return pa.float64()
+    if isinstance(type, pa.BaseExtensionType):
+        return pa.float64() if getattr(type, "type_name", "") == "numeric" else type.storage_type
+    return pa.string() if pa.types.is_large_string(type) else type
+
+
+def _digest(keys: Any) -> bytes:
+    if pa.types.is_integer(keys.type):
+        content = keys.to_numpy().astype("<i8").tobytes()
+    else:
+        content = "\0".join(keys.to_pylist()).encode()
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,124 @@
+"""Arrow IPC files and streams, Feather, and the files of a dataset of Hugging Face.
+
+A block is a record batch. The scan reads the header of each message, and no body. A batch above
+32 MB is decoded once, to disk (:mod:`~torch_edl.data.sources.files.sliced`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from torch_edl.data.sources.base import Metadata
+from torch_edl.data.sources.files.arrow_messages import FILE_MAGIC, ArrowMessage, messages
+from torch_edl.data.sources.files.blocks import Index, cached
+from torch_edl.data.sources.files.sliced import SlicedSource
+from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.errors import DataError
+
+SLICE_BYTES = 2 << 20
+"""Of a large batch, written to disk at once."""
+
+
+class ArrowSource(SlicedSource):
+    """The rows of a file of Arrow's IPC formats."""
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens ``path`` (absolute, or a URL) and finds its batches.
+
+        Raises:
+            DataError: unreadable, or damaged. With ``skip_damaged`` every batch is decoded once,
+                and those that cannot be are left out.
+        """
+        self._skip_damaged = skip_damaged
+        self.schema = pa.schema([])
+        # One request for a header, and none for what lies between.
+        index, stamp = cached(path, "arrow", skip_damaged, self._scan, sequential=False)
+        self._open(path, index.details)
+        super().__init__(stamp, index, Metadata.of(path, self.schema))
+
+    def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
+        """The rows of the batch at byte ``offset``."""
+        data = file.view_at(offset, length)
+        try:
+            batch = self._batch(file, offset, data)
+            # Offsets that lead out of a column would end the process when they are used.
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(file.path, f"a batch cannot be read: {error}", offset) from error
+        if len(batch) != count:
+            raise DataError(file.path, f"{len(batch)} rows, the scan saw {count}", offset)
+        rows = max(1, SLICE_BYTES * count // max(length, 1))
+        for start in range(0, count, rows):
+            yield batch.slice(start, rows)
+
+    def _batch(self, file: DataFile, offset: int, data: memoryview) -> Any:
+        if not self._dictionaries:
+            return pa.ipc.read_record_batch(pa.py_buffer(data), self.schema, None)
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        dictionaries = (file.read_at(*place) for place in self._dictionaries_of(offset))
+        parts: list[bytes | memoryview] = [self._head, *dictionaries, data]
+        with pa.ipc.open_stream(pa.BufferReader(b"".join(parts)), options=options) as stream:
+            return stream.read_next_batch()
+
+    def _dictionaries_of(self, batch: int) -> list[tuple[int, int]]:
+        """Places of the dictionaries of the batch at that byte. In a stream they come before it,
+        and a later one may replace them."""
+        live: dict[int, list[tuple[int, int]]] = {}
+        for offset, length, identity, is_delta in self._dictionaries:
+            if offset < batch or self._is_file:
+                places = live.setdefault(identity, [])
+                if not is_delta:
+                    places.clear()
+                places.append((offset, length))
+        return [place for places in live.values() for place in places]
+
+    def _open(self, path: str, details: dict[str, Any]) -> None:
+        """Takes over what the scan found."""
+        self._is_file: bool = details["is_file"]
+        self._dictionaries: list[tuple[int, int, int, bool]] = details["dictionaries"]
+        self._head = base64.b64decode(details["schema"])
+        if not self._head:
+            return
+        try:
+            self.schema = pa.ipc.read_schema(pa.py_buffer(self._head))
+            names = self.schema.names
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(path, f"the schema cannot be read: {error}") from error
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(path, f"column {twice[0]!r} appears twice")
+
+    def _scan(self, file: DataFile) -> Index:
+        found = list(messages(file))
+        schemas = [m for m in found if m.kind == "schema"]
+        if found and (len(schemas) != 1 or found[0].kind != "schema"):
+            raise DataError(file.path, "not one schema, at the beginning")
+        dictionaries = [
+            (m.offset, m.length, m.dictionary, m.is_delta) for m in found if m.kind == "dictionary"
+        ]
+        head = file.read_at(schemas[0].offset, schemas[0].length) if schemas else b""
+        details: dict[str, Any] = {
+            "is_file": file.read_at(0, min(6, file.size)) == FILE_MAGIC,
+            "schema": base64.b64encode(head).decode(),
+            "dictionaries": dictionaries,
+        }
+        batches = [m for m in found if m.kind == "batch"]
+        damaged = 0
+        if self._skip_damaged:
+            self._open(file.path, details)
+            kept = [m for m in batches if self._is_sound(file, m)]
+            damaged = sum(m.rows for m in batches) - sum(m.rows for m in kept)
+            batches = kept
+        return Index.of([(m.offset, m.length, m.rows) for m in batches], damaged, **details)
+
+    def _is_sound(self, file: DataFile, batch: ArrowMessage) -> bool:
+        try:
+            for _ in self.slices(file, batch.offset, batch.length, batch.rows):
+                pass
+        except DataError:
+            return False
+        return True

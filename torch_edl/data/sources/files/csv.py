@@ -1,0 +1,342 @@
+"""CSV and TSV: a header, then rows; read as ``pyarrow.Table`` with the same types everywhere.
+
+A block is about a megabyte of whole rows, found with the quoting rules of pyarrow's parser,
+so that a newline within quotes never splits a row. The scan parses every block once: that gives
+the count, finds ragged rows before training starts, and fixes the type of each column over the
+whole file. A range is then parsed alone and still gets equal types. Integers that do not fit int64
+are refused: pyarrow would read them, and with them all others of the column, as rounded doubles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.files.blocks import BlockSource, Index, cached
+from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+"""Half of it parses at three quarters of the speed: each call of the parser has a cost."""
+
+MAX_ROW_BYTES = 64 << 20
+"""A row that is longer is taken for a quote that somebody forgot to close."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() of longer texts is refused
+
+_BOM = b"\xef\xbb\xbf"
+
+# Every type that pyarrow infers from text.
+_TYPES = {
+    str(kind): kind
+    for kind in (
+        pa.null(),
+        pa.int64(),
+        pa.bool_(),
+        pa.date32(),
+        pa.time32("s"),
+        pa.timestamp("s"),
+        pa.timestamp("ns"),
+        pa.timestamp("s", "UTC"),
+        pa.timestamp("ns", "UTC"),
+        pa.float64(),
+        pa.string(),
+        pa.binary(),
+    )
+}
+
+# Stands for the type of integers of which some do not fit int64; pyarrow reads them as doubles.
+_WIDE = "wide integers"
+
+# The narrower type reads as the wider one without loss of meaning; any other two make a string.
+_WIDER = {
+    ("int64", "double"): "double",
+    ("int64", _WIDE): _WIDE,
+    (_WIDE, "double"): "double",
+    ("date32[day]", "timestamp[s]"): "timestamp[s]",
+    ("date32[day]", "timestamp[ns]"): "timestamp[ns]",
+    ("timestamp[s]", "timestamp[ns]"): "timestamp[ns]",
+    ("timestamp[s, tz=UTC]", "timestamp[ns, tz=UTC]"): "timestamp[ns, tz=UTC]",
+}
+
+
+class CsvSource(BlockSource):
+    """The rows of a CSV file, or of a TSV file when its suffix says so."""
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens and scans ``path`` (absolute).
+
+        Raises:
+            DataError: unreadable, compressed, no usable header, a column of integers of which
+                some do not fit int64, or a row whose number of fields is not the header's (with
+                ``skip_damaged`` such rows are left out).
+        """
+        self._skip_damaged = skip_damaged
+        self._delimiter = "\t" if path.endswith((".tsv", ".tab")) else ","
+        # What matters to row borders: a quoted part (it opens only at the start of a field, and
+        # group 1 is empty when nothing closes it), or the end of a row.
+        self._token = re.compile(
+            rb'(?:\A|(?<=[%s\r\n]))"[^"]*(?:""[^"]*)*("?)|\r\n?|\n' % self._delimiter.encode()
+        )
+        index, stamp = cached(path, "csv", skip_damaged, self._scan)
+        self._types = {name: _TYPES[kind] for name, kind in index.details["columns"]}
+        self._schema: Any = pa.schema(list(self._types.items()))
+        super().__init__(stamp, index, Metadata.of(path, self._schema))
+
+    def empty(self) -> Records:
+        """A table of no rows with the columns of the file."""
+        return self._schema.empty_table()
+
+    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
+        """The rows of a block as a table."""
+        rows, _ = self._parse(file, offset, length, list(self._types), self._types)
+        if len(rows) != count:
+            raise DataError(file.path, f"{len(rows)} rows, the scan saw {count}", offset)
+        return rows
+
+    def _scan(self, file: DataFile) -> Index:
+        """Counts the rows and finds the types of the columns, in one pass."""
+        if file.size == 0:
+            return Index.of([], columns=[])
+        if file.read_at(0, min(4, file.size)).startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+            raise DataError(file.path, "is compressed and cannot be read by index; unpack it first")
+        start, names = self._header(file)
+        kinds = ["null"] * len(names)
+        blocks = []
+        damaged = 0
+        wide: dict[str, tuple[int, str]] = {}  # of a column, the first record and its text
+        count = 0
+        for offset, length in self._row_blocks(file, start):
+            if length < 0:
+                damaged += 1
+                continue
+            rows, ragged = self._parse(file, offset, length, names, None)
+            damaged += ragged
+            blocks.append((offset, length, len(rows)))
+            if not len(rows):
+                continue
+            for place, (name, column) in enumerate(zip(names, rows.columns, strict=True)):
+                kind = str(column.type)
+                if kind == "double" and kinds[place] != "double" and _may_be_wide(column):
+                    texts, _ = self._parse(file, offset, length, names, {name: pa.string()})
+                    found = _first_wide(column.to_pylist(), texts[name].to_pylist())
+                    if found is not None:
+                        kind = _WIDE
+                        wide.setdefault(name, (count + found[0], found[1]))
+                kinds[place] = _join(kinds[place], kind)
+            count += len(rows)
+        for name, kind in zip(names, kinds, strict=True):
+            if kind == _WIDE:
+                record, text = wide[name]
+                raise DataError(
+                    file.path,
+                    f"column {name!r}: {text} (record {record:,}) does not fit 64 bits with a "
+                    "sign, so all integers of the column would become floating-point numbers, and "
+                    "large ones would be rounded; write ids modulo 2**63, or with a decimal point "
+                    "what is no id",
+                )
+        return Index.of(blocks, damaged, columns=list(zip(names, kinds, strict=True)))
+
+    def _header(self, file: DataFile) -> tuple[int, list[str]]:
+        """Where the rows begin, and the names of the columns."""
+        start = len(_BOM) if file.read_at(0, min(3, file.size)) == _BOM else 0
+        for head, whole in _growing(file, start):
+            ends, unclosed = self._row_ends(head, whole)
+            # Blank lines before the header are no rows.
+            found = next((end for end in ends if head[:end].strip(b"\r\n")), None)
+            if found is not None:
+                break
+        if found is None and not whole:
+            raise DataError(file.path, "no header: the first row does not end", start)
+        if found is None and unclosed is not None:
+            at = start + unclosed
+            raise DataError(file.path, "a quoted name in the header is not closed", at)
+        line = head[: len(head) if found is None else found]
+        try:
+            blank = not line.strip(b"\r\n")
+            names = [] if blank else list(self._read(line + b"\n", None, None).column_names)
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            raise DataError(file.path, f"the header cannot be read: {error}", start) from error
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(file.path, f"column {twice[0]!r} appears twice in the header", start)
+        return start + len(line), names
+
+    def _row_blocks(self, file: DataFile, start: int) -> Iterator[tuple[int, int]]:
+        """Offset and length of whole rows; length -1 for a tail that is left out as damaged."""
+        while start < file.size:
+            for block, whole in _growing(file, start):
+                end, unclosed = self._last_row_end(block, whole)
+                if end:
+                    break
+            if end:
+                yield start, end
+                start += end
+                continue
+            # Nothing more ends: an open quote swallowed the rest, or the row has no bound.
+            if not self._skip_damaged:
+                if unclosed is None:
+                    raise DataError(file.path, f"a row longer than {MAX_ROW_BYTES} bytes", start)
+                raise DataError(file.path, "a quoted field is not closed", start + unclosed)
+            yield start, -1
+            return
+
+    def _last_row_end(self, block: bytes, whole: bool) -> tuple[int, int | None]:
+        """Where the last whole row of the block ends, and where an unclosed quote begins."""
+        if b'"' in block:
+            ends, unclosed = self._row_ends(block, whole)
+            return (ends[-1] if ends else 0), unclosed
+        if whole:
+            return len(block), None
+        # A \r at the very end may be half of a \r\n.
+        return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1, None
+
+    def _row_ends(self, block: bytes, whole: bool) -> tuple[list[int], int | None]:
+        """Ends of all whole rows, and where a quoted part begins that the block does not close."""
+        ends = []
+        for token in self._token.finditer(block):
+            if token[1] is None:
+                if token.end() < len(block) or token[0] != b"\r":
+                    ends.append(token.end())
+            elif not token[1]:
+                return ends, token.start()
+        if whole and (not ends or ends[-1] < len(block)):
+            ends.append(len(block))
+        return ends, None
+
+    def _parse(
+        self,
+        file: DataFile,
+        offset: int,
+        length: int,
+        names: list[str],
+        types: dict[str, Any] | None,
+    ) -> tuple[Any, int]:
+        """The table of a block of whole rows, and how many ragged rows were left out of it;
+        ``types`` None infers them from this block alone."""
+        block = file.read_at(offset, length)
+        if not block.strip(b"\r\n"):
+            return pa.table({name: pa.nulls(0) for name in names}), 0
+        ragged: list[Any] = []
+
+        def on_ragged(row: Any) -> str:
+            ragged.append(row)
+            return "skip" if self._skip_damaged else "error"
+
+        # The handler gets rows as text, and none that is not UTF-8: such a block is read twice,
+        # first in an encoding that every byte has, and then without its ragged rows.
+        encoding = "utf-8" if _is_utf8(block) else "latin-1"
+        try:
+            table = self._read(block, names, types, on_ragged, encoding)
+            if encoding != "utf-8":
+                bad = {row.text.encode(encoding) for row in ragged}
+                kept = [row for row in self._rows(block) if row.rstrip(b"\r\n") not in bad]
+                table = self._read(b"".join(kept) or b"\n", names, types)
+        except pa.ArrowInvalid as error:
+            if ragged:
+                row = ragged[0]
+                raise DataError(
+                    file.path,
+                    f"a row of {row.actual_columns} fields, the header has {row.expected_columns}: "
+                    f"{row.text[:80]!r}",
+                    offset + self._find_row(block, row.text.encode(encoding)),
+                ) from error
+            raise DataError(file.path, str(error), offset) from error
+        return table, len(ragged)
+
+    def _rows(self, block: bytes) -> Iterator[bytes]:
+        start = 0
+        for end in self._row_ends(block, True)[0]:
+            yield block[start:end]
+            start = end
+
+    def _find_row(self, block: bytes, text: bytes) -> int:
+        """Where the first row of this text begins in the block."""
+        start = 0
+        for row in self._rows(block):
+            if row.rstrip(b"\r\n") == text:
+                break
+            start += len(row)
+        return start
+
+    def _read(
+        self,
+        block: bytes,
+        names: list[str] | None,
+        types: Any,
+        on_ragged: Any = None,
+        encoding: str = "utf-8",
+    ) -> Any:
+        return csv.read_csv(
+            pa.BufferReader(block),
+            # One block per call: pyarrow would cut again where rows are split by quoted newlines.
+            read_options=csv.ReadOptions(
+                column_names=names,
+                use_threads=False,
+                # Transcoding doubles what is not ASCII.
+                block_size=2 * len(block) + 1,
+                encoding=encoding,
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=on_ragged
+            ),
+            convert_options=csv.ConvertOptions(column_types=types),
+        )
+
+
+def _growing(file: DataFile, start: int) -> Iterator[tuple[bytes, bool]]:
+    """What begins at ``start``, twice as much each time up to the longest row, and whether the
+    file ends with it."""
+    size = BLOCK_BYTES
+    while True:
+        block = file.read_at(start, min(size, file.size - start))
+        whole = start + len(block) == file.size
+        yield block, whole
+        if whole or size >= MAX_ROW_BYTES:
+            return
+        size *= 2
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _may_be_wide(column: Any) -> bool:
+    """Whether these doubles may be integers of which some do not fit int64."""
+    values = column.drop_null().to_numpy()
+    return bool((np.abs(values) >= 2.0**63).any() and (np.trunc(values) == values).all())
+
+
+def _first_wide(values: list[Any], texts: list[str]) -> tuple[int, str] | None:
+    """Row and text of the first integer that does not fit int64; None unless all are integers."""
+    known = [
+        (row, text.strip())
+        for row, (value, text) in enumerate(zip(values, texts, strict=True))
+        if value is not None
+    ]
+    if not all(_INTEGER.fullmatch(text) for _, text in known):
+        return None
+    return next(((row, text) for row, text in known if not -(2**63) <= int(text) < 2**63), None)
+
+
+def _join(a: str, b: str) -> str:
+    """The type that the values of both types can be read as."""
+    if b not in (*_TYPES, _WIDE):
+        b = "string"
+    if a == b or b == "null":
+        return a
+    if a == "null":
+        return b
+    if "binary" in (a, b):
+        return "binary"
+    return _WIDER.get((a, b)) or _WIDER.get((b, a)) or "string"

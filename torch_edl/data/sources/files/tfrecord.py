@@ -1,0 +1,152 @@
+"""TFRecord: ``uint64 length, masked crc32c of it, data, masked crc32c of the data``, repeated.
+
+A block is a run of records of a quarter of a megabyte. The scan reads the lengths and checks
+their checksums; those of the data are checked when a block is read, or with ``skip_damaged``.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+
+import google_crc32c
+
+from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index, cached
+from torch_edl.data.sources.storage.data_file import DataFile, WholeFile
+from torch_edl.errors import DataError, UsageError
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 256 << 10
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_HEADER_BYTES = 12
+_FOOTER_BYTES = 4
+
+
+def _masked(data: bytes) -> int:
+    """The checksum as TFRecord stores it: rotated and shifted, so that it differs from CRC-32C
+    of data which holds a CRC-32C itself."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def is_header(raw: bytes) -> bool:
+    """Whether these 12 bytes begin a record: a length and its right checksum."""
+    return len(raw) == _HEADER_BYTES and _is_good(raw[:8], raw[8:])
+
+
+class TFRecordSource(BlockSource):
+    """The records of a TFRecord file that is not compressed."""
+
+    def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
+        """Opens ``path`` (absolute) and finds its records.
+
+        Raises:
+            DataError: unreadable, compressed, or a damaged length. With ``skip_damaged`` all data
+                is verified: a damaged record is left out, a damaged length ends the file.
+        """
+        index, stamp = cached(
+            path, "tfrecord", skip_damaged, lambda file: _scan(file, skip_damaged)
+        )
+        super().__init__(stamp, index, Metadata(path))
+
+    def decode(self, file: DataFile, offset: int, length: int, count: int) -> Records:
+        """The records in these bytes, whose checksums are verified."""
+        data = file.read_at(offset, length)
+        records: list[bytes] = []
+        place = 0
+        while place < length:
+            size = _length_of(file.path, data[place : place + _HEADER_BYTES], offset + place)
+            end = place + _HEADER_BYTES + size
+            record = data[place + _HEADER_BYTES : end]
+            if end + _FOOTER_BYTES > length or not _is_good(record, data[end : end + 4]):
+                raise DataError(file.path, _BAD_DATA, offset + place)
+            records.append(record)
+            place = end + _FOOTER_BYTES
+        if len(records) != count:
+            raise DataError(file.path, f"{len(records)} records, the scan saw {count}", offset)
+        return records
+
+
+_BAD_DATA = "the record's checksum does not match its data"
+
+
+def _is_good(record: bytes, stored: bytes) -> bool:
+    return _CRC.pack(_masked(record)) == stored
+
+
+def _length_of(path: str, header: bytes, offset: int) -> int:
+    """Bytes of data in the record with this header; DataError unless its checksum is right."""
+    if len(header) < _HEADER_BYTES:
+        raise DataError(path, "the file ends within a record's header", offset)
+    if not is_header(header):
+        raise DataError(path, "the checksum of the record's length does not match it", offset)
+    (size,) = _LENGTH.unpack_from(header)
+    if size > MAX_RECORD_BYTES:
+        raise DataError(path, f"a record of {size} bytes, {MAX_RECORD_BYTES} is the limit", offset)
+    return int(size)
+
+
+def _scan(file: DataFile, skip_damaged: bool) -> Index:
+    head = file.read_at(0, min(_HEADER_BYTES, file.size))
+    if head.startswith(b"\x1f\x8b\x08") and not is_header(head):
+        raise DataError(file.path, "is compressed and cannot be read by index; gunzip it first")
+    blocks = []
+    damaged = 0
+    first = offset = count = 0  # The block so far: where it began, where it ends, its records.
+    while offset < file.size:
+        try:
+            header = file.read_at(offset, min(_HEADER_BYTES, file.size - offset))
+            size = _length_of(file.path, header, offset)
+            end = offset + _HEADER_BYTES + size + _FOOTER_BYTES
+            if end > file.size:
+                raise DataError(
+                    file.path, f"a record of {size} bytes, the file ends before", offset
+                )
+        except DataError as error:
+            if not skip_damaged:
+                raise
+            log.warning("left out, with what follows: %s", error)
+            damaged += 1
+            break
+        if skip_damaged and not _is_good(
+            file.read_at(offset + _HEADER_BYTES, size), file.read_at(end - _FOOTER_BYTES, 4)
+        ):
+            log.warning("left out: %s at byte %d: %s", file.path, offset, _BAD_DATA)
+            damaged += 1
+            blocks.append((first, offset - first, count))
+            first, count = end, 0
+        else:
+            count += 1
+            if end - first >= BLOCK_BYTES:
+                blocks.append((first, end - first, count))
+                first, count = end, 0
+        offset = end
+    blocks.append((first, offset - first, count))
+    return Index.of(blocks, damaged)
+
+
+class TFRecordWriter(WholeFile):
+    """Writes a TFRecord file. Use it in ``with``: the file appears whole at the end, or not at all.
+
+    ::
+
+        with TFRecordWriter("train.tfrecord") as writer:
+            writer.write(b"a record")
+    """
+
+    def write(self, record: bytes) -> None:
+        """Adds a record.
+
+        Raises:
+            UsageError: it is longer than 1 GiB.
+        """
+        if len(record) > MAX_RECORD_BYTES:
+            raise UsageError(f"a record of {len(record)} bytes: records may have up to 1 GiB")
+        length = _LENGTH.pack(len(record))
+        self._file.write(
+            b"".join((length, _CRC.pack(_masked(length)), record, _CRC.pack(_masked(record))))
+        )

@@ -1,0 +1,191 @@
+"""Data files: opened by path or URL, read in ranges, unpacked where they are compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+from torch_edl.data.sources.base import Stamp
+from torch_edl.data.sources.storage import objects, unpacking
+from torch_edl.data.sources.storage.random_access import RandomAccess
+from torch_edl.errors import DataError
+from torch_edl.files import replacing
+
+
+class _Bytes(Protocol):
+    """Where the bytes of a file are."""
+
+    stamp: Stamp
+    size: int
+
+    def will_read(self, start: int, end: int) -> None: ...
+    def read_at(self, offset: int, size: int) -> bytes: ...
+    def view_at(self, offset: int, size: int) -> memoryview: ...
+    def close(self) -> None: ...
+
+
+class DataFile:
+    """An open data file without a position of its own, so that threads can share it.
+
+    Attributes:
+        path: path or URL.
+        stamp: of the file as it lies there.
+        size: bytes of its content; of a compressed file, when it is unpacked.
+    """
+
+    def __init__(self, path: str, expect: Stamp | None = None) -> None:
+        """Opens ``path``.
+
+        Raises:
+            DataError: it cannot be opened, or its stamp is not ``expect``.
+        """
+        self.path = path
+        codec = unpacking.codec_of(path)
+        if codec is None:
+            self._bytes = _stored(path, expect)
+        else:
+            self._bytes = _unpacked(path, codec, expect)
+        self.stamp = self._bytes.stamp
+        self.size = self._bytes.size
+
+    def reader(self) -> RandomAccess:
+        """For a library that reads from a file object."""
+        return RandomAccess(self.size, self._bytes.read_at)
+
+    @property
+    def local_path(self) -> str | None:
+        """The path under which a library may open the content by itself; None: there is none."""
+        return self.path if isinstance(self._bytes, _LocalBytes) else None
+
+    def will_read(self, start: int, end: int) -> None:
+        """The bytes ``start .. end - 1`` will be read in order, so requests may be large."""
+        self._bytes.will_read(start, end)
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Exactly ``size`` bytes from ``offset``; nothing is allocated for what is not there.
+
+        Raises:
+            DataError: the file ends before, or the disk or the store failed.
+        """
+        self._check(offset, size)
+        return self._bytes.read_at(offset, size)
+
+    def view_at(self, offset: int, size: int) -> memoryview:
+        """As :meth:`read_at`, for what is used as it is: of a file of this machine, pages of the
+        kernel. If somebody cuts off a file that is in use, that ends the process (SIGBUS), and the
+        next one finds that the file has changed."""
+        self._check(offset, size)
+        return self._bytes.view_at(offset, size)
+
+    def _check(self, offset: int, size: int) -> None:
+        if size < 0 or offset < 0 or offset + size > self.size:
+            raise DataError(self.path, f"needs {size} bytes, the file ends before", offset)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bytes.close()
+
+
+def _stored(path: str, expect: Stamp | None) -> _Bytes:
+    if objects.is_url(path):
+        return objects.ObjectBytes(path, expect)
+    return _LocalBytes(path, expect)
+
+
+def _unpacked(path: str, codec: str, expect: Stamp | None) -> _Bytes:
+    original = _stored(path, None)
+    try:
+        if expect is not None and original.stamp != expect:
+            raise DataError(path, _CHANGED)
+        original.will_read(0, original.size)
+        while True:
+            place = unpacking.unpacked(path, codec, original.stamp, original.read_at)
+            # Another process may have removed it for want of room.
+            with contextlib.suppress(FileNotFoundError):
+                return _UnpackedBytes(path, place, original.stamp)
+    finally:
+        original.close()
+
+
+_CHANGED = "changed while the job was using it; start the job again"
+
+
+class _LocalBytes:
+    """A file of this machine."""
+
+    def __init__(self, path: str, expect: Stamp | None) -> None:
+        self._path = path
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise DataError(path, f"cannot be read: {error.strerror}") from error
+        status = os.fstat(self._file.fileno())
+        self.stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+        self.size = status.st_size
+        if expect is not None and self.stamp != expect:
+            self._file.close()
+            raise DataError(path, _CHANGED)
+
+    def will_read(self, start: int, end: int) -> None:
+        """The kernel sees that by itself."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size:
+            try:
+                part = os.pread(self._file.fileno(), min(size, 1 << 30), offset)
+            except OSError as error:
+                raise DataError(self._path, f"cannot be read: {error.strerror}", offset) from error
+            if not part:
+                raise DataError(self._path, "was cut short while the job was using it", offset)
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def view_at(self, offset: int, size: int) -> memoryview:
+        if not self.size:
+            return memoryview(b"")
+        whole = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        return memoryview(whole)[offset : offset + size]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _UnpackedBytes(_LocalBytes):
+    """The content of a compressed file."""
+
+    def __init__(self, path: str, place: str, stamp: Stamp) -> None:
+        self._path = path
+        self._file = open(place, "rb", buffering=0)  # noqa: SIM115
+        self.size = os.fstat(self._file.fileno()).st_size
+        self.stamp = stamp
+
+
+class WholeFile:
+    """A writer whose file appears whole when its ``with`` block ends; not at all if that raises."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._opened = self._open(path)
+
+    @contextlib.contextmanager
+    def _open(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        with replacing(path) as self._file:
+            yield
+            self._finish()
+
+    def __enter__(self) -> Self:
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    def _finish(self) -> None:
+        """Writes what is still held back."""
