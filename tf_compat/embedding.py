@@ -11,13 +11,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_compat.rows import LocalRows, RowBlock, RowStore
-from torch_edl.errors import UsageError
-from torch_edl.tables.initializers import Initializer, InitializerLike, resolve
-from torch_edl.wire import codec
+from torch_edl.tables.initializers import Initializer, InitializerLike
+from torch_edl.tables.options import TableOptions
 from torch_edl.wire import pserver_pb2 as pb
 
 _unnamed = itertools.count()
-_LIMITS = ("min_count", "max_age", "max_rows", "max_bytes")
 
 
 class TableLayer:
@@ -25,16 +23,17 @@ class TableLayer:
     stands for the table in the gradient; the rows are in the store."""
 
     table: str
-    dim: int
-    bound: int | None
+    options: TableOptions
     is_named: bool
-    initializer: Initializer
-    storage_dtype: str | None
-    limits: dict[str, int]
     anchor: Any
     store: RowStore | None
     paths: list[str]
     """Of all layers of this table in the model; set by :func:`~tf_compat.tables.bind`."""
+
+    @property
+    def dim(self) -> int:
+        """Size of a row."""
+        return self.options.dim
 
     def look_up(self, inputs: Any) -> Any:
         """Rows (*inputs.shape, dim), differentiable into the table."""
@@ -48,19 +47,7 @@ class TableLayer:
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
         """The description of the table; ``group`` is its parameter group."""
-        begins = self.initializer
-        return pb.EmbeddingTableInfo(
-            name=self.table,
-            dim=self.dim,
-            initializer=pb.Initializer(
-                kind=begins.kind, args=dict(begins.args), measured=begins.measured
-            ),
-            num_embeddings=self.bound or 0,
-            group=group,
-            modules=self.paths,
-            storage_dtype=codec.FLOAT_DTYPES[self.storage_dtype or "fp32"],
-            **self.limits,
-        )
+        return self.options.info(self.table, group, self.paths)
 
 
 class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
@@ -97,30 +84,21 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (input_dim is not None and input_dim < 1) or output_dim < 1:
-            raise UsageError(
-                f"Embedding({input_dim}, {output_dim}): both must be 1 or more; input_dim None: no "
-                "bound"
-            )
-        if storage_dtype not in (None, *codec.FLOAT_DTYPES):
-            raise UsageError(
-                f"storage_dtype {storage_dtype!r}: choose one of {', '.join(codec.FLOAT_DTYPES)}"
-            )
-        given = (min_count, max_age, max_rows, max_bytes)
-        for limit, value in zip(_LIMITS, given, strict=True):
-            if value is not None and value < (limit != "min_count"):
-                raise UsageError(f"{limit} {value}: must be positive, or left out for no limit")
-        self.bound, self.dim = input_dim, output_dim
+        limits: dict[str, Any] = {
+            "min_count": min_count, "max_age": max_age, "max_rows": max_rows,
+            "max_bytes": max_bytes, "storage_dtype": storage_dtype,
+        }  # fmt: skip
+        self.options = TableOptions(input_dim, output_dim, initializer, **limits)
+        self._given = {
+            "input_dim": input_dim, "output_dim": output_dim, "table": table,
+            "initializer": initializer, "mask_zero": mask_zero, **limits,
+        }  # fmt: skip
         self.is_named = table is not None
         self.table = table or f"embedding-{next(_unnamed)}"
-        self.initializer = resolve(initializer, input_dim, output_dim)
         self.mask_zero = mask_zero
-        self.limits = {limit: value or 0 for limit, value in zip(_LIMITS, given, strict=True)}
-        self.storage_dtype = storage_dtype
         self.store = None
         self.paths = [self.table]
         self.supports_masking = mask_zero
-        self._given = {"table": table, "initializer": initializer}
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor."""
@@ -141,12 +119,7 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""
-        return {
-            **super().get_config(), **self._given, "input_dim": self.bound, "output_dim": self.dim,
-            "mask_zero": self.mask_zero, "storage_dtype": self.storage_dtype,
-            **{limit: value or None for limit, value in self.limits.items()},
-            "min_count": self.limits["min_count"],
-        }  # fmt: skip
+        return {**super().get_config(), **self._given}
 
 
 class SwappedEmbedding(TableLayer, keras.layers.Embedding):  # type: ignore[misc]
@@ -166,9 +139,8 @@ def swap(layer: Any, initializer: Initializer) -> None:
     layer._tracker.unlock()
     layer.anchor = layer.add_weight(shape=(0, dim), name="anchor", initializer="zeros")
     layer._tracker.lock()
-    layer.bound, layer.dim, layer.is_named = int(layer.input_dim), dim, False
-    layer.table, layer.initializer, layer.storage_dtype = layer.name, initializer, None
-    layer.limits = dict.fromkeys(_LIMITS, 0)
+    layer.options = TableOptions(int(layer.input_dim), dim, initializer)
+    layer.table, layer.is_named = layer.name, False
     layer.store, layer.paths = None, [layer.name]
 
 

@@ -124,12 +124,13 @@ def _fill(layer: TableLayer, reader: CheckpointReader, source: Path) -> int:
     if saved is None:
         known = ", ".join(reader.tables) or "none"
         raise CheckpointError(f"{source}: no table {layer.table} (tables there: {known})")
-    ids, vectors = _rows(saved, layer.dim)
+    dim = layer.dim
+    ids, vectors = _rows(saved, dim)
     made: Any = layer
     made._untrack_variable(made.anchor)
     made.anchor = None
     made.__class__ = FilledEmbedding
-    made.rows = len(ids)
+    made.rows, made.dim = len(ids), dim
     made._tracker.unlock()
     FilledEmbedding.build(made)  # the build of the instance is that of its first class
     made._tracker.lock()

@@ -93,7 +93,7 @@ class ModelFile(UserModel):
         for path, layer in layers(self.model):
             if isinstance(layer, TableLayer):
                 report.embeddings.add(
-                    name=path, num_embeddings=layer.bound or 0, dim=layer.dim, dynamic=True
+                    name=path, num_embeddings=layer.options.bound or 0, dim=layer.dim, dynamic=True
                 )
             elif isinstance(layer, keras.layers.Embedding):
                 report.embeddings.add(

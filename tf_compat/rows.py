@@ -13,9 +13,9 @@ import numpy.typing as npt
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.engine.servers.served import PullRows
-from torch_edl.errors import UsageError
 from torch_edl.ps_client.partition import PartitionedIds, TableIds
 from torch_edl.tables.optimizers import FROZEN, Optimizers
+from torch_edl.tables.options import TableOptions
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -29,9 +29,10 @@ class TableLayer(Protocol):
     """A layer with a table, as a store of rows sees it."""
 
     table: str
-    dim: int
-    bound: int | None
+    options: TableOptions
 
+    @property
+    def dim(self) -> int: ...
     def info(self, group: int) -> pb.EmbeddingTableInfo: ...
 
 
@@ -240,11 +241,6 @@ class LocalRows:
 
 
 def _check_range(layer: TableLayer, ids: Ids) -> None:
-    if layer.bound is None or not len(ids):
-        return
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= layer.bound:
-        raise UsageError(
-            f"embedding {layer.table}: id {low if low < 0 else high} is outside "
-            f"[0, {layer.bound}); make input_dim larger, or None for no bound"
-        )
+    if layer.options.bound is not None and len(ids):
+        low, high = int(ids.min()), int(ids.max())
+        layer.options.check_range(layer.table, low, high, argument="input_dim")

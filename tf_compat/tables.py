@@ -56,12 +56,8 @@ def swap_large(model: Any, threshold: int) -> list[str]:
 def set_defaults(model: Any, max_rows: int, storage_dtype: str) -> None:
     """Bounds the tables that have no bound, and says how rows are kept where the user did not."""
     for _, layer in layers(model):
-        if not isinstance(layer, TableLayer):
-            continue
-        if layer.bound is None and not layer.limits["max_rows"] and not layer.limits["max_bytes"]:
-            layer.limits["max_rows"] = max_rows
-        if layer.storage_dtype is None:
-            layer.storage_dtype = storage_dtype
+        if isinstance(layer, TableLayer):
+            layer.options = layer.options.with_defaults(max_rows, storage_dtype)
 
 
 def _is_plain(layer: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.tf_compat.installed import keras, tf
+from tf_compat.embedding import Embedding
 from tf_compat.names import places
 from torch_edl.errors import UsageError
 
@@ -87,3 +88,11 @@ def test_two_variables_of_one_name_are_refused() -> None:
 
     with pytest.raises(UsageError, match="two variables are called 'w'"):
         places(Clash(), {})
+
+
+def test_an_embedding_is_made_again_from_its_config() -> None:
+    made = Embedding(None, 4, table="t", initializer=("normal", {"std": 2}), max_rows=7)
+    again = Embedding.from_config(made.get_config())
+    assert (again.options, again.table) == (made.options, "t")
+    with pytest.raises(UsageError, match="max_age 0: must be 1 or more"):
+        Embedding(None, 4, max_age=0)

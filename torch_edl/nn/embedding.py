@@ -19,8 +19,8 @@ from torch_edl.nn.rows import (
     state_of_rows,
     state_of_weight,
 )
-from torch_edl.tables.initializers import InitializerLike, resolve
-from torch_edl.wire import codec
+from torch_edl.tables.initializers import InitializerLike
+from torch_edl.tables.options import TableOptions
 from torch_edl.wire import pserver_pb2 as pb
 
 _MODES = ("sum", "mean", "sqrtn")
@@ -50,31 +50,14 @@ class Table(nn.Module):
         storage_dtype: str | None = None,
     ) -> None:
         super().__init__()
-        if num_embeddings is not None and num_embeddings < 1:
-            raise UsageError(
-                f"num_embeddings {num_embeddings}: must be 1 or more, or None for no bound"
-            )
-        if embedding_dim < 1:
-            raise UsageError(f"embedding_dim {embedding_dim}: must be 1 or more")
-        if min_count < 0:
-            raise UsageError(f"min_count {min_count}: must be 0 or more")
-        limits = {"max_age": max_age, "max_rows": max_rows, "max_bytes": max_bytes}
-        for limit, value in limits.items():
-            if value is not None and value < 1:
-                raise UsageError(f"{limit} {value}: must be 1 or more, or None for no limit")
-        if storage_dtype not in (None, *codec.FLOAT_DTYPES):
-            raise UsageError(
-                f"storage_dtype {storage_dtype!r}: choose one of {', '.join(codec.FLOAT_DTYPES)}"
-            )
+        self.options = TableOptions(
+            num_embeddings, embedding_dim, initializer,
+            min_count=min_count, max_age=max_age, max_rows=max_rows, max_bytes=max_bytes,
+            storage_dtype=storage_dtype,
+        )  # fmt: skip
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx
-        self.initializer = resolve(initializer, num_embeddings, embedding_dim)
-        self.min_count = min_count
-        self.max_age = max_age
-        self.max_rows = max_rows
-        self.max_bytes = max_bytes
-        self.storage_dtype = storage_dtype
         self.named = name is not None
         self.table = name or f"embedding-{next(_unnamed)}"
         self.modules_of_table: list[str] = []
@@ -107,23 +90,7 @@ class Table(nn.Module):
 
     def info(self, group: int) -> pb.EmbeddingTableInfo:
         """The description of the table; ``group`` is its parameter group."""
-        return pb.EmbeddingTableInfo(
-            name=self.table,
-            dim=self.embedding_dim,
-            initializer=pb.Initializer(
-                kind=self.initializer.kind,
-                args=dict(self.initializer.args),
-                measured=self.initializer.measured,
-            ),
-            num_embeddings=self.num_embeddings or 0,
-            group=group,
-            min_count=self.min_count,
-            max_age=self.max_age or 0,
-            max_rows=self.max_rows or 0,
-            max_bytes=self.max_bytes or 0,
-            storage_dtype=codec.FLOAT_DTYPES[self.storage_dtype or "fp32"],
-            modules=self.modules_of_table,
-        )
+        return self.options.info(self.table, group, self.modules_of_table)
 
     def extra_repr(self) -> str:
         """Sizes first, as in torch."""

@@ -48,12 +48,8 @@ def set_defaults(model: nn.Module, max_rows: int, storage_dtype: str) -> None:
         storage_dtype: how rows are kept, see :class:`~torch_edl.nn.Embedding`.
     """
     for module in model.modules():
-        if not isinstance(module, Table):
-            continue
-        if max_rows and module.num_embeddings is module.max_rows is module.max_bytes is None:
-            module.max_rows = max_rows
-        if module.storage_dtype is None:
-            module.storage_dtype = storage_dtype
+        if isinstance(module, Table):
+            module.options = module.options.with_defaults(max_rows, storage_dtype)
 
 
 def _replace(optimizer: torch.optim.Optimizer, old: torch.Tensor, new: torch.Tensor) -> None:

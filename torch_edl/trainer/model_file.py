@@ -76,7 +76,10 @@ class ModelFile(UserModel):
             swapped = swap_large(self.model, train.large_embedding, self.optimizer)
             for path, table in swapped.items():
                 log.info(
-                    "%s lives on the servers: %s, rows start as %s", path, table, table.initializer
+                    "%s lives on the servers: %s, rows start as %s",
+                    path,
+                    table,
+                    table.options.begins,
                 )
         set_defaults(self.model, train.max_rows, train.storage_dtype)
         log.info("strategy %s: %s", ready.strategy, ready.reason)

@@ -120,8 +120,8 @@ def test_a_copy_has_rows_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: torch_edl.nn.Embedding(0, 4), "num_embeddings 0"),
-        (lambda: torch_edl.nn.Embedding(None, 0), "embedding_dim 0"),
+        (lambda: torch_edl.nn.Embedding(0, 4), "a table of 0 ids with rows of 4"),
+        (lambda: torch_edl.nn.Embedding(None, 0), "a table of None ids with rows of 0"),
         (lambda: torch_edl.nn.Embedding(4, 4, initializer="he"), "initializer 'he'"),
         (lambda: torch_edl.nn.Embedding(4, 4, initializer=("normal", {"sd": 1})), "'sd'"),
         (lambda: torch_edl.nn.EmbeddingBag(4, 4, mode="max"), "mode 'max'"),

@@ -11,6 +11,7 @@ from torch import nn
 
 from torch_edl.errors import UsageError
 from torch_edl.nn import Embedding, EmbeddingBag
+from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import distribution, set_defaults, swap_large
 from torch_edl.wire import tensor_pb2 as tensor
 
@@ -80,11 +81,11 @@ def test_only_tables_without_any_bound_get_one() -> None:
         }
     )
     set_defaults(model, 0, "fp32")
-    assert model["open"].max_rows is None
+    assert model["open"].info(0).max_rows == 0
     set_defaults(model, 50, "fp32")
-    limits = {name: getattr(module, "max_rows", None) for name, module in model.items()}
-    assert limits == {"open": 50, "bounded": None, "own": 7, "bytes": None, "torch": None}
-    assert model["open"].info(0).max_rows == 50
+    tables = {name: module for name, module in model.items() if isinstance(module, Table)}
+    limits = {name: module.info(0).max_rows for name, module in tables.items()}
+    assert limits == {"open": 50, "bounded": 0, "own": 7, "bytes": 0}
 
 
 def test_only_tables_that_do_not_say_how_they_keep_rows_are_told() -> None:

@@ -322,12 +322,6 @@ def _place(ids: torch.Tensor) -> Place:
 
 
 def _check_range(module: Table, ids: torch.Tensor) -> None:
-    if module.num_embeddings is None or not ids.numel():
-        return
-    low, high = ids.aminmax()
-    if int(low) < 0 or int(high) >= module.num_embeddings:
-        bad = int(low) if int(low) < 0 else int(high)
-        raise UsageError(
-            f"embedding {module.table}: id {bad} is outside [0, {module.num_embeddings}); "
-            "make num_embeddings larger, or None for no bound"
-        )
+    if module.num_embeddings is not None and ids.numel():
+        low, high = ids.aminmax()
+        module.options.check_range(module.table, int(low), int(high), argument="num_embeddings")
