@@ -152,8 +152,9 @@ class Job:
 
     def close(self) -> None:
         """Ends the job at once."""
-        self.process.send_signal(signal.SIGINT)
-        self.process.send_signal(signal.SIGINT)
+        # A shell has what it starts with `&` ignore SIGINT, and a job heeds that.
+        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
 
 
