@@ -12,7 +12,7 @@ import pytest
 from tests.contract.source_cases import COUNT, FILES, Case, cut_small, rows, written
 from tests.s3_server import S3Server
 from torch_edl.data.sources import expand, open_source
-from torch_edl.data.sources.files import blocks
+from torch_edl.data.sources.files import index
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
@@ -107,7 +107,7 @@ def test_a_task_reads_its_bytes_and_asks_once_whether_they_are_the_same(
 def test_the_index_of_an_object_is_cached_at_home(
     memory: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "MIN_CACHED_BYTES", 0)
+    monkeypatch.setattr(index, "MIN_CACHED_BYTES", 0)
     url = put("memory://data/a.csv", numbers(100))
     assert open_source(url).count == 100
     assert [path.parent.name for path in tmp_path.rglob("*.edl-index")] == ["cache"]

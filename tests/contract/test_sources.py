@@ -28,7 +28,7 @@ from tests.contract.source_cases import (
     written,
 )
 from torch_edl.data.sources import Source, concat, open_source, take
-from torch_edl.data.sources.files import blocks as blocks_module
+from torch_edl.data.sources.files import index as index_module
 from torch_edl.errors import DataError
 
 every_file = pytest.mark.parametrize("case", FILES, ids=lambda case: case.name)
@@ -148,7 +148,7 @@ def test_threads_share_a_source(case: Case, tmp_path: Path) -> None:
 @pytest.fixture
 def caching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are cached too."""
-    monkeypatch.setattr(blocks_module, "MIN_CACHED_BYTES", 0)
+    monkeypatch.setattr(index_module, "MIN_CACHED_BYTES", 0)
 
 
 cached = pytest.mark.usefixtures("caching")

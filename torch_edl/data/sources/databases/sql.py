@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
 
-from torch_edl.data.sources.base import Metadata, Records
+from torch_edl.data.sources.base import Metadata, Records, cut
+from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.databases.sql_connection import Connections
 from torch_edl.data.sources.databases.sql_name import parse, pinned
-from torch_edl.data.sources.files.blocks import cache, source_numbers
 from torch_edl.errors import DataError, UsageError
 
 BLOCK_ROWS = 2048
@@ -91,12 +91,15 @@ class SqlSource:
         first = int(np.searchsorted(self._ends, start, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left"))
         begin = self._ends[first - 1] if first else 0
-        return self._blocks(first, last).slice(start - begin, end - start)
+        key, count = (self._number, first), end - start
+        rows = cache.take(key, count) if first == last else None
+        if rows is None:
+            rows = self._blocks(first, last)
+            if first == last:  # of which other tasks may want the rest
+                cache.put(key, rows, len(rows) - count)
+        return cut(rows, start - begin, end - begin)
 
     def _blocks(self, first: int, last: int) -> pa.Table:
-        known = cache.get((self._number, first)) if first == last else None
-        if known is not None:
-            return known
         bounds = {"low": self._bounds[first][0], "high": self._bounds[last][1]}
         table = self._cast(self._database.execute(self._range, **bounds))
         keys = table.column(self._key.name)
@@ -108,8 +111,6 @@ class SqlSource:
         expected = self._ends[last] - begin
         if len(table) != expected or digests != self._digests[first : last + 1]:
             raise self._changed()
-        if first == last:  # of which other tasks may want the rest
-            cache.put((self._number, first), table)
         return table
 
     def _changed(self) -> DataError:

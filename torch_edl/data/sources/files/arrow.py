@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from torch_edl.data.sources.base import Metadata
 from torch_edl.data.sources.files.arrow_messages import FILE_MAGIC, ArrowMessage, messages
-from torch_edl.data.sources.files.blocks import Index, cached
+from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.files.sliced import SlicedSource
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from torch_edl.data.sources.base import Metadata, Records
 from torch_edl.data.sources.files.avro_schema import arrow_schema
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index, cached
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
+from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError, UsageError
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.files.blocks import BlockSource, Index, cached
+from torch_edl.data.sources.files.blocks import BlockSource
+from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.files.blocks import BlockSource, Index, cached
+from torch_edl.data.sources.files.blocks import BlockSource
+from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError
 

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from torch_edl.data.sources.base import Metadata
 from torch_edl.data.sources.files import sliced
-from torch_edl.data.sources.files.blocks import Index, cached
+from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.files.sliced import SlicedSource
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError

@@ -12,7 +12,8 @@ import struct
 import google_crc32c
 
 from torch_edl.data.sources.base import Metadata, Records
-from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource, Index, cached
+from torch_edl.data.sources.files.blocks import MAX_RECORD_BYTES, BlockSource
+from torch_edl.data.sources.files.index import Index, cached
 from torch_edl.data.sources.storage.data_file import DataFile, WholeFile
 from torch_edl.errors import DataError, UsageError
 
