@@ -19,6 +19,7 @@ from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.torch_model import TorchModel as ReplicatedModel
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
@@ -58,7 +59,7 @@ class Driven:
         self.engine: Engine
         self.leased: LeasedEngine | None = None
         if kind == "ring":
-            self.engine = RingEngine(Replica(self.model, [optimizer], []), None)
+            self.engine = RingEngine(ReplicatedModel(Replica(self.model, [optimizer], [])), None)
         elif kind == "local":
             self.engine = self.leased = LocalEngine(Replica(self.model, [optimizer]), status=status)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +13,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from torch_edl.data.feeder import TaskReader
-from torch_edl.data.order import Order, Pass, Span
-from torch_edl.data.sources import Records, concat, cut, expand, open_source, parts
-from torch_edl.data.task_space import ENDLESS, Piece, Shard, TaskSpace, digest
+from torch_edl.data.order import Order
+from torch_edl.data.passes import Pass, Span
+from torch_edl.data.sources import expand, open_source, parts
+from torch_edl.data.task_records import TaskRecords
+from torch_edl.data.task_space import ENDLESS, Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
 
 # What a DataLoader decides by its own order; ours is the job's.
@@ -25,7 +27,6 @@ _REFUSED = {
 }
 # Files are shuffled in blocks of so many minibatches, and within each: see TaskReader.
 _BATCHES_PER_TASK = 32
-_KEPT = 2  # tasks in memory: a minibatch may reach from one into the next
 
 
 class Batches:
@@ -168,45 +169,6 @@ class StreamBatches:
     def close(self) -> None:
         """Forgets what was read."""
         self._records.clear()
-
-
-class TaskRecords:
-    """Records by piece of task: what a DataLoader calls a dataset with ``__getitems__``.
-
-    Args:
-        reader: of the files of ``space``.
-    """
-
-    def __init__(self, space: TaskSpace, reader: TaskReader) -> None:
-        self._space = space
-        self._reader = reader
-        self._kept: OrderedDict[int, Records] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Records of an epoch."""
-        return self._space.records_before(min(self._space.tasks_per_epoch, self._space.total))
-
-    def __getitems__(self, pieces: list[Piece]) -> Records:
-        """The records of some pieces, one after the other: a list, or a ``pyarrow.Table``."""
-        return concat([cut(self._task(task), first, last) for task, first, last in pieces])
-
-    def name(self, pieces: Sequence[Piece], index: int) -> str:
-        """What a person calls the record at ``index`` of some pieces."""
-        for number, first, last in pieces:
-            if index < last - first:
-                return self._reader.name(self._space.task(number), first + index)
-            index -= last - first
-        raise IndexError(index)
-
-    def _task(self, number: int) -> Records:
-        records = self._kept.get(number)
-        if records is None:
-            task = self._space.task(number)
-            records = self._reader.read(task, self._space.shard(task.shard))
-            self._kept[number] = records
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return records
 
 
 def open_batches(

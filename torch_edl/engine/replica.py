@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.data.task_space import difference
 from torch_edl.engine import state_dict
+from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.nn.model_tables import bind_tables, dense_names
 from torch_edl.nn.rows import state_of_rows, state_of_weight
@@ -30,67 +31,11 @@ from torch_edl.optim import group_of, optimizer_config
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 
+Bytes = npt.NDArray[np.uint8]
+
 _STEM = "shard-0-of-1"
 MODEL_FILE = f"{_STEM}.dense.safetensors"
 OPTIMIZER_FILE = f"{_STEM}.optimizer.safetensors"
-
-
-@dataclass
-class Position:
-    """The updates and records that the model of a replica has."""
-
-    step: int = 0
-    """Updates of the model, those included that were skipped for a gradient that was not finite."""
-    pass_index: int = 0
-    """The current pass over data: loaders and evaluations of a script count in the order of its
-    code."""
-    records: int = 0
-    """Records of the current pass that are in the model."""
-    results: dict[str, Any] = field(default_factory=dict)
-    """The results of evaluations by their pass, for members that join later."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """What fixes the meaning of ``records``: the data of the newest pass and their order."""
-    epochs: int = 0
-    """Epochs of the newest pass."""
-    ended: list[int] = field(default_factory=lambda: [-1, 0])
-    """The newest pass that has ended, and its records."""
-    left_out: int = 0
-    """Records of all passes without a gradient: no member called backward for them."""
-
-    def go_through(self, data: dict[str, Any], epochs: int) -> None:
-        """Begins a pass over these data, or continues it.
-
-        Raises:
-            UsageError: the checkpoint that is resumed is in the middle of a pass over other data.
-        """
-        differs = difference(self.data, data) if self.records else None
-        if differs is not None:
-            then, now = differs
-            raise UsageError(
-                f"the checkpoint is {self.records:,} records into a pass with {then}; now it is "
-                f"{now}: use the same data and options, or another checkpoint_dir to start over"
-            )
-        self.data, self.epochs = data, epochs
-
-    def end(self) -> None:
-        """Ends the current pass."""
-        self.ended = [self.pass_index, self.records]
-        self.pass_index, self.records = self.pass_index + 1, 0
-
-    def extend(self, number: int, epochs: int) -> None:
-        """Continues pass ``number`` if it is the newest that has ended, and has more epochs now.
-
-        Evaluations after that pass are repeated.
-        """
-        ended, records = self.ended
-        if ended == number < self.pass_index and epochs > self.epochs:
-            self.pass_index, self.records = number, records
-            self.results = {n: value for n, value in self.results.items() if int(n) < number}
-
-    @property
-    def progress(self) -> int:
-        """The number of updates and evaluations so far. Members of a ring differ by one at most."""
-        return self.step + len(self.results)
 
 
 @dataclass(frozen=True)
@@ -207,6 +152,20 @@ class Replica:
             return Snapshot(files=files, watermarks=watermarks, version=version)
 
         return write_to
+
+    def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
+        """See :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
+        state = self.state()
+        return state.header, [as_bytes(each.cpu()).numpy() for each in state.tensors.values()]
+
+    def incoming(self, header: dict[str, Any]) -> tuple[list[Bytes], Callable[[], None]]:
+        """See :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
+        received = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, dtype, shape in header["tensors"]
+        }
+        places = [as_bytes(each).numpy() for each in received.values()]
+        return places, lambda: self.load(State(header, received))
 
     def load(self, state: State, where: object = "the saved state") -> None:
         """Takes over a state without its tables; the parameters keep their place in memory.

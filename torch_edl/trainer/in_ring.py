@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_edl.data.batch import Update
-from torch_edl.data.batches import open_batches
+from torch_edl.data.batches import Batches, StreamBatches, open_batches
 from torch_edl.data.task_space import ENDLESS
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
@@ -222,6 +222,8 @@ class _PassUpdates(PositionUpdates):
         first: epochs of the loops before.
         until: epochs of the job as far as known; 0: not known.
     """
+
+    _batches: Batches | StreamBatches
 
     def __init__(
         self, script: ScriptInRing, loader: Loader, number: int, first: int, until: int

@@ -14,7 +14,9 @@ from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.contract import report_model
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.engine.ring.rendezvous import MasterRendezvous, RingRendezvous, TorchrunRendezvous
+from torch_edl.engine.ring.torch_model import TorchModel
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer import weights
@@ -51,7 +53,7 @@ class Job:
         rendezvous: RingRendezvous | None = None
         if session is not None:
             checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
-            rendezvous = MasterRendezvous(session)
+            rendezvous = MasterRendezvous(session, StoreServer)
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             rendezvous = TorchrunRendezvous()
             checkpoint = under_torchrun(checkpoint)
@@ -179,7 +181,7 @@ class Job:
             check_tables(model)
         stateful = [part for part in (scheduler, scaler) if part is not None]
         engine = RingEngine(
-            Replica(model, optimizers, stateful),
+            TorchModel(Replica(model, optimizers, stateful)),
             self._rendezvous,
             check_every=self._check_every,
             on_resize=self._on_resize,

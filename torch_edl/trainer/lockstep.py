@@ -8,30 +8,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from torch_edl.config import JobConfig
 from torch_edl.data.batch import SKIP, Batch, Minibatch, Update, note
-from torch_edl.data.batches import Batches, StreamBatches, TaskRecords
-from torch_edl.data.feeder import FeedError
+from torch_edl.data.feeder import Feeder, FeedError
 from torch_edl.data.leases_ahead import NoMoreTasks
-from torch_edl.data.order import Pass, Span
+from torch_edl.data.passes import Pass, Span
+from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import TaskSpace
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import DismissedError
 from torch_edl.master_client.session import MasterSession
+from torch_edl.tables.watermarks import Watermarks
 from torch_edl.trainer.one_off import OneOffTasks
-from torch_edl.trainer.user_model import UserModel
 
 _IDLE_S = 0.1
+
+
+class MemberBatches(Protocol):
+    """The minibatches of one member by their place in the data."""
+
+    def take(self, span: Span, start: int, rank: int, world: int) -> Any:
+        """The minibatch at ``span``, of the update at ``start``. In general the next one is of the
+        next update, of the same member of the same ring."""
+        ...
+
+    def sample(self, span: Span) -> Any:
+        """A minibatch beside the order, read in this process."""
+        ...
+
+    def close(self) -> None:
+        """Ends the readers."""
+        ...
 
 
 class PositionUpdates:
     """What sources of updates by position have in common; see
     :class:`~torch_edl.trainer.source.Source`."""
 
-    def __init__(self, engine: RingEngine, batches: Batches | StreamBatches) -> None:
+    def __init__(self, engine: RingEngine, batches: MemberBatches) -> None:
         self._engine = engine
         self._batches = batches
 
@@ -74,6 +91,17 @@ class PositionUpdates:
         return self._batches.sample(span)
 
 
+class Trained(Protocol):
+    """A model file whose model is trained; see :class:`~torch_edl.trainer.user_model.UserModel`."""
+
+    config: JobConfig
+    feeder: Feeder
+
+    def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> MemberBatches: ...
+
+    def call_back(self, event: str, *args: Any) -> None: ...
+
+
 class FileUpdates(PositionUpdates):
     """The updates of a model file in a ring; see :class:`~torch_edl.trainer.source.Source`.
 
@@ -86,7 +114,7 @@ class FileUpdates(PositionUpdates):
 
     def __init__(
         self,
-        file: UserModel,
+        file: Trained,
         engine: RingEngine,
         space: TaskSpace,
         tasks: Tasks,
@@ -107,17 +135,7 @@ class FileUpdates(PositionUpdates):
             epochs=data.epochs,
             end=space.total_records,
         )
-        batches = Batches(
-            self._records,
-            self._data,
-            space.pieces,
-            {
-                "collate_fn": partial(file.feeder.batch, shard=space.task(0).shard),
-                "num_workers": data.loader_workers,
-                "pin_memory": data.pin_memory,
-            },
-        )
-        super().__init__(engine, batches)
+        super().__init__(engine, file.batches(self._records, self._data, space))
         self._total = space.total_records
         self._alone = False
         self._damaged = 0
@@ -204,3 +222,12 @@ class FileUpdates(PositionUpdates):
         except FeedError as error:
             return error
         return None
+
+
+def watermarks(space: TaskSpace, position: int) -> Watermarks:
+    """What a model has that has had the records up to a position: whole tasks in their order, and
+    the beginning of one."""
+    if position >= space.total_records:
+        return Watermarks(space.total)
+    task, offset = space.at(position)
+    return Watermarks(task, {task: offset} if offset else {})

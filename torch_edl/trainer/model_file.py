@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,14 +14,18 @@ import torch
 from torch_edl.config import JobConfig
 from torch_edl.contract import Contract, load_contract, report_model
 from torch_edl.data.batch import Batch
+from torch_edl.data.batches import Batches
 from torch_edl.data.datasets import TorchDatasets
+from torch_edl.data.passes import Pass
+from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.data.tasks import Tasks
 from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.engine.ring.rendezvous import MasterRendezvous
+from torch_edl.engine.ring.torch_model import TorchModel as ReplicatedModel
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.environment import ENV_TOKEN
@@ -30,9 +34,7 @@ from torch_edl.lazy_dynamo import defer_dynamo
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import bind_tables, set_defaults, swap_large
-from torch_edl.tables.watermarks import Watermarks
-from torch_edl.trainer.lockstep import FileUpdates
-from torch_edl.trainer.one_off import OneOffTasks
+from torch_edl.trainer.lockstep import watermarks
 from torch_edl.trainer.step import Step, contract_body
 from torch_edl.trainer.torch_values import TorchValues
 from torch_edl.trainer.user_model import UserModel
@@ -136,25 +138,21 @@ class ModelFile(UserModel):
                 "not summed over a ring; use --strategy ps, or torch.nn.Embedding"
             )
 
-        def watermarks(position: int) -> Watermarks:
-            if position >= space.total_records:
-                return Watermarks(space.total)
-            task, offset = space.at(position)
-            return Watermarks(task, {task: offset} if offset else {})
-
-        engine = RingEngine(self._replica(), MasterRendezvous(master), watermarks=watermarks)
+        engine = RingEngine(
+            ReplicatedModel(self._replica()), MasterRendezvous(master, StoreServer),
+            watermarks=partial(watermarks, space),
+        )  # fmt: skip
         master.heartbeat.on_broken_ring = engine.membership.interrupt
         return engine
 
-    def ring_source(
-        self,
-        engine: Any,
-        space: TaskSpace,
-        tasks: Tasks,
-        one_off: OneOffTasks,
-        master: MasterSession,
-    ) -> FileUpdates:
-        return FileUpdates(self, engine, space, tasks, one_off, master)
+    def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> Batches:
+        config = self.config.data
+        options = {
+            "collate_fn": partial(self.feeder.batch, shard=space.task(0).shard),
+            "num_workers": config.loader_workers,
+            "pin_memory": config.pin_memory,
+        }
+        return Batches(records, data, space.pieces, options)
 
     def _replica(self) -> Replica:
         stateful = [] if self.scheduler is None else [self.scheduler]

@@ -6,6 +6,7 @@ Its loop is the one of scripts; its body is made of the functions of the model f
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
@@ -13,6 +14,7 @@ from torch_edl.errors import DismissedError
 from torch_edl.master_client.leases import LeaseClient
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.leased import LeasedUpdates
+from torch_edl.trainer.lockstep import FileUpdates
 from torch_edl.trainer.loop import loop, run_body
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.one_off import OneOffTasks
@@ -33,12 +35,13 @@ def run(file: UserModel, master: MasterSession, start: pb.Start) -> None:
     leases.incarnation = start.cluster.incarnation
     tasks = TaskPrefetcher(leases, file.feeder.prepare)
     source: FileSource
+    close: Callable[[], None]
     if start.strategy == "allreduce":
         shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in start.shards]
         space = TaskSpace.for_training(shards, file.config)
         ring = file.ring_engine(master, space)
         one_off = OneOffTasks(file, ring, leases, master)
-        source = file.ring_source(ring, space, tasks, one_off, master)
+        source = FileUpdates(file, ring, space, tasks, one_off, master)
         body, close, batches = file.body(ring), ring.close, loop(ring, source, Meter())
     else:
         engine = file.leased_engine(start.strategy, master)

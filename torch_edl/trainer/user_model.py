@@ -11,13 +11,14 @@ from typing import Any
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import Datasets, Feeder
+from torch_edl.data.passes import Pass
+from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
-from torch_edl.data.tasks import Tasks
 from torch_edl.engine.base import Engine, LeasedEngine
+from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import ContractError, describe_error
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.one_off import OneOffTasks
-from torch_edl.trainer.source import FileSource
+from torch_edl.trainer.lockstep import MemberBatches
 from torch_edl.trainer.task_results import Values
 from torch_edl.user_functions import UserFunctions
 from torch_edl.wire import master_pb2 as pb
@@ -112,20 +113,21 @@ class UserModel(ABC):
         """The engine of the strategies ``local`` and ``ps``."""
 
     @abstractmethod
-    def ring_engine(self, master: MasterSession, space: TaskSpace) -> Engine:
+    def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
         """The engine of the strategy ``allreduce``.
 
         Args:
             space: the training tasks, in whose order the records are.
+
+        Raises:
+            ContractError: the model has tables.
         """
 
     @abstractmethod
-    def ring_source(
-        self,
-        engine: Any,
-        space: TaskSpace,
-        tasks: Tasks,
-        one_off: OneOffTasks,
-        master: MasterSession,
-    ) -> FileSource:
-        """The updates of a member of a ring; ``engine`` comes from :meth:`ring_engine`."""
+    def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> MemberBatches:
+        """The minibatches of a member of a ring.
+
+        Args:
+            records: of the training tasks.
+            data: how the records are cut into updates.
+        """

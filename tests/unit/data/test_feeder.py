@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, IterableDataset
 from master.state.tasks import TaskQueue
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.batch import Update
-from torch_edl.data.batches import TaskRecords
 from torch_edl.data.datasets import TorchDatasets
 from torch_edl.data.feeder import Feeder, FeedError, TaskReader
 from torch_edl.data.sources import IndexedSource, open_source
+from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError

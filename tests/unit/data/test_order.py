@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_edl.data.order import Order, Pass, Span
+from torch_edl.data.order import Order
+from torch_edl.data.passes import Pass, Span
 from torch_edl.errors import UsageError
 
 worlds = st.integers(1, 7)

@@ -161,17 +161,14 @@ def test_parameters_of_any_shape_and_type_travel_and_are_written(tmp_path: Path)
     one, two = Odd(), Odd()
     source = Replica(one, [])
     state = source.state()
-    tensors = [state.tensors[name].contiguous() for name, _, _ in state.header["tensors"]]
+    header, tensors = source.outgoing()
     buffers = [buffer for buffer, _ in recovery.chunks(tensors, 40)]
     assert len(buffers) > 1
-    taken = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype))
-        for name, dtype, shape in state.header["tensors"]
-    }
-    groups = list(recovery.chunks(list(taken.values()), 40))
-    for buffer, (_, group) in zip(buffers, groups, strict=True):
-        recovery.spread(buffer, group)
-    Replica(two, []).load(State(state.header, taken))
+    places, take = Replica(two, []).incoming(header)
+    for (into, group), buffer in zip(recovery.chunks(places, 40), buffers, strict=True):
+        into[:] = buffer
+        recovery.spread(into, group)
+    take()
     same(state, Replica(two, []).state())
     assert two.a is two.b
     commit(source.copy(), tmp_path)

@@ -18,6 +18,7 @@ from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.torch_model import TorchModel
 from torch_edl.errors import UsageError
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import Saver, settings, under_torchrun
@@ -25,7 +26,9 @@ from torch_edl.trainer.saver import Saver, settings, under_torchrun
 
 def engine(step: int) -> RingEngine:
     model = nn.Linear(2, 2)
-    one = RingEngine(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)]), None)
+    one = RingEngine(
+        TorchModel(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)])), None
+    )
     one.replica.position.step = step
     return one
 
@@ -102,6 +105,7 @@ from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.torch_model import TorchModel
 from torch_edl.trainer.job import Job
 from torch_edl.trainer.saver import Saver
 
@@ -124,7 +128,7 @@ seal, prune = layout.seal, layout.prune
 layout.seal = lambda *given: reach("before the manifest") or seal(*given)
 layout.prune = lambda *given: reach("after the report") or prune(*given)
 model = nn.Linear(2, 2)
-engine = RingEngine(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)]), None)
+engine = RingEngine(TorchModel(Replica(model, [torch.optim.SGD(model.parameters(), lr=1.0)])), None)
 engine.replica.position.step = 2
 Saver(CheckpointConfig(dir=root, keep=1, resume=True), Rendezvous()).save_last(engine)
 """

@@ -7,9 +7,9 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.membership import Membership
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.ring.replicated import SharedReplica
 from torch_edl.errors import EdlError
 
 UNAUTHORIZED = "no member has heard of the master lately"
@@ -34,7 +34,7 @@ class ControlFlags:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: SharedReplica,
         rendezvous: RingRendezvous | None,
         membership: Membership,
         check_every: int,

@@ -17,13 +17,11 @@ from typing import Any
 
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.engine.gradient_hooks import ManualAccumulation
-from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.control_flags import UNAUTHORIZED, ControlFlags
+from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.membership import Membership
-from torch_edl.engine.ring.process_group import RingBrokenError
-from torch_edl.engine.ring.reducer import Phase, Reducer
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.ring.replicated import Phase, Replicated
 from torch_edl.errors import DismissedError, UsageError
 from torch_edl.tables.watermarks import Watermarks
 
@@ -45,7 +43,7 @@ class RingEngine:
 
     def __init__(
         self,
-        replica: Replica,
+        model: Replicated,
         rendezvous: RingRendezvous | None,
         *,
         check_every: int = 0,
@@ -53,33 +51,22 @@ class RingEngine:
         checkpoint: Callable[[], Path | None] = lambda: None,
         watermarks: Callable[[int], Watermarks] = lambda position: Watermarks(),
     ) -> None:
-        self.replica = replica
+        self.replica = replica = model.replica
         self.model = replica.model
         self._watermarks = watermarks
         self.catching_up = False
         """The script runs through what the other members did before this process joined."""
-        self.membership = Membership(replica, rendezvous, checkpoint)
+        self.membership = Membership(model, rendezvous, checkpoint)
         self._rendezvous = rendezvous
         self._on_resize = on_resize
         self._flags = ControlFlags(replica, rendezvous, self.membership, check_every)
-        self._reducer = Reducer(
-            replica.model, ControlFlags.COUNT, self._flags.send, self._flags.receive
-        )
-        self._accumulation = ManualAccumulation(replica.model)
+        self._reducer = model.reducer(ControlFlags.COUNT, self._flags.send, self._flags.receive)
+        self._detach = model.attach(self._before_step, self._after_step)
         # Of the update that is open:
         self._pass = 0
         self._records = 0
         self._steps = 0  # of optimizers that moved the model
-        self._put_gradients_back: Callable[[], None] = lambda: None
         self._warned = False
-        self._hooks = [
-            hook
-            for optimizer in replica.optimizers
-            for hook in (
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
-            )
-        ]
 
     # ---- the ring ----
 
@@ -130,8 +117,7 @@ class RingEngine:
 
     def close(self, *, finished: bool = False) -> None:
         """Detaches from the optimizers, and leaves the ring: see :meth:`Membership.leave`."""
-        for hook in self._hooks:
-            hook.remove()
+        self._detach()
         self._reducer.use(None)
         self.membership.leave(finished=finished)
 
@@ -150,12 +136,11 @@ class RingEngine:
             self._flags.begin_update(self._records)
         if alone and rendezvous is not None and not rendezvous.authorized:
             reducer.fail(UNAUTHORIZED)
-        share = minibatch.records / update.records
-        if not alone or share < 1.0:
-            self._accumulation.watch()  # before the reducer, whose hooks change gradients
         # Rank 0 has the first records of each update.
         reducer.begin_minibatch(
-            share, last=minibatch.number + 1 == update.count, leads=self.membership.rank == 0
+            minibatch.records / update.records,
+            last=minibatch.number + 1 == update.count,
+            leads=self.membership.rank == 0,
         )
         return minibatch.batch
 
@@ -197,7 +182,7 @@ class RingEngine:
         if self.membership.group is not None:
             position.left_out += round((1 - min(1.0, reducer.covered)) * self._records)
         if not self._steps:
-            self._accumulation.forbid()
+            reducer.forbid_accumulation()
         self._steps = 0
         if 0 < self._flags.skipped < self.membership.world:
             self._synchronize()
@@ -251,19 +236,12 @@ class RingEngine:
         if self._reducer.phase is not Phase.IDLE and self.live:
             self._steps += 1
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         self.stepped()
-        if not self.live:
-            # An optimizer leaves a parameter without a gradient alone.
-            self._put_gradients_back = self._reducer.hide_gradients()
-        elif self._reducer.phase is Phase.REDUCED or (
-            self._rendezvous is not None and self._reducer.phase is Phase.LOCAL
-        ):
-            self._reducer.check_reduced(optimizer)
+        self._reducer.before_step(optimizer, live=self.live)
 
-    def _after_step(self, *_: Any) -> None:
-        put_back, self._put_gradients_back = self._put_gradients_back, lambda: None
-        put_back()
+    def _after_step(self) -> None:
+        self._reducer.after_step()
 
     def _skip(self) -> None:
         """The script went on without a backward; the others wait for this member's part.

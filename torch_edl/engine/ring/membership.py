@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_edl.engine.replica import Replica
-from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
+from torch_edl.engine.ring.group import Group, RingBrokenError
 from torch_edl.engine.ring.recovery import NO_MODEL, synchronize
 from torch_edl.engine.ring.rendezvous import RingRendezvous
+from torch_edl.engine.ring.replicated import Replicated
 from torch_edl.errors import DismissedError
 from torch_edl.wire import master_pb2 as pb
 
@@ -29,7 +29,7 @@ class Membership:
 
     def __init__(
         self,
-        replica: Replica,
+        model: Replicated,
         rendezvous: RingRendezvous | None,
         checkpoint: Callable[[], Path | None],
     ) -> None:
@@ -37,11 +37,12 @@ class Membership:
         self.world = 1
         self.ring = 0
         """Number of the newest ring; 0: none yet."""
-        self.group: ProcessGroup | None = None
+        self.group: Group | None = None
         """Connects the members of the ring; None: there is no other member."""
         self.joined = rendezvous is None
         """Whether this process is in a ring, or alone for good."""
-        self._replica = replica
+        self._model = model
+        self._replica = model.replica
         self._rendezvous = rendezvous
         self._checkpoint = checkpoint
         self._has_model = rendezvous is None  # one that other members may take
@@ -132,10 +133,9 @@ class Membership:
         try:
             if size > 1:
                 # From here on the master's word that a member is gone ends what is under way.
-                self.group = ProcessGroup(
+                self.group = self._model.connect(
                     ring.store, ring.number, rank, size,
-                    host=self._rendezvous.host, device=self._replica.device,
-                    meet_s=self._rendezvous.meet_s,
+                    host=self._rendezvous.host, meet_s=self._rendezvous.meet_s,
                 )  # fmt: skip
             # The others wait as long as it takes to read.
             if ring.fresh and rank == ring.source:

@@ -20,18 +20,14 @@ from typing import Any
 import torch
 import torch.distributed
 
-from torch_edl.errors import EdlError
+from torch_edl.engine.ring.group import MAX_PAYLOAD_BYTES, MEET_S, Bytes, RingBrokenError
 
 # The compiled parts of torch.distributed have no types.
 dist: Any = torch.distributed
 
-# How long the members of a new ring wait for each other. All members have just asked for the ring,
-# so a member that has not connected by then has died.
-MEET_S = 10.0
 # A collective has no time limit: a member may evaluate for an hour. The master, which knows which
 # members live, ends a stuck collective.
 _COLLECTIVE_S = 7 * 24 * 3600.0
-_MAX_PAYLOAD_BYTES = 1 << 31
 
 
 _open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
@@ -43,17 +39,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class RingBrokenError(EdlError):
-    """A member is gone or does not answer. Only the text of the cause is kept."""
-
-
-def local_address(towards: str) -> str:
-    """The address of this machine from which packets to the host ``towards`` are sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards, 9))  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 class StoreServer:
@@ -79,7 +64,7 @@ class StoreServer:
 
 
 class ProcessGroup:
-    """The collectives of one ring. Each raises RingBrokenError where it fails.
+    """The collectives of one ring: a :class:`~torch_edl.engine.ring.group.Group`, for torch.
 
     Args:
         store: ``host:port`` where the members meet.
@@ -149,23 +134,22 @@ class ProcessGroup:
         with _broken_ring():
             self._of(tensor).broadcast([tensor], options).wait()
 
-    def send(self, tensor: torch.Tensor, to: int) -> None:
-        """Sends a tensor of the CPU to one member, which calls :meth:`receive`."""
+    def send(self, content: Bytes, to: int) -> None:
+        tensor = torch.from_numpy(content)
         with _broken_ring():
             self._of(tensor).send([tensor], to, 0).wait()
 
-    def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Receives in place what one member sends."""
+    def receive(self, into: Bytes, source: int) -> None:
+        tensor = torch.from_numpy(into)
         with _broken_ring():
             self._of(tensor).recv([tensor], source, 0).wait()
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """Returns the payloads of all members, in the order of ranks."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(payload)
         self.wait([self.allreduce(sizes)])
         parts = []
-        if not all(0 <= size <= _MAX_PAYLOAD_BYTES for size in sizes.tolist()):
+        if not all(0 <= size <= MAX_PAYLOAD_BYTES for size in sizes.tolist()):
             raise RingBrokenError(f"payloads of {sizes.tolist()} bytes")
         for rank, size in enumerate(sizes.tolist()):
             part = torch.empty(size, dtype=torch.uint8)
@@ -177,10 +161,7 @@ class ProcessGroup:
         return parts
 
     def interrupt(self) -> None:
-        """Ends the operation that is under way, here and in the other members. From any thread.
-
-        Safe at any time: a socket is shut down only if its descriptor still is that socket.
-        """
+        # A socket is shut down only if its descriptor still is that socket.
         with self._lock:
             if self._interrupted:
                 return
@@ -192,7 +173,6 @@ class ProcessGroup:
                 self._nccl.abort()
 
     def close(self) -> None:
-        """Closes all connections, so that no other member waits for this process."""
         self.interrupt()
         self._gloo = self._nccl = None
         _open_groups.discard(self)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-import torch
+import numpy as np
 
-from torch_edl.engine.replica import Replica, State, as_bytes
-from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
+from torch_edl.engine.ring.group import Bytes, Group, RingBrokenError
+from torch_edl.engine.ring.replicated import SharedReplica
 
 NO_MODEL = -1
 """The progress of a member whose model nobody may take."""
@@ -20,8 +20,8 @@ _MAX_HEADER_BYTES = 1 << 28
 
 
 def synchronize(
-    group: ProcessGroup,
-    replica: Replica,
+    group: Group,
+    replica: SharedReplica,
     progress: int,
     *,
     source: int | None = None,
@@ -52,63 +52,54 @@ def synchronize(
         _receive(group, replica, source)
 
 
-def _send(group: ProcessGroup, replica: Replica, to: int) -> None:
-    state = replica.state()
-    head = json.dumps(state.header).encode()
-    group.send(torch.tensor([len(head)]), to)
-    group.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
-    tensors = [state.tensors[name].cpu() for name, _, _ in state.header["tensors"]]
+def _send(group: Group, replica: SharedReplica, to: int) -> None:
+    header, tensors = replica.outgoing()
+    head = np.frombuffer(bytearray(json.dumps(header).encode()), np.uint8)
+    group.send(np.array([len(head)], np.int64).view(np.uint8), to)
+    group.send(head, to)
     for buffer, _ in chunks(tensors, _CHUNK_BYTES):
         group.send(buffer, to)
 
 
-def _receive(group: ProcessGroup, replica: Replica, source: int) -> None:
+def _receive(group: Group, replica: SharedReplica, source: int) -> None:
     """The replica changes only when all of the state has come."""
-    length = torch.zeros(1, dtype=torch.int64)
-    group.receive(length, source)
-    if not 0 < int(length) <= _MAX_HEADER_BYTES:
-        raise RingBrokenError(f"a state with a header of {int(length)} bytes")
-    text = torch.empty(int(length), dtype=torch.uint8)
+    length = np.zeros(1, np.int64)
+    group.receive(length.view(np.uint8), source)
+    if not 0 < int(length[0]) <= _MAX_HEADER_BYTES:
+        raise RingBrokenError(f"a state with a header of {int(length[0])} bytes")
+    text = np.empty(int(length[0]), np.uint8)
     group.receive(text, source)
-    header = json.loads(text.numpy().tobytes())
-    received = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype))
-        for name, dtype, shape in header["tensors"]
-    }
-    for buffer, part in chunks(list(received.values()), _CHUNK_BYTES):
+    places, take = replica.incoming(json.loads(text.tobytes()))
+    for buffer, part in chunks(places, _CHUNK_BYTES):
         group.receive(buffer, source)
         spread(buffer, part)
-    replica.load(State(header, received))
+    take()
 
 
-def chunks(
-    tensors: Sequence[torch.Tensor], limit_bytes: int
-) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Groups of tensors with one buffer of bytes for each, so that small ones travel together.
+def chunks(tensors: Sequence[Bytes], limit_bytes: int) -> Iterator[tuple[Bytes, list[Bytes]]]:
+    """Groups of tensors with one buffer for each, so that small ones travel together.
 
     The buffer holds the tensors of its group one after the other when it is given out. That of a
-    single one is its own memory, if it is contiguous: large ones are not copied.
+    single one is its own memory: large ones are not copied.
 
     Args:
         limit_bytes: of a group of several.
     """
-    group: list[torch.Tensor] = []
+    group: list[Bytes] = []
     size = 0
     for tensor in [*tensors, None]:
         if group and (tensor is None or size + tensor.nbytes > limit_bytes):
-            parts = [as_bytes(t) for t in group]
-            yield parts[0] if len(parts) == 1 else torch.cat(parts), group
+            yield group[0] if len(group) == 1 else np.concatenate(group), group
             group, size = [], 0
-        if tensor is not None and tensor.numel():
+        if tensor is not None and tensor.nbytes:
             group.append(tensor)
             size += tensor.nbytes
 
 
-def spread(buffer: torch.Tensor, group: Sequence[torch.Tensor]) -> None:
-    """Copies a buffer of :func:`chunks` back into the (contiguous) tensors of its group."""
+def spread(buffer: Bytes, group: Sequence[Bytes]) -> None:
+    """Copies a buffer of :func:`chunks` back into the tensors of its group."""
     start = 0
     for tensor in group:
-        own = as_bytes(tensor)
-        if own.data_ptr() != buffer.data_ptr() + start:
-            own.copy_(buffer[start : start + tensor.nbytes])
+        if tensor is not buffer:
+            tensor[:] = buffer[start : start + tensor.nbytes]
         start += tensor.nbytes

@@ -8,39 +8,21 @@ exception in the user's backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from torch_edl.engine.gradient_hooks import weak_hook
+from torch_edl.engine.gradient_hooks import ManualAccumulation, weak_hook
 from torch_edl.engine.ring.buckets import Bucket, RunningStatistics, make_buckets
-from torch_edl.engine.ring.process_group import ProcessGroup, RingBrokenError
+from torch_edl.engine.ring.group import RingBrokenError
+from torch_edl.engine.ring.process_group import ProcessGroup
+from torch_edl.engine.ring.replicated import Phase, Receive, Send
 from torch_edl.errors import UsageError
 
 # A sum of shares that rounding left of 1.
 _WHOLE = 1 - 1e-3
-
-
-class Phase(Enum):
-    """How far an update is, and so what a backward does.
-
-    From ``IDLE``, each minibatch but the last goes from ``ACCUMULATE`` to ``ACCUMULATED``, the last
-    from ``REDUCE`` to ``REDUCED``, then the update ends. One minibatch of a process that is alone
-    is ``LOCAL``. An update that turns ``BROKEN`` stays so until it is undone.
-    """
-
-    IDLE = auto()  # no update is open: backward leaves gradients as they are
-    WARM_UP = auto()  # what backward gives counts for nothing
-    LOCAL = auto()  # what backward gives is the gradient of the update
-    ACCUMULATE = auto()  # other minibatches follow: backward puts weighted gradients aside
-    ACCUMULATED = auto()  # backward did; until the next minibatch a script may look at gradients
-    REDUCE = auto()  # the last minibatch: backward sums the gradients over the ring
-    REDUCED = auto()  # backward did: ``p.grad`` is the gradient of the update
-    BROKEN = auto()  # the ring failed: gradients are those of this member alone
 
 
 _COLLECTING = (Phase.ACCUMULATE, Phase.ACCUMULATED, Phase.REDUCE, Phase.REDUCED)
@@ -48,13 +30,11 @@ _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
 class Reducer:
-    """The gradients of those parameters of a model that require gradients now.
+    """The gradients of those parameters of a model that require gradients now: a
+    :class:`~torch_edl.engine.ring.replicated.Reducer` for torch.
 
     Args:
         controls: how many control numbers travel with the gradients.
-        send: gives this member's control numbers when the last collective begins.
-        receive: is called with their sums over all members. It returns an empty text, or why the
-            update is rejected.
 
     After a backward in the phase ``REDUCE`` (or :meth:`reduce_nothing`) ``p.grad`` is the sum over
     all members of ``share * gradient``, and None where no member has a gradient.
@@ -64,19 +44,21 @@ class Reducer:
         self,
         model: nn.Module,
         controls: int = 0,
-        send: Callable[[], Sequence[float]] = lambda: (),
-        receive: Callable[[list[float]], str] = lambda sums: "",
+        send: Send = lambda: (),
+        receive: Receive = lambda sums: "",
     ) -> None:
         self.phase = Phase.IDLE
         self.failure = ""
-        """Why the phase is ``BROKEN``."""
         self.covered = 1.0
-        """Share of the update's records that gave a gradient, over all members."""
         self._controls, self._send, self._receive = controls, send, receive
         self._group: ProcessGroup | None = None
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
         self._statistics = RunningStatistics(model)
+        self._accumulation = ManualAccumulation(model)
+        self._can_undo = False
+        self._hidden: list[torch.Tensor | None] = []
+        """Gradients that a step must not see."""
         self._share = 1.0
         self._leads = True
         self._share_before = 0.0  # of the minibatches that were accumulated
@@ -94,23 +76,12 @@ class Reducer:
     # ---- an update ----
 
     def begin_update(self, *, can_undo: bool = False) -> None:
-        """Forgets what was accumulated and reduced.
-
-        Args:
-            can_undo: note what :meth:`undo_update` needs.
-        """
         self._reset()
+        self._can_undo = can_undo
         if can_undo:
             self._statistics.save()
 
     def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
-        """The next backward is of another minibatch of the update.
-
-        Args:
-            share: its records over those of the whole update, of all members.
-            last: no other minibatch of this member follows.
-            leads: all members take the running statistics of this one.
-        """
         self._clear_unusable()
         self._touched.clear()  # of a backward that raised
         self._share, self._leads = share, leads
@@ -120,16 +91,15 @@ class Reducer:
             self.phase = Phase.LOCAL
             return
         self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
+        self._accumulation.watch()  # before the hooks below, which change gradients
         self._make_buckets()
         self._add_hooks()
 
     def begin_warm_up(self) -> None:
-        """The next backward counts for nothing; :meth:`undo_update` ends it."""
         self.begin_update(can_undo=True)
         self.phase = Phase.WARM_UP
 
     def reduce_nothing(self) -> None:
-        """Takes part in the collectives of this update without a backward."""
         self._clear_unusable()
         self.phase, self._share = Phase.REDUCE, 0.0
         self._finish_backward()
@@ -140,39 +110,41 @@ class Reducer:
         self.phase = Phase.IDLE
 
     def undo_update(self) -> None:
-        """Takes back what forward and backward did since :meth:`begin_update`."""
         self._reset()
         self._statistics.restore()
         self.clear_gradients()
 
     def fail(self, why: str) -> None:
-        """The update cannot be made. Only a text is kept of the cause: a traceback would keep the
-        sockets of the ring open, and the other members waiting."""
+        # Only a text is kept of the cause: a traceback would keep the sockets of the ring open, and
+        # the other members waiting.
         if self.phase is not Phase.BROKEN:
             self.phase, self.failure = Phase.BROKEN, why
 
     def use(self, group: ProcessGroup | None) -> None:
-        """Reduces over this ring from now on; None: this process is alone."""
         self._group = group
         self._reset()
 
     def clear_gradients(self) -> None:
-        """Removes all gradients, so that an optimizer that steps changes nothing."""
         for parameter in self._parameters:
             parameter.grad = None
 
-    def hide_gradients(self) -> Callable[[], None]:
-        """Removes all gradients until the returned function is called, which puts them back."""
-        hidden = [parameter.grad for parameter in self._parameters]
-        self.clear_gradients()
+    def before_step(self, optimizer: Any, *, live: bool) -> None:
+        if not live:
+            # An optimizer leaves a parameter without a gradient alone.
+            self._hidden = [parameter.grad for parameter in self._parameters]
+            self.clear_gradients()
+        elif self.phase is Phase.REDUCED or (self._can_undo and self.phase is Phase.LOCAL):
+            self._check_reduced(optimizer)
 
-        def put_back() -> None:
-            for parameter, gradient in zip(self._parameters, hidden, strict=True):
-                parameter.grad = gradient
+    def after_step(self) -> None:
+        hidden, self._hidden = self._hidden, []
+        for parameter, gradient in zip(self._parameters, hidden, strict=False):
+            parameter.grad = gradient
 
-        return put_back
+    def forbid_accumulation(self) -> None:
+        self._accumulation.forbid()
 
-    def check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_reduced(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises UsageError if an optimizer is about to move a parameter that is not reduced."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -6,11 +6,12 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc
 
-from torch_edl.engine.ring.process_group import MEET_S, StoreServer, local_address
+from torch_edl.engine.ring.group import MEET_S, MeetingPlace
 from torch_edl.errors import (
     DeclaredLostError,
     DismissedError,
@@ -122,10 +123,23 @@ class RingRendezvous(Protocol):
         return
 
 
-class MasterRendezvous(RingRendezvous):
-    """The master forms the rings."""
+def local_address(towards: str) -> str:
+    """The address of this machine from which packets to the host ``towards`` are sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))  # sends nothing
+        return str(probe.getsockname()[0])
 
-    def __init__(self, session: MasterSession) -> None:
+
+class MasterRendezvous(RingRendezvous):
+    """The master forms the rings.
+
+    Args:
+        meeting_place: makes that of this process, at an address of this machine.
+    """
+
+    def __init__(
+        self, session: MasterSession, meeting_place: Callable[[str], MeetingPlace]
+    ) -> None:
         self._master = session.master
         self.worker_id = session.worker_id
         self._heartbeat = session.heartbeat
@@ -133,7 +147,7 @@ class MasterRendezvous(RingRendezvous):
         self._authority_s = _AUTHORITY * session.config.cluster.heartbeat_timeout_s
         self.host = local_address(session.master.address.rpartition(":")[0])
         self.meet_s = MEET_S
-        self._store = StoreServer(self.host)
+        self._place = meeting_place(self.host)
 
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
         formed = self._ask(ring, progress, handing_over=handing_over)
@@ -149,7 +163,7 @@ class MasterRendezvous(RingRendezvous):
     ) -> pb.Ring | None:
         self._status.ring = 0
         request = (pb.StandByRequest if ended else pb.JoinRingRequest)(
-            worker_id=self.worker_id, ring=ring, store=self._store.address, step=progress
+            worker_id=self.worker_id, ring=ring, store=self._place.address, step=progress
         )
         started, told = time.monotonic(), False
 

@@ -8,7 +8,8 @@ from torch import nn
 from tests.unit.engine.ring.rings import Member, office
 from tests.unit.engine.ring.test_reducer import MODELS, WORLD, inputs, loss_of, ring, run
 from torch_edl.engine.ring import buckets
-from torch_edl.engine.ring.reducer import Phase, Reducer
+from torch_edl.engine.ring.reducer import Reducer
+from torch_edl.engine.ring.replicated import Phase
 
 
 def controls(member: Member) -> None:

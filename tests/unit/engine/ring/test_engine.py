@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from tests.unit.engine.ring.rings import Member, office, wait_until
-from torch_edl.data.order import Order, Pass
+from torch_edl.data.order import Order
+from torch_edl.data.passes import Pass
 
 STEPS = 100
 BATCH = 4

@@ -14,12 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office, wait_until
 from torch_edl.engine.ring import process_group as group_module
-from torch_edl.engine.ring.process_group import (
-    ProcessGroup,
-    RingBrokenError,
-    StoreServer,
-    local_address,
-)
+from torch_edl.engine.ring.group import RingBrokenError
+from torch_edl.engine.ring.process_group import ProcessGroup, StoreServer
+from torch_edl.engine.ring.rendezvous import local_address
 from torch_edl.wire import master_pb2 as pb
 
 CPU = torch.device("cpu")

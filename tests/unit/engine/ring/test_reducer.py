@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from tests.unit.engine.ring.rings import Member, office
 from torch_edl.engine.ring import buckets
 from torch_edl.engine.ring.process_group import ProcessGroup
-from torch_edl.engine.ring.reducer import Phase, Reducer
+from torch_edl.engine.ring.reducer import Reducer
+from torch_edl.engine.ring.replicated import Phase
 from torch_edl.errors import UsageError
 
 WORLD = 3

@@ -1,0 +1,137 @@
+"""The records of each update, and the part of each member: pure functions of the position.
+
+A pass goes ``epochs`` times over the records of a dataset. A position counts records of the pass.
+An update takes the next records from its position: for a given size of updates, the records do not
+depend on the members of the ring. Each member has a contiguous part of an update.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from torch_edl.errors import UsageError
+
+Span = tuple[int, int]
+"""Positions from the first to one after the last."""
+
+
+class Part(NamedTuple):
+    """The part of one member in an update."""
+
+    records: int
+    """Number of records in the whole update, over all members."""
+    spans: Sequence[Span]
+    """The minibatches of the member, as positions; none if the records did not suffice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One pass over data.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+
+    records: int
+    """Number of records in the dataset."""
+    batch_size: int
+    """Largest number of records in a minibatch."""
+    epochs: int = 1
+    accumulate: int = 1
+    """Minibatches of each member in an update."""
+    global_batch_size: int = 0
+    """Number of records in an update, for any number of members; 0: those of their minibatches."""
+    drop_last: bool = False
+    """Drop the records that do not fill the last update of an epoch."""
+    shuffle: bool = False
+    seed: int = 0
+    end: int = 0
+    """Number of records after which the pass ends early; 0: the pass ends at its last record."""
+    files: str = ""
+    """Digest of the data files; empty: the dataset is indexed by position."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "epochs", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}: must be 1 or more")
+        if self.global_batch_size < 0:
+            raise UsageError(f"global_batch_size {self.global_batch_size}: must be 1 or more")
+        if self.global_batch_size and self.accumulate > 1:
+            raise UsageError(
+                f"accumulate {self.accumulate} with global_batch_size {self.global_batch_size}: "
+                "global_batch_size determines the number of minibatches; leave accumulate out"
+            )
+
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """What fixes the meaning of a position; compared when a job is restored."""
+        made: dict[str, int | str] = {
+            "records": self.records,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "files": self.files,
+        }
+        if self.files and self.shuffle:
+            made["batch_size"] = self.batch_size  # files are shuffled in blocks of minibatches
+        return made
+
+    @cached_property
+    def total(self) -> int:
+        """Number of records in the whole pass, dropped records included."""
+        return self.end or self.records * self.epochs
+
+    def update_size(self, world: int) -> int:
+        """Number of records in an update of ``world`` members, except the last of an epoch."""
+        return self.global_batch_size or self.batch_size * self.accumulate * world
+
+    def next_start(self, position: int, world: int) -> int:
+        """The start of the update at ``position``: the next epoch if the rest of this epoch is
+        dropped; ``total`` at the end."""
+        if self.drop_last and position < self.total:
+            epoch_end = (position // self.records + 1) * self.records
+            if position + self.update_size(world) > epoch_end:
+                if self.update_size(world) > self.records:
+                    return self.total
+                return epoch_end
+        return position
+
+    def part(self, start: int, rank: int, world: int) -> Part:
+        """The part of a member in the update that begins at ``start`` (see :meth:`next_start`).
+
+        An update ends with its epoch.
+        """
+        records = min(
+            self.update_size(world), self.records - start % self.records, self.total - start
+        )
+        cut = self._cuts.get((records, rank, world))
+        if cut is None:
+            cut = self._cuts[records, rank, world] = self._cut(records, rank, world)
+        return Part(records, [(start + first, start + last) for first, last in cut])
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[int, int, int], list[Span]]:
+        """All updates of a size are cut alike."""
+        return {}
+
+    def _cut(self, records: int, rank: int, world: int) -> list[Span]:
+        # Sizes differ by one at most; the first members have the larger ones.
+        whole, rest = divmod(records, world)
+        if not self.global_batch_size and records < self.update_size(world):
+            # The end of an epoch: full minibatches first, as a DataLoader would cut them.
+            each = self.batch_size * self.accumulate
+            first = min(rank * each, records)
+            last = min(first + each, records)
+        else:
+            first = rank * whole + min(rank, rest)
+            last = first + whole + (rank < rest)
+            # Equal ones: a minibatch of one record has no variance to normalise with.
+            pieces = math.ceil((last - first) / self.batch_size)
+            size, larger = divmod(last - first, pieces or 1)
+            ends = [first + size * n + min(n, larger) for n in range(pieces + 1)]
+            return list(itertools.pairwise(ends))
+        return [(at, min(at + self.batch_size, last)) for at in range(first, last, self.batch_size)]

@@ -1,0 +1,45 @@
+"""A model of torch that every member of a ring holds whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_edl.engine.replica import Replica
+from torch_edl.engine.ring.process_group import ProcessGroup
+from torch_edl.engine.ring.reducer import Reducer
+from torch_edl.engine.ring.replicated import Receive, Send
+
+
+class TorchModel:
+    """See :class:`~torch_edl.engine.ring.replicated.Replicated`."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+
+    def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
+        return Reducer(self.replica.model, controls, send, receive)
+
+    def attach(
+        self, before_step: Callable[[Any], None], after_step: Callable[[], None]
+    ) -> Callable[[], None]:
+        hooks = [
+            hook
+            for optimizer in self.replica.optimizers
+            for hook in (
+                optimizer.register_step_pre_hook(lambda optimizer, *_: before_step(optimizer)),
+                optimizer.register_step_post_hook(lambda *_: after_step()),
+            )
+        ]
+
+        def detach() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return detach
+
+    def connect(
+        self, store: str, ring: int, rank: int, size: int, *, host: str, meet_s: float
+    ) -> ProcessGroup:
+        device = self.replica.device
+        return ProcessGroup(store, ring, rank, size, host=host, device=device, meet_s=meet_s)
