@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_compat.rows import LocalRows, RowBlock, RowStore
+from tf_compat.rows import LocalRows, RowStore
 from torch_edl.tables.initializers import Initializer, InitializerLike
 from torch_edl.tables.options import TableOptions
+from torch_edl.tables.row_block import RowBlock
 from torch_edl.wire import pserver_pb2 as pb
 
 _unnamed = itertools.count()
@@ -166,7 +167,7 @@ def _lookup(layer: TableLayer) -> Any:
 
     def add(upstream: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         ((block, inverse),) = found
-        block.add(inverse, upstream)
+        block.add(inverse, np.ascontiguousarray(upstream, np.float32))
         return np.zeros((0, layer.dim), np.float32)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]

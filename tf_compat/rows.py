@@ -4,23 +4,18 @@ process."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.engine.servers.served import PullRows
-from torch_edl.ps_client.partition import PartitionedIds, TableIds
+from torch_edl.engine.servers.plan import Call, Ids, LastLookup, Plan, PullRows
 from torch_edl.tables.optimizers import FROZEN, Optimizers
 from torch_edl.tables.options import TableOptions
+from torch_edl.tables.row_block import RowBlock, look_up, update
 from torch_edl.tables.table import EmbeddingTable
 from torch_edl.wire import pserver_pb2 as pb
-
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 
 _UNTRAINED = Optimizers("sgd", ())
 
@@ -36,32 +31,6 @@ class TableLayer(Protocol):
     def info(self, group: int) -> pb.EmbeddingTableInfo: ...
 
 
-class RowBlock:
-    """Some rows of a table: ``values`` (u, dim), and ``grads`` of the same shape, summed over all
-    lookups that went through the block (None until the first)."""
-
-    __slots__ = ("grads", "values")
-
-    def __init__(self, values: Floats) -> None:
-        self.values = values
-        self.grads: Floats | None = None
-
-    def gather(self, inverse: Ids) -> Floats:
-        """Rows ``inverse`` (n,) as (n, dim)."""
-        out = np.empty((len(inverse), self.values.shape[1]), np.float32)
-        _core.gather(self.values, inverse, out)
-        return out
-
-    def add(self, inverse: Ids, gradient: Floats) -> None:
-        """Adds the gradient (n, dim) of a lookup of the rows ``inverse`` (n,)."""
-        gradient = np.ascontiguousarray(gradient, np.float32)
-        if self.grads is None:
-            self.grads = np.empty_like(self.values)
-            _core.scatter_sum(gradient, inverse, self.grads)
-        else:
-            _core.scatter_add(gradient, inverse, self.grads)
-
-
 class RowStore(Protocol):
     """Where a layer gets its rows from."""
 
@@ -75,69 +44,13 @@ class RowStore(Protocol):
 
 
 @dataclass
-class Plan:
-    """See :class:`~torch_edl.engine.servers.served.Plan`."""
+class KerasCall(Call):
+    """See :class:`~torch_edl.engine.servers.plan.Call`."""
 
-    calls: list[list[tuple[Any, Ids]]]
-    """The lookups of each minibatch, in the order of the model: layer and ids."""
-    tables: list[TableIds] = field(default_factory=list)
-    _blocks: list[tuple[TableIds, RowBlock]] = field(default_factory=list)
-    _where: dict[tuple[int, int], tuple[int, slice]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, calls: list[list[tuple[Any, Ids]]], servers: int) -> Plan:
-        """The rows of all lookups, those of a table in one list without duplicates."""
-        plan = cls(calls)
-        by_table: dict[str, list[tuple[int, int]]] = {}
-        for b, lookups in enumerate(calls):
-            for c, (layer, _) in enumerate(lookups):
-                by_table.setdefault(layer.table, []).append((b, c))
-        shared: dict[tuple[bytes, ...], PartitionedIds] = {}
-        for name, entries in by_table.items():
-            ids = [calls[b][c][1] for b, c in entries]
-            key = tuple(each.tobytes() for each in ids)
-            if key not in shared:  # tables that are asked for the same ids send them once
-                shared[key] = PartitionedIds.of(np.concatenate(ids), servers)
-            start = 0
-            for (b, c), each in zip(entries, ids, strict=True):
-                plan._where[b, c] = len(plan.tables), slice(start, start + len(each))
-                start += len(each)
-            b, c = entries[0]
-            plan.tables.append(TableIds(name, calls[b][c][0].dim, shared[key]))
-        return plan
-
-    def take(self, rows: Sequence[Floats]) -> None:
-        self._blocks = [(t, RowBlock(v)) for t, v in zip(self.tables, rows, strict=True)]
-
-    def find(self, batch: int, call: int) -> tuple[RowBlock, Ids]:
-        """Rows and the places in them of one lookup."""
-        number, span = self._where[batch, call]
-        table, block = self._blocks[number]
-        return block, table.ids.inverse[span]
-
-    def add(self, table: TableIds, values: Floats) -> RowBlock:
-        """Rows that the planning run did not see."""
-        block = RowBlock(values)
-        self._blocks.append((table, block))
-        return block
-
-    def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
-        made = []
-        for name in dict.fromkeys(table.name for table, _ in self._blocks):
-            used = [(t, b.grads) for t, b in self._blocks if t.name == name and b.grads is not None]
-            if len(used) > 1:
-                ids = PartitionedIds.of(np.concatenate([t.ids.unique for t, _ in used]), servers)
-                whole = RowBlock(np.empty((len(ids.unique), used[0][0].dim), np.float32))
-                whole.add(ids.inverse, np.concatenate([gradient for _, gradient in used]))
-                assert whole.grads is not None
-                used = [(TableIds(name, used[0][0].dim, ids), whole.grads)]
-            made += used
-        return made
+    layer: Any
 
 
-class LastLookup(BaseException):
-    """A planning run has seen every lookup; nothing after it matters. Not an Exception, so that
-    neither Keras nor the user's code handles it."""
+KerasPlan = Plan[KerasCall, RowBlock]
 
 
 class ServerRows:
@@ -145,47 +58,58 @@ class ServerRows:
 
     def __init__(self) -> None:
         self.training = True
-        self._planning: list[tuple[Any, Ids]] | None = None
+        self._planning: list[KerasCall] | None = None
+        self._noted: dict[bytes, Ids] = {}
         self._lookups = 0  # of a forward pass; 0: not known yet
-        self._plan = Plan([[]])
         self._batch = self._call = 0
         self._pull: PullRows | None = None
-        self.servers = 1
+        self._servers = 1
+        self._plan = self._none()
 
     def connect(self, servers: int, pull: PullRows) -> None:
         """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
-        self.servers, self._pull = servers, pull
+        self._servers, self._pull = servers, pull
+        self.use(None, 0)
 
-    def plan(self, forward: Callable[[Any], Any], features: Sequence[Any]) -> Plan:
-        """Finds which rows minibatches need: runs the model up to its last lookup, eagerly."""
-        return Plan.of([self._calls(forward, each) for each in features], self.servers)
+    def plan(self, forward: Callable[[Any], Any] | None, features: Sequence[Any]) -> KerasPlan:
+        """Finds which rows minibatches need: runs the model up to its last lookup, eagerly.
 
-    def use(self, plan: Plan | None, number: int) -> None:
+        Args:
+            forward: runs the model; None: it has no tables.
+        """
+        calls: list[list[KerasCall]] = [[] for _ in features]
+        if forward is not None:
+            calls = [self._calls(forward, each) for each in features]
+        return Plan(calls, self._servers, RowBlock)
+
+    def use(self, plan: KerasPlan | None, number: int) -> None:
         """The next forward pass is minibatch ``number`` of ``plan``; None: of none."""
-        self._plan, self._batch = (Plan([[]]), 0) if plan is None else (plan, number)
+        self._plan, self._batch = (self._none(), 0) if plan is None else (plan, number)
         self._call = 0
+
+    def _none(self) -> KerasPlan:
+        return Plan([[]], self._servers, RowBlock)
 
     def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids] | None:
         _check_range(layer, ids)
         if self._planning is not None:
-            self._planning.append((layer, ids.copy()))
+            # Tables that are asked for the same ids share them.
+            values = self._noted.setdefault(ids.tobytes(), ids.copy())
+            self._planning.append(KerasCall(layer.table, layer.dim, values, layer))
             if len(self._planning) == self._lookups:
                 raise LastLookup
             return None
         calls, position = self._plan.calls[self._batch], self._call
         self._call += 1
         if position < len(calls):
-            known, values = calls[position]
-            if known is layer and np.array_equal(values, ids):
+            call = calls[position]
+            if call.layer is layer and np.array_equal(call.values, ids):
                 return self._plan.find(self._batch, position)
         assert self._pull is not None, "a forward pass before the servers are known"
-        wanted = PartitionedIds.of(ids, self.servers)
-        table = TableIds(layer.table, layer.dim, wanted)
-        (rows,) = self._pull([table])
-        return self._plan.add(table, rows), wanted.inverse
+        return self._plan.pull(Call(layer.table, layer.dim, ids), self._pull)
 
-    def _calls(self, forward: Callable[[Any], Any], features: Any) -> list[tuple[Any, Ids]]:
-        self._planning = []
+    def _calls(self, forward: Callable[[Any], Any], features: Any) -> list[KerasCall]:
+        self._planning, self._noted = [], {}
         try:
             forward(features)
         except LastLookup:
@@ -206,7 +130,6 @@ class LocalRows:
 
     def __init__(self, layer: TableLayer, kernel: pb.OptimizerConfig | None, seed: int) -> None:
         self.training = True
-        self._layer = layer
         self._optimizers = _UNTRAINED if kernel is None else Optimizers.from_proto(kernel)
         group = FROZEN if kernel is None else 0
         self.table = EmbeddingTable(layer.info(group), seed, self._optimizers)
@@ -214,9 +137,7 @@ class LocalRows:
 
     def lookup(self, layer: Any, ids: Ids) -> tuple[RowBlock, Ids]:
         _check_range(layer, ids)
-        unique, _, inverse = _core.unique_partition(ids, 1)
-        values = np.empty((len(unique), self._layer.dim), np.float32)
-        self.table.core.pull_into(unique, values, read_only=not self.training)
+        unique, values, inverse = look_up(self.table, ids, training=self.training)
         block = RowBlock(values)
         if self.training:
             self._used.append((unique, block))
@@ -224,12 +145,8 @@ class LocalRows:
 
     def step(self, rates: Sequence[float]) -> None:
         """Updates the rows that got gradients since the last step."""
-        done = [(ids, block.grads) for ids, block in self._used if block.grads is not None]
-        self._used = []
-        if done:
-            ids = np.concatenate([i for i, _ in done])
-            self.table.apply(ids, np.concatenate([g for _, g in done]), rates)
-            self.table.evict()
+        used, self._used = self._used, []
+        update(self.table, used, rates)
 
     def forget(self) -> None:
         """Drops the gradients since the last step."""

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from tf_compat.names import Place
 from tf_compat.optimizers import learning_rates, optimizer_config
-from tf_compat.rows import Plan, ServerRows
+from tf_compat.rows import KerasPlan, ServerRows
 from tf_compat.trained import Trained, dense
-from torch_edl.engine.servers.served import PullRows
+from torch_edl.engine.servers.plan import PullRows
 from torch_edl.errors import EdlError, UsageError, UserCodeError, describe_error
 from torch_edl.ps_client.client import BUFFER_GROUP, DenseGradient
 from torch_edl.ps_client.partition import Floats, Segment
@@ -89,11 +89,9 @@ class KerasModel:
             self._places[name].assign(value)
         self.rows.connect(len(layout), pull_rows)
 
-    def plan(self, batches: Sequence[Any]) -> Plan:
-        if not self._trained.tables:
-            return Plan([[] for _ in batches])
+    def plan(self, batches: Sequence[Any]) -> KerasPlan:
         try:
-            return self.rows.plan(self._forward, batches)
+            return self.rows.plan(self._forward if self._trained.tables else None, batches)
         except EdlError:
             raise
         except Exception as error:
@@ -116,7 +114,7 @@ class KerasModel:
         if gradients:
             self._trained.gradients = {}
 
-    def collect(self, plan: Plan, *, last: bool, lost: bool) -> None:
+    def collect(self, plan: KerasPlan, *, last: bool, lost: bool) -> None:
         if not lost:
             for flat in self._flats:
                 flat.collect(self._trained.gradients)

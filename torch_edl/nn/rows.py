@@ -19,11 +19,11 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.nn.device_rows import DeviceRows
 from torch_edl.optim import optimizer_config
 from torch_edl.tables.optimizers import FROZEN, Optimizers
+from torch_edl.tables.row_block import RowBlock, look_up, update
 from torch_edl.tables.table import EmbeddingTable, Rows
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -40,28 +40,25 @@ _UNTRAINED = Optimizers("sgd", ())  # the kernel comes with the first step of an
 _tables: weakref.WeakValueDictionary[int, LocalRows] = weakref.WeakValueDictionary()
 
 
-class RowBlock:
-    """Some rows of a table in memory, and the gradients that they got.
+class DeviceBlock(RowBlock):
+    """A block whose rows are looked up on the device of the ids.
 
     Args:
-        values: (u, dim).
         on_gradient: called with the block at its first gradient.
     """
 
-    __slots__ = ("_devices", "_grads", "_on_gradient", "_reached", "values")
+    __slots__ = ("_devices", "_on_gradient", "_reached")
 
     def __init__(
-        self, values: Floats, on_gradient: Callable[[RowBlock], None] | None = None
+        self, values: Floats, on_gradient: Callable[[DeviceBlock], None] | None = None
     ) -> None:
-        self.values = values
-        self._grads: Floats | None = None
+        super().__init__(values)
         self._on_gradient = on_gradient
         self._reached = False
         self._devices: dict[torch.device, DeviceRows] = {}
 
     @property
     def grads(self) -> Floats | None:
-        """(u, dim), summed over all lookups that went through the block; None until the first."""
         for rows in self._devices.values():
             gradient = rows.take_gradient()
             if gradient is not None:
@@ -69,10 +66,9 @@ class RowBlock:
         return self._grads
 
     def drop_gradient(self) -> None:
-        """Forgets the gradients so far."""
         for rows in self._devices.values():
             rows.drop_gradient()
-        self._grads = None
+        super().drop_gradient()
 
     def on(self, device: torch.device) -> DeviceRows:
         """The rows on another device than the CPU; their copy begins with the first call."""
@@ -86,12 +82,7 @@ class RowBlock:
             rows.start_down()
 
     def add(self, inverse: Ids, gradient: Floats) -> None:
-        """Adds the gradient (n, dim) of a lookup of the rows ``inverse`` (n,)."""
-        if self._grads is None:
-            self._grads = np.empty_like(self.values)
-            _core.scatter_sum(gradient, inverse, self._grads)
-        else:
-            _core.scatter_add(gradient, inverse, self._grads)
+        super().add(inverse, gradient)
         self.note_gradient()
 
     def note_gradient(self) -> None:
@@ -123,7 +114,9 @@ class RowStore(Protocol):
         ...
 
 
-def lookup(module: TableModule, block: RowBlock, inverse: Ids, ids: torch.Tensor) -> torch.Tensor:
+def lookup(
+    module: TableModule, block: DeviceBlock, inverse: Ids, ids: torch.Tensor
+) -> torch.Tensor:
     """Rows ``inverse`` (n,) of a block as a tensor (*ids.shape, dim) on the device of ``ids``.
 
     The empty parameter of the module ties the block to the autograd graph.
@@ -136,10 +129,10 @@ def lookup(module: TableModule, block: RowBlock, inverse: Ids, ids: torch.Tensor
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: torch.Tensor, block: RowBlock, inverse: Ids, device: torch.device
+        ctx: Any, weight: torch.Tensor, block: DeviceBlock, inverse: Ids, device: torch.device
     ) -> torch.Tensor:
         out = torch.empty(len(inverse), block.values.shape[1])
-        _core.gather(block.values, inverse, out.numpy())
+        block.gather(inverse, out.numpy())
         ctx.block, ctx.inverse, ctx.weight_like = block, inverse, weight
         return out
 
@@ -155,7 +148,7 @@ class LookupOnDevice(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: torch.Tensor, block: RowBlock, inverse: Ids, device: torch.device
+        ctx: Any, weight: torch.Tensor, block: DeviceBlock, inverse: Ids, device: torch.device
     ) -> torch.Tensor:
         """See :func:`lookup`."""
         rows = block.on(device)
@@ -187,33 +180,26 @@ class LocalRows:
         self.loaded = False
         """Rows came from a ``state_dict``."""
         # The rows that got gradients since the last step.
-        self._pending: list[tuple[Ids, RowBlock]] = []
+        self._pending: list[tuple[Ids, DeviceBlock]] = []
         _tables[id(module.weight)] = self
 
     def lookup(self, module: TableModule, ids: torch.Tensor) -> torch.Tensor:
         """See :class:`RowStore`."""
-        unique, _, inverse = _core.unique_partition(ids.reshape(-1).cpu().numpy(), 1)
-        values = np.empty((len(unique), module.embedding_dim), np.float32)
-        self.table.core.pull_into(unique, values, read_only=not module.training)
+        flat = ids.reshape(-1).cpu().numpy()
+        unique, values, inverse = look_up(self.table, flat, training=module.training)
         if module.weight.grad is None:
             self._pending.clear()  # zero_grad() was called, or this is the first pass
-        block = RowBlock(values, lambda filled: self._pending.append((unique, filled)))
+        block = DeviceBlock(values, lambda filled: self._pending.append((unique, filled)))
         return lookup(module, block, inverse, ids)
 
     def step(self, optimizer: torch.optim.Optimizer, group: int) -> None:
         """Updates the rows that got gradients since the last step."""
-        for _, block in self._pending:
+        used, self._pending = self._pending, []
+        for _, block in used:
             block.start_down()
-        found = [(ids, block.grads) for ids, block in self._pending]
-        done = [(ids, gradient) for ids, gradient in found if gradient is not None]
-        self._pending = []
-        if not done:
-            return
-        self.use_kernel(optimizer, group)
-        ids = np.concatenate([i for i, _ in done])
-        gradients = np.concatenate([g for _, g in done])
-        self.table.apply(ids, gradients, [float(g["lr"]) for g in optimizer.param_groups])
-        self.table.evict()
+        if used:
+            self.use_kernel(optimizer, group)
+            update(self.table, used, [float(g["lr"]) for g in optimizer.param_groups])
 
     def rows(self) -> tuple[Ids, Floats]:
         """All rows that exist: ids (n,) in no order, and vectors (n, dim)."""

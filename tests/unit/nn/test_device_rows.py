@@ -15,7 +15,7 @@ import torch
 import torch_edl
 from torch_edl.nn import rows
 from torch_edl.nn.device_rows import DeviceRows, copies_of
-from torch_edl.nn.rows import LookupOnDevice, RowBlock
+from torch_edl.nn.rows import DeviceBlock, LookupOnDevice
 
 GPU = pytest.param(
     "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -52,8 +52,8 @@ def test_rows_go_up_and_their_gradients_come_down(device: str) -> None:
 
 @DEVICES
 def test_a_block_sums_what_comes_from_everywhere(device: str) -> None:
-    told: list[RowBlock] = []
-    block = RowBlock(np.zeros((4, 2), np.float32), told.append)
+    told: list[DeviceBlock] = []
+    block = DeviceBlock(np.zeros((4, 2), np.float32), told.append)
     weight = torch.empty(0, 2, requires_grad=True, device=device)
     apply: Any = LookupOnDevice.apply
     for _ in range(2):

@@ -22,7 +22,8 @@ import numpy as np
 from torch_edl.checkpoint.manifest import Snapshot
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Minibatch, Update
-from torch_edl.engine.servers.served import Plan, PlannedUpdate, ServedModel
+from torch_edl.engine.servers.plan import Plan
+from torch_edl.engine.servers.served import PlannedUpdate, ServedModel
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.master_client.heartbeat import WorkerStatus
 from torch_edl.master_client.leases import Lease
@@ -259,7 +260,7 @@ class ServersEngine:
             if planned.pull is None and acked >= index - self.depth:
                 planned.pull = self._pull(planned.plan)
 
-    def _pull(self, plan: Plan) -> Pending[PullResult]:
+    def _pull(self, plan: Plan[Any, Any]) -> Pending[PullResult]:
         # A guess must not make rows of ids that nobody looks up; the push makes those that lack.
         return self._servers.pull(plan.tables, known=self._known, read_only=self._served.is_script)
 
@@ -280,7 +281,7 @@ class ServersEngine:
                 self._lost = error
         return [np.zeros((len(t.ids.unique), t.dim), np.float32) for t in tables]
 
-    def _plan(self, update: Update) -> Plan:
+    def _plan(self, update: Update) -> Plan[Any, Any]:
         batches = [minibatch.batch for minibatch in update.minibatches]
         is_script = self._served.is_script
         return self._served.plan(batches if is_script else [b.features for b in batches])
@@ -297,7 +298,7 @@ class ServersEngine:
         made = planned.steps > 0
         return client.push(
             self._served.dense_gradients() if made else None,
-            planned.plan.gradients(client.servers) if made else [],
+            planned.plan.gradients() if made else [],
             records=pserver_pb2.RecordRange(
                 task_id=update.lease.task_id if update.lease else 0,
                 first=update.first,

@@ -24,22 +24,15 @@ from torch import nn
 
 from torch_edl.engine.servers.features import copied, tensors, version
 from torch_edl.engine.servers.plain_ids import Lookup, PlainIds, shares_memory
-from torch_edl.engine.servers.plan import Call, Floats, Ids, Place, Plan
+from torch_edl.engine.servers.plan import Call, Floats, Ids, LastLookup, PullRows
+from torch_edl.engine.servers.torch_plan import Place, TorchCall, TorchPlan
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import bind_tables
-from torch_edl.nn.rows import RowBlock, lookup
-from torch_edl.ps_client.partition import PartitionedIds, TableIds
+from torch_edl.nn.rows import DeviceBlock, lookup
 
 _grad: Any = torch.Tensor.grad
-Pull = Callable[[Sequence[TableIds]], Sequence[Floats]]
-
-
-class _LastLookup(BaseException):
-    """The planning run has seen every embedding; nothing after it matters.
-
-    Not an Exception, so that no handler in the user's forward takes it.
-    """
+Given = dict[int, list[tuple[torch.Tensor, int]]]
 
 
 class ServerRows:
@@ -68,56 +61,39 @@ class ServerRows:
         )
         # Whether the model changes what it is given in place; None: not known yet.
         self._alters: bool | None = None if self.tables else False
-        self._planning: list[Call] | None = None
+        self._planning: list[TorchCall] | None = None
         self._noted: dict[Place, Ids] = {}
         self._plain = PlainIds()
         self._lookups = 0  # per forward pass; 0: not known yet
-        self._plan: Plan | None = None
+        self._plan: TorchPlan | None = None
         self._batch = self._call = 0
         # What a script looked up in its minibatch, where nothing was guessed.
         self._seen: list[Lookup] = []
         self._seen_in_training = True
-        self._pull: Pull | None = None
+        self._pull: PullRows | None = None
         self._servers = 1
         self.gradients_taken = False
         """They are not to be seen at the parameters any more."""
 
-    def connect(self, servers: int, pull: Pull) -> None:
+    def connect(self, servers: int, pull: PullRows) -> None:
         """Meets the servers: ``pull`` gets the rows of ids that no plan had."""
         self._servers, self._pull = servers, pull
+        self.leave()
 
-    def plan(self, features: Sequence[Any]) -> Plan:
+    def plan(self, features: Sequence[Any]) -> TorchPlan:
         """Finds which rows some minibatches need."""
-        plan = Plan([[] for _ in features])
+        given: Given = {}
+        calls: list[list[TorchCall]] = [[] for _ in features]
         if self.tables:
-            plan.calls = [self._calls(plan, number, f) for number, f in enumerate(features)]
-        by_table: dict[str, list[tuple[int, int, Call]]] = {}
-        for b, calls in enumerate(plan.calls):
-            for c, call in enumerate(calls):
-                by_table.setdefault(call.module.table, []).append((b, c, call))
-        # Tables asked for the same ids share one list without duplicates.
-        shared: dict[tuple[int, ...], PartitionedIds] = {}
-        for name, entries in by_table.items():
-            key = tuple(id(call.values) for _, _, call in entries)
-            if key not in shared:
-                flat = [call.values for _, _, call in entries]
-                whole = flat[0] if len(flat) == 1 else np.concatenate(flat)
-                shared[key] = PartitionedIds.of(whole, self._servers)
-            dim = entries[0][2].module.embedding_dim
-            start = 0
-            for b, c, call in entries:
-                span = slice(start, start + len(call.values))
-                plan._where[b, c] = (len(plan.tables), span)
-                start = span.stop
-            plan.tables.append(TableIds(name, dim, shared[key]))
-        return plan
+            calls = [self._calls(given, number, each) for number, each in enumerate(features)]
+        return TorchPlan(calls, self._servers, DeviceBlock, given=given)
 
     def given(self, features: Any) -> Any:
         """What the model may be run on: a copy where it would change the features in place, which
         another run of it is to see as they were."""
         return features if self._alters is False else copied(features)
 
-    def use(self, plan: Plan, batch: int) -> None:
+    def use(self, plan: TorchPlan, batch: int) -> None:
         """The next forward pass is minibatch ``batch`` of ``plan``."""
         if self._plan is not None:
             self._look_back(self._plan)
@@ -127,7 +103,7 @@ class ServerRows:
 
     def leave(self) -> None:
         """The minibatch in use is over. What is looked up from now on is pulled then."""
-        self.use(Plan([[]]), 0)
+        self.use(TorchPlan([[]], self._servers, DeviceBlock), 0)
 
     def show_gradients(self) -> None:
         """Lets the parameters of all tables show the gradients of their rows.
@@ -143,7 +119,7 @@ class ServerRows:
         """The gradient (u, dim) of the rows of a table that are in use, until it was taken."""
         if self._plan is None or self.gradients_taken:
             return None
-        found = self._plan.gradient(table, self._servers)
+        found = self._plan.gradient(table)
         return None if found is None else found[1]
 
     def drop_gradient(self, table: str) -> None:
@@ -172,7 +148,7 @@ class ServerRows:
             block, inverse = self._unplanned(module, host)
         return lookup(module, block, inverse, ids)
 
-    def _look_back(self, plan: Plan) -> None:
+    def _look_back(self, plan: TorchPlan) -> None:
         """Judges the guess by what the minibatch did that is over, or learns from it."""
         given, planned = plan.given.get(self._batch, ()), len(plan.calls[self._batch])
         if 0 < self._call < planned:
@@ -195,7 +171,7 @@ class ServerRows:
         if any(shares_memory(ids, tensor) for tensor in changed):
             self._plain.give_up()  # when the loader gave them, they were others
 
-    def _guessed(self, given: Sequence[torch.Tensor]) -> list[Call]:
+    def _guessed(self, given: Sequence[torch.Tensor]) -> list[TorchCall]:
         """The lookups of a minibatch of a script, if it does what those before it did."""
         found = self._plain.find(given, self._model.training) or []
         values: dict[Place, Ids] = {}
@@ -206,23 +182,23 @@ class ServerRows:
                 self._plain.give_up()
                 return []
             values.setdefault(_place(ids), _flat(ids).copy())
-        return [Call(module, ids, None, values[_place(ids)]) for module, ids in found]
+        return [_call(module, ids, None, values[_place(ids)]) for module, ids in found]
 
-    def _calls(self, plan: Plan, number: int, features: Any) -> list[Call]:
+    def _calls(self, noted: Given, number: int, features: Any) -> list[TorchCall]:
         """The lookups of a minibatch."""
         given = list(tensors(features))
         if self._forward is None:
-            plan.given[number] = [(t, version(t)) for t in given]
+            noted[number] = [(t, version(t)) for t in given]
             return self._guessed(given)
         # Where the model changes its features, what they hold at a lookup is known to it alone.
         plain = self._alters is False and self._plain.find(given, self._model.training)
         self._noted = {}
         if not plain:
             return self._dry_run(self._forward, features)
-        plan.given[number] = [(t, version(t)) for t in given]
+        noted[number] = [(t, version(t)) for t in given]
         return [self._call_of(*each) for each in plain]
 
-    def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[Call]:
+    def _dry_run(self, forward: Callable[[Any], Any], features: Any) -> list[TorchCall]:
         unchanged = self._alters is False
         features = self.given(features)
         given = list(tensors(features))
@@ -234,7 +210,7 @@ class ServerRows:
         try:
             with torch.no_grad():
                 forward(features)
-        except _LastLookup:
+        except LastLookup:
             pass
         finally:
             calls, self._planning = self._planning, None
@@ -257,27 +233,23 @@ class ServerRows:
         assert self._planning is not None
         self._planning.append(self._call_of(module, ids.cpu()))
         if len(self._planning) == self._lookups:
-            raise _LastLookup
+            raise LastLookup
         return torch.zeros(()).expand(*ids.shape, module.embedding_dim)
 
-    def _call_of(self, module: Table, ids: torch.Tensor) -> Call:
+    def _call_of(self, module: Table, ids: torch.Tensor) -> TorchCall:
         _check_range(module, ids)
         place = _place(ids)
         values = self._noted.get(place)
         if values is None:
             values = self._noted[place] = _flat(ids).copy()
-        return Call(module, ids, place, values)
+        return _call(module, ids, place, values)
 
-    def _unplanned(self, module: Table, ids: torch.Tensor) -> tuple[RowBlock, Ids]:
+    def _unplanned(self, module: Table, ids: torch.Tensor) -> tuple[DeviceBlock, Ids]:
         assert self._plan is not None
         assert self._pull is not None
         _check_range(module, ids)
-        wanted = PartitionedIds.of(_flat(ids), self._servers)
-        table = TableIds(module.table, module.embedding_dim, wanted)
-        (values,) = self._pull([table])
-        if not torch.is_grad_enabled():
-            return RowBlock(values), wanted.inverse  # nothing will come back to it
-        return self._plan.add(table, values), wanted.inverse
+        call = Call(module.table, module.embedding_dim, _flat(ids))
+        return self._plan.pull(call, self._pull, keep=torch.is_grad_enabled())
 
 
 class TableParameter(nn.Parameter):
@@ -309,7 +281,11 @@ def _flat(ids: torch.Tensor) -> Ids:
     return np.ascontiguousarray(ids.reshape(-1).cpu().numpy())
 
 
-def _same(call: Call, module: Table, ids: torch.Tensor) -> bool:
+def _call(module: Table, ids: torch.Tensor, place: Place | None, values: Ids) -> TorchCall:
+    return TorchCall(module.table, module.embedding_dim, values, module, ids, place)
+
+
+def _same(call: TorchCall, module: Table, ids: torch.Tensor) -> bool:
     if call.module is not module or call.ids.shape != ids.shape:
         return False
     return call.place == _place(ids) or np.array_equal(call.values, _flat(ids))

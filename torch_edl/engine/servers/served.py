@@ -6,31 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from torch_edl.data.batch import Update
+from torch_edl.engine.servers.plan import Plan, PullRows
 from torch_edl.ps_client.client import DenseGradient, Pending, PullResult
-from torch_edl.ps_client.partition import Floats, Segment, TableIds
+from torch_edl.ps_client.partition import Floats, Segment
 from torch_edl.wire import pserver_pb2 as pb
 
 Array = npt.NDArray[Any]
-PullRows = Callable[[Sequence[TableIds]], Sequence[Floats]]
-
-
-class Plan(Protocol):
-    """The rows that the minibatches of an update need, and the gradients that they get."""
-
-    tables: list[TableIds]
-    """What is to be pulled ahead of time."""
-
-    def take(self, rows: Sequence[npt.NDArray[np.float32]]) -> None:
-        """Takes what was pulled for ``tables``."""
-        ...
-
-    def gradients(self, servers: int) -> list[tuple[TableIds, Floats]]:
-        """For each table that has a gradient its ids, each once, and their gradient (u, dim)."""
-        ...
 
 
 class ServedModel(Protocol):
@@ -81,7 +65,7 @@ class ServedModel(Protocol):
         """
         ...
 
-    def plan(self, batches: Sequence[Any]) -> Plan:
+    def plan(self, batches: Sequence[Any]) -> Plan[Any, Any]:
         """Finds the rows that minibatches need.
 
         Args:
@@ -92,7 +76,7 @@ class ServedModel(Protocol):
         """
         ...
 
-    def use(self, plan: Plan | None, number: int) -> None:
+    def use(self, plan: Any, number: int) -> None:
         """The next forward pass is minibatch ``number`` of a plan; None: of no plan."""
         ...
 
@@ -145,7 +129,7 @@ class PlannedUpdate:
     """An update, the rows that its minibatches need, and the pull that is on its way."""
 
     update: Update
-    plan: Plan
+    plan: Plan[Any, Any]
     pull: Pending[PullResult] | None = None
     versions: list[int] | None = None
     """Of the servers, as they were pulled; None: not yet."""

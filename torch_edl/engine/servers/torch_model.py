@@ -11,10 +11,11 @@ from torch import nn
 from torch_edl.engine import state_dict
 from torch_edl.engine.gradient_hooks import ManualAccumulation, on_every_gradient
 from torch_edl.engine.servers import dense
-from torch_edl.engine.servers.plan import Plan
+from torch_edl.engine.servers.plan import PullRows
 from torch_edl.engine.servers.rows import ServerRows
 from torch_edl.engine.servers.schedule import ServerSchedule
-from torch_edl.engine.servers.served import Array, PullRows
+from torch_edl.engine.servers.served import Array
+from torch_edl.engine.servers.torch_plan import TorchPlan
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.optim import group_of, optimizer_config
 from torch_edl.ps_client.client import DenseGradient, PsClient
@@ -88,7 +89,7 @@ class TorchModel:
         self._exact = dense.ExactBuffers(self._dense, exact)
         self.rows.connect(len(layout), pull_rows)
 
-    def plan(self, batches: Sequence[Any]) -> Plan:
+    def plan(self, batches: Sequence[Any]) -> TorchPlan:
         try:
             return self.rows.plan(batches)
         except EdlError:
@@ -97,7 +98,10 @@ class TorchModel:
             raise UserCodeError(f"the model raised {describe_error(error)}") from error
 
     def use(self, plan: Any, number: int) -> None:
-        self.rows.use(Plan([[]]) if plan is None else plan, number)
+        if plan is None:
+            self.rows.leave()
+        else:
+            self.rows.use(plan, number)
 
     def given(self, features: Any) -> Any:
         return self.rows.given(features)
@@ -110,7 +114,7 @@ class TorchModel:
         for flat in self._flat:
             flat.forget(gradients=gradients)
 
-    def collect(self, plan: Plan, *, last: bool, lost: bool) -> None:
+    def collect(self, plan: TorchPlan, *, last: bool, lost: bool) -> None:
         for flat in self._flat:
             if not lost:
                 flat.collect()
