@@ -37,7 +37,7 @@ lint: install proto-check  ## ruff, mypy --strict, the import contracts
 
 test-kubernetes: install  ## Jobs on a cluster: KUBECONFIG=FILE IMAGE=NAME, or the tests' own one
 	EDL_TEST_KUBECONFIG=$(KUBECONFIG) EDL_TEST_IMAGE=$(IMAGE) \
-	  $(BIN)/python -m pytest tests/cluster/test_jobs.py
+	  $(BIN)/python -m pytest tests/cluster/test_jobs*.py
 
 storm: install  ## The long fault storms
 	$(BIN)/python -m pytest -m slow

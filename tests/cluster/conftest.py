@@ -1,12 +1,22 @@
-"""A machine for clusters."""
+"""A machine for clusters, and jobs on one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.network import why_not
+
+if TYPE_CHECKING:  # they need the client of Kubernetes, an extra
+    from tests.cluster.cluster import Cluster
+    from tests.cluster.jobs import Job, Namespace
+
+NODES = [{"name": f"node-{word}", "cpu": "8"} for word in "abc"]
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +31,68 @@ def require_networks() -> None:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Cluster | None]:
+    """None: the tests run on a cluster of somebody else, see `make test-kubernetes`."""
+    if os.environ.get("EDL_TEST_KUBECONFIG"):
+        yield None
+        return
+    from tests.cluster.cluster import Cluster
+
+    require_networks()
+    with Cluster(tmp_path_factory.mktemp("cluster"), nodes=NODES) as started:
+        yield started
+
+
+@pytest.fixture
+def orders(cluster: Cluster | None) -> Iterator[Cluster]:
+    """The cluster, for a test that orders something to fail in it."""
+    if cluster is None:
+        pytest.skip("only the cluster of the tests takes orders to fail")
+    yield cluster
+    cluster.heal()
+
+
+@pytest.fixture
+def namespace(cluster: Cluster | None, tmp_path: Path) -> Iterator[Namespace]:
+    """A new one, which goes with all that is in it."""
+    from tests.cluster.jobs import Namespace
+
+    kubeconfig = cluster.kubeconfig if cluster else Path(os.environ["EDL_TEST_KUBECONFIG"])
+    image = os.environ.get("EDL_TEST_IMAGE") or "edl:test"
+    with Namespace(kubeconfig, image, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def submit(namespace: Namespace) -> Iterator[Callable[..., Job]]:
+    """``submit(records, *flags)``: the counting model, named ``count``."""
+    from tests.cluster.jobs import JOB
+
+    with contextlib.ExitStack() as stack:
+
+        def start(records: int, *flags: str, delay_s: float = 0.02) -> Job:
+            namespace.prepare(records)
+            job = namespace.submit(JOB, *flags, delay_s=delay_s)
+            return stack.enter_context(contextlib.closing(job))
+
+        yield start
+
+
+@pytest.fixture
+def running(
+    namespace: Namespace, submit: Callable[..., Job], request: pytest.FixtureRequest
+) -> Iterator[Job]:
+    """Two workers and two servers that train; the test ends with an exact count."""
+    from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS
+
+    job = submit(getattr(request, "param", RECORDS), *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 2, 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    yield job
+    assert job.finish(300) == 0, namespace.report()
+    namespace.check()

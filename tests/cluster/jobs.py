@@ -25,7 +25,23 @@ COUNTING = ROOT / "examples" / "counting"
 EDL = [sys.executable, "-m", "torch_edl.cli"]
 CLAIM, STATE = "data", "state"
 
+JOB = "count"
+"""The counting model as the tests submit it."""
+RECORDS = 8000
+FLAGS = (
+    "--workers", "2", "--ps", "2", "--batch-size", "10", "--records-per-task", "40",
+    "--spares", "0", "--durability", "journal", "--journal-dir", "/data/journals",
+    "--state-claim", STATE,
+)  # fmt: skip
+DELAY_S = 0.06
+"""Each batch takes so long that the job is not over before it is hurt."""
+
 JSON = dict[str, Any]
+
+
+def figure(name: str, **values: float) -> None:
+    """What was measured, for whoever reads the output of the test (``pytest -rP``)."""
+    print(f"{name}: " + ", ".join(f"{key} {value:.1f}" for key, value in values.items()))
 
 
 class Namespace:

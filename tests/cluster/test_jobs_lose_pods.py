@@ -1,0 +1,171 @@
+"""Jobs on a cluster that takes pods and machines away: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.jobs import DELAY_S, FLAGS, JOB, RECORDS, STATE, Job, Namespace, figure
+
+_BROKEN_S = 30.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_chaos_kills_pods_and_clean_removes_what_is_over(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    job = submit(RECORDS, *FLAGS, delay_s=DELAY_S)
+    job.wait_for(lambda: job.done() > 0, 100)
+    refused = namespace.edl("chaos", JOB, "--pause", "worker=1:5s")
+    assert refused.returncode == 2
+    assert "a cluster pauses no process" in refused.stdout
+    found = namespace.edl(
+        "chaos", JOB, "--kill", "worker=1,ps=1,master=1", "--every", "4s", "--for", "8s", "--json",
+        timeout_s=200,
+    )  # fmt: skip
+    assert found.returncode == 0, f"{found.stdout}{namespace.report()}"
+    verdict = json.loads(found.stdout[found.stdout.index("{") :])
+    assert verdict["held"]
+    assert verdict["kills"] == {"worker": 2, "ps": 2, "master": 2}
+    assert verdict["replaced"]["ps"] >= 2
+    assert job.finish(300) == 0, namespace.report()
+    namespace.check()
+    kept = namespace.edl("clean", "--keep", "1")
+    assert "nothing to remove" in kept.stdout
+    removed = namespace.edl("clean")
+    assert f"removed: job {JOB}" in removed.stdout, removed.stdout
+    namespace.wait_for(lambda: namespace.left_of(JOB) == [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_half_of_the_workers_are_preempted_and_return(
+    namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """Pods of a higher priority take two of three nodes, and give them back."""
+    flags = [*FLAGS, "--worker-resources", "cpu=5", "--state-claim", STATE]
+    flags[flags.index("--workers") + 1] = "1:3"
+    job = submit(RECORDS, *flags, delay_s=DELAY_S)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    namespace.add_priority("high", 1000)
+    began = time.monotonic()
+    for name in ("first", "second"):
+        namespace.sleep(name, cpu="5", priority="high")
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 1, 100)
+    gone = time.monotonic() - began
+    job.wait_for(lambda: "wait: no node has room" in job.said(), 100)
+    job.trains_on()
+    began = time.monotonic()
+    for name in ("first", "second"):
+        namespace.kill(name)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 100)
+    figure("two of three workers preempted", gone_s=gone, back_s=time.monotonic() - began)
+    assert job.finish(300) == 0, namespace.report()
+    assert "error" not in job.said()
+    namespace.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_is_lost_with_what_ran_on_it(
+    orders: Cluster, namespace: Namespace, running: Job
+) -> None:
+    """A server is among it: its journal is on the volume."""
+    [server] = [p for p in namespace.pods(JOB, "ps") if p.metadata.name.startswith(f"{JOB}-ps-0")]
+    node = server.spec.node_name
+    lost = {p.metadata.name for p in namespace.pods(JOB) if p.spec.node_name == node}
+    began = time.monotonic()
+    orders.control("lose-node", name=node)
+    running.wait_for(
+        lambda: (
+            len(namespace.elsewhere(JOB, "worker", node)) == 2
+            and len(namespace.elsewhere(JOB, "ps", node)) == 2
+            and len(namespace.elsewhere(JOB, "master", node)) == 1
+        ),
+        200,
+    )
+    figure("node lost", pods=len(lost), replaced_s=time.monotonic() - began)
+    running.trains_on()
+    orders.control("return-node", name=node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_hundred_workers_are_asked_for_and_a_few_fit(
+    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    """The calls to the API server are as many as the pods, and do not grow with time."""
+    before = orders.control("calls")
+    job = submit(
+        4000, "--workers", "1:200", "--ps", "1", "--batch-size", "20", "--worker-resources",
+        "cpu=5", "--spares", "0", delay_s=0.05,
+    )  # fmt: skip
+    job.wait_for(lambda: len(namespace.pods(JOB, "worker")) == 200, 200)
+    asked_s = time.monotonic() - job.began
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 3, 200)
+
+    def calls() -> dict[str, int]:
+        account = f"system:serviceaccount:{namespace.name}:{JOB}-master "
+        now = orders.control("calls")
+        return {
+            key.removeprefix(account): count - before.get(key, 0)
+            for key, count in now.items()
+            if key.startswith(account)
+        }
+
+    made = calls()
+    assert made == {"create pods": 201, "list pods": 1, "watch pods": 1}
+    job.trains_on()
+    assert calls() == made
+    assert job.finish(600) == 0, namespace.report()
+    ended = calls()
+    figure("200 workers", asked_s=asked_s, **{k.replace(" ", "_"): v for k, v in ended.items()})
+    assert ended["delete pods"] <= 202
+    assert ended["create pods"] <= 204  # those that ended before the last pods were deleted
+    namespace.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("role", ["master", "ps"])
+def test_a_pod_is_deleted_at_once(namespace: Namespace, running: Job, role: str) -> None:
+    victim = namespace.running(JOB, role)[0]
+    namespace.kill(victim)
+    running.wait_for(
+        lambda: namespace.running(JOB, role) and victim not in namespace.running(JOB, role), 100
+    )
+    running.trains_on()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("running", [3 * RECORDS], indirect=True)
+def test_the_watch_breaks_and_its_revision_is_forgotten(
+    orders: Cluster, namespace: Namespace, running: Job
+) -> None:
+    orders.control("watches", refused=True, drop=True)
+    victim = namespace.running(JOB, "worker")[0]
+    namespace.kill(victim)
+    orders.control("compact")
+    broken = time.monotonic()
+    running.trains_on()
+    running.wait_for(lambda: time.monotonic() - broken >= _BROKEN_S, 2 * _BROKEN_S)
+    running.trains_on()
+    orders.control("watches", refused=False)
+    healed = time.monotonic()
+    running.wait_for(
+        lambda: (
+            len(namespace.running(JOB, "worker")) == 2
+            and victim not in namespace.running(JOB, "worker")
+        ),
+        100,
+    )
+    figure("watch broken", s=healed - broken, whole_again_s=time.monotonic() - healed)
