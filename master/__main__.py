@@ -51,6 +51,7 @@ from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.files import replacing
 from torch_edl.jobs.folder import JobFolder, MasterAddress
 from torch_edl.jobs.master_process import SUPERSEDED
+from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.output import setup_logging
 from torch_edl.processes.signals import StopSignals
@@ -113,7 +114,13 @@ def main(
     if config.kind == "script":
         fleet: Fleet = ScriptFleet(name, **options, **place.agents(config))
     else:
-        fleet = Fleet(name, worker_module=worker_module, spares=config.cluster.spares, **options)
+        fleet = Fleet(
+            name,
+            worker_module=worker_module,
+            spares=config.cluster.spares,
+            workers_per_pod=place.workers_per_pod(config),
+            **options,
+        )
     job = Job(
         config,
         fleet,
@@ -137,7 +144,11 @@ def main(
             return place.refused(error)
     job.start(time.monotonic())
     service = Service(
-        job, clock=time.monotonic, log_path=launcher.log_path, cores=place.cores(config)
+        job,
+        clock=time.monotonic,
+        log_path=launcher.log_path,
+        cores=place.cores(config),
+        shared=launcher if isinstance(launcher, SharedPods) else None,
     )
     kept = persistence.Persistence(
         service,
@@ -252,6 +263,7 @@ def _adopt(fleet: Fleet, launcher: Launcher, now: float) -> None:
             since=p.since,
             ran=p.state != PENDING,
             started_as=p.started_as,
+            pod=p.pod,
         )
         for p in processes
     ]

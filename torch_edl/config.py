@@ -294,6 +294,9 @@ class JobConfig(Checked):
             "--platform kubernetes: the image of the pods is missing; add --image IMAGE "
             "(torch-edl image writes a Dockerfile for one)",
         )
+        if self.kind != "script":
+            workers, spares = self.cluster.max_workers, self.cluster.spares
+            self.kubernetes.check_sharing(workers=workers, spares=spares)
         _require(
             not self.also or (self.train.strategy == "ps" and self.cluster.max_workers > 1),
             f"--also {self.also}: workers of two frameworks share parameter servers; add --ps 1 "

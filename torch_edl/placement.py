@@ -88,8 +88,13 @@ class KubernetesConfig(Checked):
 
     agent: tuple[str, ...] = declare(set_by="the options of torchrun", default=())
     """The arguments of the agents of a script, before the script."""
-    processes_per_pod: int = declare(set_by="--nproc-per-node", default=1, minimum=1)
-    """Workers of a script that an agent starts in its pod."""
+    processes_per_pod: int = option(
+        1,
+        "--processes-per-pod N",
+        "workers that share a pod, and its GPU",
+        minimum=1,
+    )
+    """Of a script, ``--nproc-per-node``: workers that an agent starts in its pod."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +115,20 @@ class KubernetesConfig(Checked):
         if any(c.isspace() or not c.isprintable() for c in self.image):
             raise UsageError(
                 f"--image {self.image!r}: has a blank; write REGISTRY/NAME:TAG or NAME@DIGEST"
+            )
+
+    def check_sharing(self, *, workers: int, spares: int) -> None:
+        """Raises UsageError if so many workers and spares of a model file cannot share pods."""
+        each = f"--processes-per-pod {self.processes_per_pod}"
+        if self.processes_per_pod > workers:
+            raise UsageError(
+                f"{each}: --workers {workers} has fewer in all; write --workers "
+                f"{self.processes_per_pod} or more"
+            )
+        if self.processes_per_pod > 1 and spares:
+            raise UsageError(
+                f"--spares {spares}: with {each}, a worker that is lost alone is replaced in its "
+                "pod; leave --spares out"
             )
 
     def resources(self, role: str) -> dict[str, str]:

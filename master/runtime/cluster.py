@@ -23,6 +23,7 @@ from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.job import ENV_JOB_UID, ENV_NAMESPACE
 from torch_edl.kubernetes.launcher import KubernetesLauncher, Manifest
 from torch_edl.kubernetes.pod import Owner, process_pod
+from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.processes.launcher import Launcher
 from torch_edl.processes.signals import StopSignals
 from torch_edl.processes.spec import ProcessSpec
@@ -111,7 +112,9 @@ class Cluster:
             )
 
         api = Api.in_cluster(self._namespace)
-        return KubernetesLauncher(api, job=config.name, incarnation=incarnation, manifest=manifest)
+        pods = KubernetesLauncher(api, job=config.name, incarnation=incarnation, manifest=manifest)
+        per_pod = self.workers_per_pod(config)
+        return SharedPods(pods, per_pod=per_pod) if per_pod > 1 else pods
 
     def temporary(self, config: JobConfig, folder: JobFolder) -> Path:
         return shared_paths.temporary(config, folder.dir)
@@ -124,14 +127,18 @@ class Cluster:
         return f"{names.master_host(job, self._namespace)}:{names.MASTER_PORT}"
 
     def cores(self, config: JobConfig) -> int:
-        # Every worker has those of its own pod.
+        # Every worker has those of its own pod, or its part of them.
         asked = config.kubernetes.resources("worker").get("cpu", "")
         own = min(_THREADS, len(os.sched_getaffinity(0)))
-        return (_whole_cores(asked) if asked else own) * config.cluster.max_workers
+        of_pod = _whole_cores(asked) if asked else own
+        return max(1, of_pod // self.workers_per_pod(config)) * config.cluster.max_workers
 
     def store_key(self, job: str) -> str:
         # Each namespace may have a job of that name.
         return f"{self._namespace}/{job}"
+
+    def workers_per_pod(self, config: JobConfig) -> int:
+        return 1 if config.kind == "script" else config.kubernetes.processes_per_pod
 
     def agents(self, config: JobConfig) -> dict[str, Any]:
         pods = config.kubernetes
@@ -192,6 +199,6 @@ def _whole_cores(quantity: str) -> int:
 def _priority_class(config: JobConfig, spec: ProcessSpec) -> str:
     pods = config.kubernetes
     if spec.role in ("worker", "agent") and spec.place >= 0:
-        count = config.cluster.max_workers // pods.processes_per_pod
+        count = -(-config.cluster.max_workers // pods.processes_per_pod)
         return pods.worker_priority_class(spec.place, count)
     return pods.priority_class

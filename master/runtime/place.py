@@ -78,6 +78,10 @@ class Place(Protocol):
         """Names the job among all that share an etcd."""
         ...
 
+    def workers_per_pod(self, config: JobConfig) -> int:
+        """How many workers of a model file share a pod."""
+        ...
+
     def agents(self, config: JobConfig) -> dict[str, Any]:
         """The agents of a script that the master is to start: arguments of its fleet."""
         ...
@@ -137,6 +141,9 @@ class Machine:
 
     def store_key(self, job: str) -> str:
         return job
+
+    def workers_per_pod(self, config: JobConfig) -> int:
+        return 1
 
     def agents(self, config: JobConfig) -> dict[str, Any]:
         return {}

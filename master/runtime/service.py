@@ -17,6 +17,7 @@ from master.state.server_calls import ServerCalls
 from master.state.spare_calls import SpareCalls
 from master.state.status import LogPath, describe
 from torch_edl.errors import UsageError
+from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.endpoint import LOOPBACK, TLS, is_any
@@ -65,10 +66,20 @@ class Service:
 
     Args:
         cores: CPU cores to divide among the workers.
+        shared: pods that have several workers; None: there are none.
     """
 
-    def __init__(self, job: Job, *, clock: Clock, log_path: LogPath, cores: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        clock: Clock,
+        log_path: LogPath,
+        cores: int,
+        shared: SharedPods | None = None,
+    ) -> None:
         self.job = job
+        self._shared = shared
         self._calls = Calls(job, cores=cores)
         self.changed = threading.Condition()
         self.end_seen = threading.Event()
@@ -148,6 +159,7 @@ class Service:
             "LeaveRing": now(calls.leave_ring, keep=True),
             "ReportCheckpoint": now(calls.report_checkpoint, keep=True),
             "AgentReport": now(calls.agent_report, keep=True),
+            "PodReport": self._pod_report,
             "JoinRound": wait(calls.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
             "GetRound": now(calls.get_round, keep=True),
             "LeaveRound": now(calls.leave_round, keep=True),
@@ -288,6 +300,11 @@ class Service:
             return answer
 
         return handle
+
+    def _pod_report(self, request: pb.PodReportRequest, _: grpc.ServicerContext) -> Any:
+        if self._shared is None:
+            raise UsageError(f"pod {request.pod}: the workers of this job share no pods")
+        return self._shared.report(request)
 
     def _status(self, request: pb.GetStatusRequest, _: grpc.ServicerContext) -> Any:
         with self.changed:

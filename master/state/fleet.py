@@ -52,6 +52,7 @@ class Fleet:
         journals: the folder of their journals; empty: they keep none.
         external: agents start the workers and stop them; only servers are ours.
         spares: how many to keep.
+        workers_per_pod: so many workers with neighbouring places share a pod.
         worker_module: run with ``python -m``.
         server_module: run with ``python -m``.
         asks: processes are asked for, and run when a machine has room for them.
@@ -70,6 +71,7 @@ class Fleet:
         server_module: str = "torch_edl.ps_server",
         external: bool = False,
         spares: int = 0,
+        workers_per_pod: int = 1,
         asks: bool = False,
         life: str = "",
     ) -> None:
@@ -80,6 +82,7 @@ class Fleet:
         self.server_command = ServerCommand(job=job, args=tuple(server_args), journals=journals)
         self._worker_module = worker_module
         self._server_module = server_module
+        self._workers_per_pod = workers_per_pod
         self.external = external
         self._processes = Roster()
         self.incarnation = 0
@@ -345,7 +348,7 @@ class Fleet:
         staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:
             # Those that came last leave; one that only starts has nothing to finish.
-            staying = sorted(staying, key=lambda process: process.state == PENDING)
+            staying = sorted(staying, key=self._leaves_late)
             for process in staying[wanted:]:
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)
@@ -361,11 +364,27 @@ class Fleet:
         places = itertools.islice((n for n in itertools.count() if n not in taken), missing)
         return [self._start_worker(now, place=place) for place in places]
 
+    def _leaves_late(self, process: Process) -> tuple[bool, int]:
+        """Those before which others leave come first; of pods that are shared, whole ones leave."""
+        return process.state == PENDING, process.place if self._workers_per_pod > 1 else 0
+
     def _start_worker(self, now: float, *, spare: bool = False, place: int = -1) -> Start:
-        words = ["--id", str(self._next_id["worker"]), *["--spare"] * spare]
-        process, start = self._start("worker", self._worker_module, words, now, place)
+        id = self._next_id["worker"]
+        words, pod = ["--id", str(id), *["--spare"] * spare], self._pod_of(place, id)
+        process, start = self._start("worker", self._worker_module, words, now, place, pod)
         process.spare = spare
         return start
+
+    def _pod_of(self, place: int, id: int) -> int:
+        """The pod of a worker that is to be started: that of a neighbour that stays, or a new one.
+        A pod whose workers all leave ends with them."""
+        if self._workers_per_pod == 1:
+            return -1
+        neighbours = place // self._workers_per_pod
+        for each in self._staying():
+            if each.place // self._workers_per_pod == neighbours:
+                return each.pod
+        return id
 
     # ---- a restart of the master ----
 
@@ -396,11 +415,17 @@ class Fleet:
         self.servers.from_state(state["servers"], self.alive("ps"))
 
     def _start(
-        self, role: str, module: str, args: Sequence[str], now: float, place: int = -1
+        self,
+        role: str,
+        module: str,
+        args: Sequence[str],
+        now: float,
+        place: int = -1,
+        pod: int = -1,
     ) -> tuple[Process, Start]:
         id = self._next_id[role]
         self._next_id[role] += 1
-        process = Process(role, id, state=self._first_state, started_at=now, place=place)
+        process = Process(role, id, state=self._first_state, started_at=now, place=place, pod=pod)
         self._processes.add(process)
         spec = ProcessSpec(
             role=role,
@@ -410,6 +435,7 @@ class Fleet:
             env=dict(self.env),
             end_with_parent=0,  # the next master adopts it
             place=place,
+            pod=pod,
             avoid=self.machines.avoided(now),
         )
         return process, Start(spec)

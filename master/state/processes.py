@@ -86,6 +86,8 @@ class Process:
     """No machine has room for it."""
     place: int = -1
     """Of a worker that was asked for: the lowest that no other worker had; -1: none."""
+    pod: int = -1
+    """Of a worker that shares a pod: the id of the worker for which the pod was made; -1: none."""
     started_as: str = ""
     """The name that it had when it was started; empty: its name of today."""
 
@@ -154,6 +156,7 @@ class Process:
         self.state, self.exit = EXITED, f"became {server.name}"
         server.state, server.was_worker, server.started_as = STARTING, True, f"worker-{self.id}"
         server.pid, server.since, server.node = self.pid, self.since, self.node
+        server.pod = self.pod
 
     def wait(self, event: ProcessWaits, now: float) -> None:
         """It does not run yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -213,6 +214,19 @@ class Namespace:
                 pytest.fail(f"it did not come about:\n{self.report()}")
             time.sleep(0.1)
 
+    def kill_process(self, job: str, *words: str) -> None:
+        """One process of a pod, by the end of its command. Only where pods are processes here."""
+        where = f"TORCH_EDL_MASTER={job}-master.{self.name}.svc:".encode()
+        command = b"".join(word.encode() + b"\0" for word in words)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if not (folder / "cmdline").read_bytes().endswith(command):
+                    continue
+                if where in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    return
+        pytest.fail(f"no process {' '.join(words)}:\n{self.report()}")
+
     def report(self) -> str:
         """The output of commands, and what the cluster says about the pods."""
         found = [f"==== {log.name}\n{log.read_text()[-4000:]}"
@@ -250,6 +264,14 @@ class Job:
         with contextlib.suppress(ValueError):
             return int(json.loads(said[said.index("{") :])["records"]["done"])
         return 0
+
+    def workers(self) -> list[int]:
+        """The numbers of workers that run."""
+        said = self._namespace.edl("status", self.name, "--json").stdout
+        with contextlib.suppress(ValueError):
+            listed = json.loads(said[said.index("{") :])["processes"]
+            return [p["id"] for p in listed if (p["role"], p["state"]) == ("worker", "running")]
+        return []
 
     def first_step_s(self) -> float:
         """Seconds from the command to the first step."""

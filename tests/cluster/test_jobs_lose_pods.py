@@ -169,3 +169,44 @@ def test_the_watch_breaks_and_its_revision_is_forgotten(
         100,
     )
     figure("watch broken", s=healed - broken, whole_again_s=time.monotonic() - healed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workers_share_pods_and_are_lost_alone_and_together(
+    orders: Cluster, namespace: Namespace, submit: Callable[..., Job]
+) -> None:
+    flags = [*FLAGS, "--processes-per-pod", "2"]
+    flags[flags.index("--workers") + 1] = "1:4"
+    job = submit(3 * RECORDS, *flags, delay_s=DELAY_S)
+    job.wait_for(lambda: len(namespace.running(JOB, "worker")) == 2, 100)
+    job.wait_for(lambda: job.workers() == [0, 1, 2, 3], 100)
+    job.wait_for(lambda: job.done() > 0, 100)
+    pods = namespace.running(JOB, "worker")
+    began = time.monotonic()
+    namespace.kill_process(JOB, "torch_edl.worker", "--id", "1")
+    job.wait_for(lambda: job.workers() == [0, 2, 3, 4], 100)
+    figure("one of two workers of a pod killed", replaced_s=time.monotonic() - began)
+    assert namespace.running(JOB, "worker") == pods
+    said = namespace.edl("logs", JOB, "--role", "worker", "--id", "4").stdout
+    assert "worker-4 INFO" in said
+    assert "worker-0" not in said
+    # The next master finds them all.
+    [master] = namespace.running(JOB, "master")
+    namespace.kill(master)
+    job.wait_for(lambda: master not in namespace.running(JOB, "master"), 100)
+    job.wait_for(lambda: job.workers() == [0, 2, 3, 4], 100)
+    assert namespace.running(JOB, "worker") == pods
+    job.trains_on()
+    # A pod takes both with it.
+    began = time.monotonic()
+    namespace.evict(pods[0])
+    job.wait_for(lambda: job.workers() == [2, 3, 5, 6], 100)
+    figure("a pod of two workers evicted", replaced_s=time.monotonic() - began)
+    found = namespace.edl("scale", JOB, "--workers", "1:3")
+    assert found.returncode == 0, found.stdout
+    job.wait_for(lambda: len(job.workers()) == 3, 100)
+    job.trains_on()
+    assert job.finish(400) == 0, namespace.report()
+    assert "error" not in job.said()
+    namespace.check()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_edl.config import JobConfig
+from torch_edl.config import ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.placement import KubernetesConfig
 
@@ -129,3 +129,24 @@ def _accepts_or_names(field: str, value: Any) -> None:
         KubernetesConfig(**{field: value})
     except UsageError as error:
         assert str(error).startswith("--" + field.replace("_", "-"))  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("per_pod", "cluster", "message"),
+    [
+        (3, ClusterConfig(max_workers=2), "--processes-per-pod 3: --workers 2 has fewer in all"),
+        (0, ClusterConfig(max_workers=2), "--processes-per-pod 0: must be 1 or more"),
+        (2, ClusterConfig(max_workers=4, spares=1), "--spares 1: with --processes-per-pod 2"),
+    ],
+)
+def test_workers_that_cannot_share_a_pod(
+    per_pod: int, cluster: ClusterConfig, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        JobConfig(
+            name="j",
+            model_file="/m.py",
+            platform="kubernetes",
+            kubernetes=KubernetesConfig(image="edl", processes_per_pod=per_pod),
+            cluster=cluster,
+        )

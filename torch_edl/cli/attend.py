@@ -16,7 +16,7 @@ from torch_edl.cli.submit import Outcome
 from torch_edl.jobs.cluster_job import ClusterJob, Connection, final_status_of
 from torch_edl.jobs.folder import ENDED
 from torch_edl.jobs.log_tail import shown, text_of, text_of_line
-from torch_edl.jobs.pod_output import PodOutput
+from torch_edl.jobs.pod_output import PodOutput, by_process
 from torch_edl.kubernetes import causes, names
 from torch_edl.kubernetes.failures import ClusterError, MissingError, NoAnswerError
 from torch_edl.kubernetes.job import FINAL_CODES
@@ -155,9 +155,10 @@ class Attendance:
 
     def _show(self, lines: Iterable[tuple[causes.PodState, bytes]]) -> None:
         for pod, raw in lines:
-            line = shown(text_of(raw), own=not self._is_stopped)
+            name, own = by_process(pod, raw)
+            line = shown(text_of(own), own=not self._is_stopped)
             if line is not None:
-                self.display.line(f"{pod.role}-{pod.id}", line)
+                self.display.line(name, line)
 
     def _pod(self) -> causes.PodState | None:
         """The pod of the master that counts: the one that runs, or that may."""

@@ -6,13 +6,14 @@ import argparse
 import queue
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs import cluster_job
-from torch_edl.jobs.pod_output import PodOutput
+from torch_edl.jobs.pod_output import PodOutput, by_process
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.causes import PodState
@@ -96,16 +97,28 @@ class _Logs:
 
     def _is_asked(self, pod: PodState) -> bool:
         role, id = self.args.role, self.args.id
-        return pod.role in _ROLES and role in ("", pod.role) and id in (None, pod.id)
+        # A pod of several workers has the number of the first one.
+        is_asked = id is None or pod.id == id or (pod.shared and pod.id < id)
+        return pod.role in _ROLES and role in ("", pod.role) and is_asked
 
     def _line(self, pod: PodState, line: bytes) -> str:
-        prefix = self.prefix(f"{pod.role}-{pod.id}") if self.args.id is None else ""
-        return f"{prefix}{line.decode('utf-8', 'replace')}\n"
+        """A line as it is shown; empty: it is of another process than the one that is asked for."""
+        name, own = by_process(pod, line)
+        if self.args.id is None:
+            return f"{self.prefix(name)}{own.decode('utf-8', 'replace')}\n"
+        if name != f"{pod.role}-{self.args.id}":
+            return ""
+        return f"{own.decode('utf-8', 'replace')}\n"
 
     def _read(self, pod: PodState) -> None:
         try:
-            for line in self.job.api.log(pod.name, container=names.CONTAINER, tail=self.args.tail):
-                self._write(self._line(pod, line))
+            # Of a pod of several workers, the lines of one are counted here.
+            of_one = pod.shared and self.args.id is not None
+            tail = None if of_one else self.args.tail
+            lines = self.job.api.log(pod.name, container=names.CONTAINER, tail=tail)
+            texts = filter(None, (self._line(pod, line) for line in lines))
+            for text in deque(texts, self.args.tail) if of_one else texts:
+                self._write(text)
         except MissingError:
             pass  # its pod has just gone
         except ClusterError as error:

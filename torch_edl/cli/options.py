@@ -115,8 +115,11 @@ def model_file_job(args: argparse.Namespace, kind: str) -> JobConfig:
         # A group of more pushes than workers would hold two pushes of the fastest worker.
         least = found["cluster"].get("min_workers", ClusterConfig.min_workers)
         found["train"].setdefault("grads_to_wait", max(1, least))
-    # A single worker may be all that its machine has memory for.
-    found["cluster"].setdefault("spares", int(found["cluster"].get("max_workers", 1) > 1))
+    # A single worker may be all that its machine has memory for, and a pod that is shared has no
+    # room for one more.
+    several = found["cluster"].get("max_workers", 1) > 1
+    shared = found["kubernetes"].get("processes_per_pod", 1) > 1
+    found["cluster"].setdefault("spares", int(several and not shared))
     if kind != "train":
         # Predictions are put together in the order of the tasks.
         found["data"]["shuffle"] = False

@@ -149,4 +149,6 @@ def why_not(flag: str) -> str:
     """Why a script does not take an option of model files."""
     if flag in ("--data", "--eval-data", "--format", "--epochs", "--batch-size"):
         return "a script reads its own data; its own options go after the script"
+    if flag == "--processes-per-pod":
+        return "write --nproc-per-node N, which says how many workers of a script a pod has"
     return "the option is for model files; see torch-edl run --help-torchrun"

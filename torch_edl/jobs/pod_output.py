@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +16,13 @@ from torch_edl.kubernetes.failures import ClusterError, MissingError
 # Lines that nobody has taken yet; then the streams wait.
 _LINES = 10_000
 _PUT_S = 0.5
+_NAMED = re.compile(rb"(worker-\d+): (.*)", re.DOTALL)
+
+
+def by_process(pod: PodState, line: bytes) -> tuple[str, bytes]:
+    """The name of the process that wrote a line of a pod's log, and what it wrote."""
+    found = _NAMED.fullmatch(line) if pod.shared else None
+    return (found[1].decode(), found[2]) if found else (f"{pod.role}-{pod.id}", line)
 
 
 class PodOutput:

@@ -56,6 +56,8 @@ class PodState:
     uid: str
     role: str = ""
     id: int = -1
+    shared: bool = False
+    """It has several workers, see :data:`torch_edl.kubernetes.names.SHARED`."""
     incarnation: str = ""
     phase: str = "Pending"
     node: str = ""
@@ -102,6 +104,7 @@ def read_pod(manifest: Mapping[str, Any]) -> PodState:
         uid=_text(metadata, "uid"),
         role=_text(labels, names.ROLE),
         id=int(id) if id.isdecimal() else -1,
+        shared=bool(_text(labels, names.SHARED)),
         incarnation=_text(labels, names.INCARNATION),
         phase=_text(status, "phase") or "Pending",
         node=_text(spec, "nodeName"),

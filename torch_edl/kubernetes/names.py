@@ -13,6 +13,8 @@ DOMAIN = "torch-edl.dev"
 JOB = f"{DOMAIN}/job"
 ROLE = f"{DOMAIN}/role"
 ID = f"{DOMAIN}/id"
+SHARED = f"{DOMAIN}/shared"
+"""A pod of several workers: each line of its log begins with the name of the worker."""
 INCARNATION = f"{DOMAIN}/incarnation"
 """Of the job's state: a master that has lost the state begins another one, and the pods of an
 earlier one are no processes of its."""

@@ -67,6 +67,8 @@ def process_pod(
         "labels": names.labels(job, role, id, incarnation),
         "annotations": names.annotations_of(job),
     }
+    if role == "worker" and config.processes_per_pod > 1:
+        metadata["labels"][names.SHARED] = str(config.processes_per_pod)
     if owner is not None:
         metadata["ownerReferences"] = [
             {

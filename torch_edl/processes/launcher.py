@@ -23,6 +23,8 @@ class Known:
     """The process is known to have run: if it is not there, it has ended."""
     started_as: str = ""
     """The name that it had when it was started; empty: its name of today."""
+    pod: int = -1
+    """See :attr:`torch_edl.processes.spec.ProcessSpec.pod`."""
 
 
 class Launcher(Protocol):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from torch_edl.environment import ENV_PROCESS
 from torch_edl.processes import adoption, exec_child
@@ -21,6 +23,12 @@ from torch_edl.processes.spec import ProcessExit, ProcessSpec
 log = logging.getLogger(__name__)
 
 _STOP_ALL_POLL_S = 0.02
+# What processes have written when they ended is read to its end; what they forked may write on.
+_LAST_LINES_S = 1.0
+_MOST_BYTES = 64 << 10
+
+Lines = Callable[[str, bytes], None]
+"""Takes the name of a process, ``worker-3``, and a line that it has written."""
 
 
 class LocalLauncher:
@@ -35,11 +43,16 @@ class LocalLauncher:
 
     Args:
         token: of the job, by which its processes are found that nobody knows the pid of.
+        lines: takes the output, which is in no file then; called in a thread of each process.
     """
 
-    def __init__(self, log_dir: str | Path, *, token: str = "") -> None:
+    def __init__(
+        self, log_dir: str | Path = "", *, token: str = "", lines: Lines | None = None
+    ) -> None:
         self._log_dir = Path(log_dir)
         self._token = token
+        self._lines = lines
+        self._readers: list[threading.Thread] = []
         self._running: dict[tuple[str, int], Group] = {}
         self._logs: dict[tuple[str, int], str] = {}  # of processes that had another role
 
@@ -54,12 +67,11 @@ class LocalLauncher:
             raise RuntimeError("LocalLauncher.start: call it from the main thread")
         key = (spec.role, spec.id)
         assert key not in self._running, f"{spec.name} was started before"
-        self._log_dir.mkdir(parents=True, exist_ok=True)
         # -P: a folder `master` where the user happens to stand is not imported for ours.
         command = [sys.executable, "-P", "-m", spec.module, *spec.args]
         if spec.end_with_parent:
             command = exec_child.words(command, spec.end_with_parent)
-        with open(self.log_path(spec.role, spec.id), "ab") as output:
+        with self._output(spec) as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -68,6 +80,11 @@ class LocalLauncher:
                 start_new_session=True,
                 env=_environment(spec),
             )
+        if process.stdout is not None:
+            words = (spec.name, process.stdout)
+            reader = threading.Thread(target=self._read, args=words, name="lines", daemon=True)
+            self._readers = [each for each in self._readers if each.is_alive()] + [reader]
+            reader.start()
         self._running[key] = ChildGroup(process)
         return process.pid
 
@@ -125,6 +142,9 @@ class LocalLauncher:
         while self._running:
             self.poll()
             time.sleep(_STOP_ALL_POLL_S)
+        deadline = time.monotonic() + _LAST_LINES_S
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Leaves the processes that run as they are."""
@@ -133,6 +153,18 @@ class LocalLauncher:
     def log_path(self, role: str, id: int) -> str:
         """The file with the output of a process."""
         return self._logs.get((role, id)) or str(self._log_dir / f"{role}-{id}.log")
+
+    def _output(self, spec: ProcessSpec) -> contextlib.AbstractContextManager[IO[bytes] | int]:
+        if self._lines is not None:
+            return contextlib.nullcontext(subprocess.PIPE)
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        return open(self.log_path(spec.role, spec.id), "ab")
+
+    def _read(self, name: str, output: IO[bytes]) -> None:
+        assert self._lines is not None
+        with output:
+            while line := output.readline(_MOST_BYTES):
+                self._lines(name, line)
 
 
 def _environment(spec: ProcessSpec) -> dict[str, str]:

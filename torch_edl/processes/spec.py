@@ -41,6 +41,9 @@ class ProcessSpec:
     """The signal that the process gets when the one that started it is gone; 0: none."""
     place: int = -1
     """Of a worker: its place among those that run at once; -1: none."""
+    pod: int = -1
+    """Of a worker that shares a pod: the id of the worker for which the pod was made, or is to be;
+    -1: it shares none."""
     avoid: Sequence[str] = ()
     """Machines on which it is to run only if no other one has room."""
 

@@ -2,6 +2,7 @@ from torch_edl.wire import agents_pb2 as _agents_pb2
 from torch_edl.wire import cluster_pb2 as _cluster_pb2
 from torch_edl.wire import control_pb2 as _control_pb2
 from torch_edl.wire import metrics_pb2 as _metrics_pb2
+from torch_edl.wire import pods_pb2 as _pods_pb2
 from torch_edl.wire import rings_pb2 as _rings_pb2
 from torch_edl.wire import rounds_pb2 as _rounds_pb2
 from torch_edl.wire import tasks_pb2 as _tasks_pb2
@@ -35,6 +36,10 @@ from torch_edl.wire.metrics_pb2 import StateTensor as StateTensor
 from torch_edl.wire.metrics_pb2 import MetricState as MetricState
 from torch_edl.wire.metrics_pb2 import Metrics as Metrics
 from torch_edl.wire.metrics_pb2 import MetricValues as MetricValues
+from torch_edl.wire.pods_pb2 import EndedWorker as EndedWorker
+from torch_edl.wire.pods_pb2 import PodReportRequest as PodReportRequest
+from torch_edl.wire.pods_pb2 import StopWorker as StopWorker
+from torch_edl.wire.pods_pb2 import PodReportResponse as PodReportResponse
 from torch_edl.wire.rings_pb2 import Ring as Ring
 from torch_edl.wire.rings_pb2 import JoinRingRequest as JoinRingRequest
 from torch_edl.wire.rings_pb2 import JoinRingResponse as JoinRingResponse

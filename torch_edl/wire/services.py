@@ -10,6 +10,7 @@ from torch_edl.wire import (
     agents_pb2,
     cluster_pb2,
     control_pb2,
+    pods_pb2,
     pserver_pb2,
     replica_pb2,
     rings_pb2,
@@ -34,8 +35,9 @@ TASKS = _of(tasks_pb2.DESCRIPTOR)
 RINGS = _of(rings_pb2.DESCRIPTOR)
 AGENTS = _of(agents_pb2.DESCRIPTOR)
 ROUNDS = _of(rounds_pb2.DESCRIPTOR)
+PODS = _of(pods_pb2.DESCRIPTOR)
 CONTROL = _of(control_pb2.DESCRIPTOR)
-MASTER = SERVERS + WORKERS + TASKS + RINGS + AGENTS + ROUNDS + CONTROL
+MASTER = SERVERS + WORKERS + TASKS + RINGS + AGENTS + ROUNDS + PODS + CONTROL
 """All that the master of a job answers, on one port."""
 
 

@@ -104,3 +104,14 @@ def test_the_job_of_the_master_starts_it_again_only_where_that_helps() -> None:
     held = UsageError("another master runs")
     held.__cause__ = StoreConflictError("held")
     assert cluster().refused(held) == 75
+
+
+def test_workers_of_a_pod_share_its_cores_and_its_priority() -> None:
+    pods = KubernetesConfig(
+        image="edl", worker_resources="cpu=4", worker_priority="high=0.5", processes_per_pod=2
+    )
+    config = job(kubernetes=pods, cluster=ClusterConfig(max_workers=7))
+    assert cluster().cores(config) == 2 * 7
+    assert cluster().workers_per_pod(config) == 2
+    script = job(kubernetes=pods, kind="script", cluster=ClusterConfig(max_workers=7))
+    assert cluster().workers_per_pod(script) == 1  # each of its pods has an agent
