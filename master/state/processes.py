@@ -7,7 +7,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from master.state.actions import Failure
-from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit, ProcessRuns, ProcessWaits
 
 PENDING, STARTING, RUNNING, DRAINING, STOPPING, EXITED = (
@@ -347,46 +346,4 @@ class Deaths:
         return Failure(
             f"a parameter server died {CRASH_LIMIT} times in a row before anything was trained; "
             f"{text}"
-        )
-
-
-_MOST_WORKERS = 10_000
-
-
-_MOST_SERVERS = 1_000
-
-
-def check_servers(servers: int, *, strategy: str, durability: str) -> None:
-    """Raises UsageError if a running job cannot have so many parameter servers."""
-    wanted = f"--ps {servers}"
-    if servers < 1:
-        raise UsageError(f"{wanted}: at least one server is needed; write --ps 1 or more")
-    if servers > _MOST_SERVERS:
-        raise UsageError(f"{wanted}: a job has {_MOST_SERVERS:,} parameter servers at most")
-    if strategy not in ("ps", "auto"):
-        raise UsageError(
-            f"{wanted}: the strategy {strategy} has no parameter servers; start the job with "
-            "--strategy ps"
-        )
-    if durability == "replica" and servers == 1:
-        raise UsageError(
-            f"{wanted}: --durability replica keeps the replica of a shard on another server; "
-            "write --ps 2 or more"
-        )
-
-
-def check_scale(min_workers: int, max_workers: int, *, strategy: str) -> None:
-    """Raises UsageError if a running job cannot be scaled so."""
-    wanted = f"--workers {min_workers}:{max_workers}"
-    if min_workers < 1 or max_workers < 1:
-        raise UsageError(f"{wanted}: at least one worker is needed; torch-edl stop ends a job")
-    if min_workers > max_workers:
-        raise UsageError(
-            f"{wanted}: the minimum is above the maximum; write {max_workers}:{min_workers}"
-        )
-    if max_workers > _MOST_WORKERS:
-        raise UsageError(f"{wanted}: a job has {_MOST_WORKERS:,} workers at most")
-    if strategy == "local" and max_workers > 1:
-        raise UsageError(
-            f"{wanted}: the strategy local runs one worker; start the job with --strategy allreduce"
         )

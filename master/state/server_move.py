@@ -17,10 +17,10 @@ from master.state.fleet import Fleet
 from master.state.lifecycle import Lifecycle
 from master.state.membership import Membership
 from master.state.milestones import MoveBegun
-from master.state.processes import Process, check_servers
+from master.state.processes import Process
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
-from torch_edl.errors import UsageError
+from torch_edl.scaling import check_servers
 
 
 class ServerMove:
@@ -50,17 +50,7 @@ class ServerMove:
 
     def require(self, servers: int) -> None:
         """Raises UsageError if the job cannot have so many servers."""
-        if not self._config.trains:
-            raise UsageError(
-                f"--ps {servers}: the servers of a job that does not train stay as they are"
-            )
-        if not self._config.shares_files:
-            raise UsageError(
-                f"--ps {servers}: the model moves through files, and the pods of this job have no "
-                "folder in common; start the job with --checkpoint-dir on a --volume"
-            )
-        strategy = self._fleet.strategy or self._config.train.strategy
-        check_servers(servers, strategy=strategy, durability=self._config.durability.mode)
+        check_servers(self._config, servers, strategy=self._fleet.strategy)
 
     def scale(self, servers: int) -> None:
         """The job is to have so many servers."""

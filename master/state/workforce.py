@@ -13,10 +13,11 @@ from typing import Any
 
 from master.state.actions import Failure, Note, Progress
 from master.state.fleet import Fleet
-from master.state.processes import DRAINING, EXITED, PENDING, STOPPING, check_scale
+from master.state.processes import DRAINING, EXITED, PENDING, STOPPING
 from master.state.ring import Ring
 from master.state.waiting import Census, Waiting
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
+from torch_edl.scaling import check_workers
 from torch_edl.wire import master_pb2 as pb
 
 _LEAVE_S = 10.0
@@ -135,7 +136,7 @@ class Workforce(ABC):
         Raises:
             UsageError: the number is not possible.
         """
-        check_scale(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
+        check_workers(request.min_workers, request.max_workers, strategy=self._fleet.strategy)
         self._fleet.workers_wanted = request.max_workers
 
     def tick(self, now: float, *, newest: str) -> Iterable[WorkforceEvent]:

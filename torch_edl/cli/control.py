@@ -13,6 +13,7 @@ from torch_edl.cli.terminal import stderr, stdout
 from torch_edl.config import ClusterConfig
 from torch_edl.errors import EdlError, UsageError
 from torch_edl.jobs import catalog
+from torch_edl.scaling import check_servers
 from torch_edl.wire import master_pb2 as pb
 
 _POLL_S = 0.1
@@ -39,7 +40,10 @@ def scale(args: argparse.Namespace) -> int:
     if args.ps is not None:
         ClusterConfig(servers=args.ps)
         request.servers = args.ps
-    answer = which.find(args).ask(request)
+    job = which.find(args)
+    if args.ps is not None:
+        check_servers(job.config(), args.ps)
+    answer = job.ask(request)
     stdout().print(answer.text, soft_wrap=True)
     return 0
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
+from torch_edl.config import JobConfig
 from torch_edl.jobs import calls, status
 from torch_edl.jobs.folder import ENDED, JobFolder
 from torch_edl.wire import master_pb2 as pb
@@ -22,6 +23,15 @@ class AskedJob(Protocol):
     @property
     def logs(self) -> str:
         """Where its logs are: a folder, or the command that shows them."""
+        ...
+
+    def config(self) -> JobConfig:
+        """The configuration of the job.
+
+        Raises:
+            UsageError: it is not one of this version.
+            EdlError: the cluster of the job does not answer, or refuses.
+        """
         ...
 
     def ask(self, request: Message) -> Any:
@@ -76,6 +86,9 @@ class LocalJob:
     @property
     def logs(self) -> str:
         return str(self._folder.logs)
+
+    def config(self) -> JobConfig:
+        return self._folder.config()
 
     def ask(self, request: Message) -> Any:
         return calls.ask(self._folder, request)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from torch_edl.cli.__main__ import main
+from torch_edl.config import JobConfig, TrainConfig
 from torch_edl.files import write_text
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.status import as_dict
+from torch_edl.placement import KubernetesConfig
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]
@@ -165,6 +167,22 @@ def test_scale_and_stop_reach_the_master(
     assert process.stdout is not None
     assert process.stdout.readline() == "stop\n"
     assert "still there after" in capsys.readouterr().err
+
+
+def test_servers_that_cannot_be_scaled_are_refused_before_the_master_is_asked(
+    job: JobFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No master answers here: what the client knows comes first."""
+    pods = KubernetesConfig(image="edl")
+    config = JobConfig(
+        name=job.name, model_file="/m.py", platform="kubernetes", kubernetes=pods,
+        train=TrainConfig(strategy="ps"),
+    )  # fmt: skip
+    job.config_file.write_text(config.to_json())
+    assert main(["scale", job.name, "--ps", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "--ps 3: the model moves through files, and the pods of this job have no folder" in said
+    assert "start the job with --checkpoint-dir on a --volume" in said
 
 
 def test_a_wrong_token_is_told(
