@@ -234,7 +234,7 @@ class JobConfig(Checked):
     """Also the name of the job's folder."""
     kind: str = declare(set_by="the verb", choices=JOB_KINDS, default="train")
     model_file: str = declare(set_by="MODEL.py")
-    """Absolute path of the model file or of the script."""
+    """Absolute path of the model file or of the script; the name of a module of ``-m``."""
     also: str = option(
         "",
         "--also MODEL.py",
@@ -327,6 +327,11 @@ class JobConfig(Checked):
     def trains(self) -> bool:
         """Whether a model is trained, rather than used."""
         return self.kind in ("train", "script")
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the script is a module, which Python looks for."""
+        return "/" not in self.model_file
 
     @property
     def shares_files(self) -> bool:

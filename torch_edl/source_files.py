@@ -14,6 +14,19 @@ def local_files(path: str) -> list[Path]:
     return [found for found, _ in local_trees(file, file.parent, imported)]
 
 
+def module_files(name: str, file: Path, root: Path) -> list[Path]:
+    """The files that ``python -m name`` runs of those below a folder: packages on the way, the
+    module, and what these import, directly or not.
+
+    Args:
+        file: of the module.
+    """
+    found = {file: None}
+    for start in (file, *_files_of(name, root)):
+        found |= dict.fromkeys(path for path, _ in local_trees(start, root, imported))
+    return list(found)
+
+
 def local_trees(
     path: Path, root: Path, imported: Callable[[ast.Module], Iterable[tuple[str, int]]]
 ) -> Iterator[tuple[Path, ast.Module]]:

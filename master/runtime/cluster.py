@@ -97,6 +97,8 @@ class Cluster:
         def manifest(spec: ProcessSpec) -> Manifest:
             # The Secret has the token.
             env = {name: value for name, value in spec.env.items() if name != ENV_TOKEN}
+            if config.is_module:  # found where the code is
+                env["PYTHONPATH"] = config.kubernetes.code_in_image or names.CODE
             return process_pod(
                 config.name,
                 config.kubernetes,

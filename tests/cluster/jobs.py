@@ -134,19 +134,21 @@ class Namespace:
         )  # fmt: skip
 
     def start(
-        self, verb: str, file: Path, name: str, *flags: str, before: tuple[str, ...] = ()
-    ) -> Job:
+        self, verb: str, file: Path | str, name: str, *flags: str, before: tuple[str, ...] = (),
+        cwd: Path | None = None,
+    ) -> Job:  # fmt: skip
         """A command that runs a file in pods, with the claim at ``/data``.
 
         Args:
             before: words in front of the file.
+            cwd: the folder of the command.
         """
         words = [
             *EDL, verb, *before, "--volume", f"claim={CLAIM},path=/data",
             "--namespace", self.name, "--image", self._image, "--job-name", name,
             "--platform", "kubernetes", str(file), *flags,
         ]  # fmt: skip
-        return Job(self, name, words, self._folder / f"{name}.log")
+        return Job(self, name, words, self._folder / f"{name}.log", cwd)
 
     def pods(self, job: str = "", role: str = "") -> list[Any]:
         """All, or those of a job and role; those that are about to end, too."""
@@ -247,12 +249,14 @@ class Namespace:
 class Job:
     """A running ``torch-edl run``, whose output is in a file."""
 
-    def __init__(self, namespace: Namespace, name: str, command: list[str], log: Path) -> None:
+    def __init__(
+        self, namespace: Namespace, name: str, command: list[str], log: Path, cwd: Path | None
+    ) -> None:
         self.name, self._namespace, self.log = name, namespace, log
         self.began = time.monotonic()
         with open(log, "w") as output:
             self.process = subprocess.Popen(
-                command, env=namespace.env, stdout=output, stderr=output
+                command, env=namespace.env, stdout=output, stderr=output, cwd=cwd
             )
 
     def said(self) -> str:

@@ -25,9 +25,9 @@ COUNTED = (
 def test_a_script_trains_in_pods_of_two_workers_and_loses_one(namespace: Namespace) -> None:
     assert namespace.run_python("make", "import os; os.mkdir('/data/run')") == 0
     job = namespace.start(
-        "run", FAULTS / "counting_script.py", "script", "/data/run",
+        "run", "counting_script", "script", "/data/run",
         "--records", "480", "--epochs", "3", "--delay", "0.1",
-        before=("--nnodes", "1:2", "--nproc-per-node", "2"),
+        before=("--nnodes", "1:2", "--nproc-per-node", "2", "-m"), cwd=FAULTS,
     )  # fmt: skip
     with contextlib.closing(job):
         job.wait_for(lambda: len(namespace.running("script", "agent")) == 2, 100)

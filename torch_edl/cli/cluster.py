@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -41,28 +41,31 @@ def run(args: argparse.Namespace) -> int:
         ClusterError: the cluster does not answer, or refuses.
     """
     if args.dry_run:
-        config, sent = check(args, "train")
-        load = config.checkpoint.load
-        if load and not load.startswith("/"):
-            raise UsageError(
-                f"--load {load}: a dry run asks no cluster where that job has its model; write the "
-                "folder"
-            )
-        pods = config.kubernetes
-        api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
-        print(as_yaml(config, sent, namespace=api.namespace), end="")
-        return 0
+        return _show(*check(args, "train"))
     console = stdout()
     config, outcome = start(args, "train", console)
     return 0 if outcome is None else summary.finish(config, outcome, console, file=args.summary)
 
 
-def run_script(args: argparse.Namespace, words: Sequence[str]) -> int:
+def _show(config: JobConfig, sent: dict[str, bytes]) -> int:
+    """Prints the objects of a job, and asks no cluster."""
+    load = config.checkpoint.load
+    if load and not load.startswith("/"):
+        raise UsageError(
+            f"--load {load}: a dry run asks no cluster where that job has its model; write the "
+            "folder"
+        )
+    pods = config.kubernetes
+    api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
+    print(as_yaml(config, sent, namespace=api.namespace), end="")
+    return 0
+
+
+def run_script(args: argparse.Namespace) -> int:
     """Runs a training script in pods.
 
     Args:
         args: as torchrun's parser and ours have read them.
-        words: the same, not read.
 
     Raises:
         UsageError: the arguments cannot work; nothing was started.
@@ -71,12 +74,18 @@ def run_script(args: argparse.Namespace, words: Sequence[str]) -> int:
     # Only here: torchrun's options bring torch with them.
     from torch_edl.cli import script_pods
 
-    config = script_pods.job_of(args, words)
+    config = script_pods.job_of(args)
     for option in ("output", "checkpoint_dir", "journal_dir"):
         _check_paths(f"--{option.replace('_', '-')}", [getattr(args, option, "") or "/"])
     if "/" in config.checkpoint.load:
         _check_paths(_load(config), [config.checkpoint.load])
-    config, sent = _with_code(config)
+    if args.module:
+        file = script_pods.module_file(args)
+        config, sent = _with_code(config, lambda: _sent_of_module(args.training_script, file))
+    else:
+        config, sent = _with_code(config)
+    if args.dry_run:
+        return _show(config, sent)
     what = f"{args.training_script} is a training script"
     console = stdout()
     outcome = _run(config, sent, what, "runs", console, detach=args.detach)
@@ -189,8 +198,19 @@ def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, byt
     return _with_code(config)
 
 
-def _with_code(config: JobConfig) -> tuple[JobConfig, dict[str, bytes]]:
-    """The configuration for the pods, and the code to send."""
+def _sent_of_module(name: str, file: Path | None) -> dict[str, bytes]:
+    assert file is not None
+    return code.collect_module(name, file, Path.cwd())
+
+
+def _with_code(
+    config: JobConfig, collect: Callable[[], dict[str, bytes]] | None = None
+) -> tuple[JobConfig, dict[str, bytes]]:
+    """The configuration for the pods, and the code to send.
+
+    Args:
+        collect: what the code of a module is; None: that of a file.
+    """
     pods = config.kubernetes
     if pods.pod_template:
         config = replace(
@@ -200,10 +220,12 @@ def _with_code(config: JobConfig) -> tuple[JobConfig, dict[str, bytes]]:
         place = PurePosixPath(pods.code_in_image)
         if not place.is_absolute():
             raise UsageError(f"--code-in-image {place}: write an absolute path, such as /app")
-        config = replace(config, model_file=str(place / PurePosixPath(config.model_file).name))
+        if collect is None:
+            file = str(place / PurePosixPath(config.model_file).name)
+            config = replace(config, model_file=file)
         sent = {}
     else:
-        sent = code.collect(config.model_file)
+        sent = code.collect(config.model_file) if collect is None else collect()
     shared_paths.check(config)
     if config.tensorboard:  # which this client writes
         tensorboard.writer_class()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch_edl import source_files
@@ -22,15 +23,32 @@ def collect(model_file: str) -> dict[str, bytes]:
         UsageError: they are too large to be sent, are outside the folder, or cannot be read.
     """
     folder = Path(model_file).absolute().parent
+    return _collect(model_file, folder, source_files.local_files(model_file))
+
+
+def collect_module(name: str, file: Path, folder: Path) -> dict[str, bytes]:
+    """As :func:`collect`, for a module of ``-m``.
+
+    Args:
+        file: of the module.
+        folder: below which it is.
+
+    Raises:
+        UsageError: as there.
+    """
+    return _collect(f"-m {name}", folder, source_files.module_files(name, file, folder))
+
+
+def _collect(shown: str, folder: Path, files: Sequence[Path]) -> dict[str, bytes]:
     image = (
         "build them into the image (torch-edl image writes a Dockerfile), and add "
         "--code-in-image PATH"
     )
     found: dict[str, bytes] = {}
-    for file in source_files.local_files(model_file):
+    for file in files:
         if not file.is_relative_to(folder):
             raise UsageError(
-                f"{file}: is imported, and outside the folder of {model_file}: modules of other "
+                f"{file}: is imported, and outside the folder {folder}: modules of other "
                 f"folders are not sent; {image}"
             )
         try:
@@ -41,7 +59,7 @@ def collect(model_file: str) -> dict[str, bytes]:
     if total > MAX_BYTES:
         largest = max(found, key=lambda name: len(found[name]))
         raise UsageError(
-            f"{model_file}: it and the {len(found) - 1} local modules that it imports have "
+            f"{shown}: it and the {len(found) - 1} local modules that it imports have "
             f"{total >> 10:,} KiB, the largest is {largest} with {len(found[largest]) >> 10:,} "
             f"KiB; at most {MAX_BYTES >> 10} KiB are sent: {image}"
         )

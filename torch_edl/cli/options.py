@@ -43,9 +43,13 @@ def add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     if kind == "train":
         text = "try one minibatch and print the plan, or the YAML (default: no)"
         add_option(job, "--dry-run", text)
+    elif kind == "script":
+        add_option(
+            job, "--dry-run", "print the YAML of a job in pods, and run nothing (default: no)"
+        )
+    text = "read options from a YAML FILE; those given here count (default: none)"
+    add_option(job, f"{config_file.FLAG} FILE", text)
     if kind in OF_MODEL_FILE:
-        text = "read options from a YAML FILE; those given here count (default: none)"
-        add_option(job, f"{config_file.FLAG} FILE", text)
         text = "write a report in JSON to FILE at the end (default: none)"
         add_option(job, "--summary FILE", text, default="")
 

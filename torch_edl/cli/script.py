@@ -25,6 +25,7 @@ from torch_edl.cli import preflight, summary, torchrun_arguments, user_file
 from torch_edl.cli.detach import detach
 from torch_edl.cli.options import default_name, given_flags, script_job
 from torch_edl.cli.progress import Display, Observer
+from torch_edl.cli.script_arguments import would_train
 from torch_edl.cli.submit import Outcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr
@@ -54,10 +55,13 @@ def main(args: argparse.Namespace) -> int:
         JobFailedError: the job failed on another machine, or was stopped.
     """
     parsed = torchrun_arguments.parse(args.words)
+    args.places |= parsed.places
     if parsed.platform == "kubernetes":
         from torch_edl.cli import cluster
 
-        return cluster.run_script(parsed, args.words)
+        return cluster.run_script(parsed)
+    if parsed.dry_run:
+        raise would_train(parsed.training_script)
     os.environ.update(hash_environment(parsed.seed or TrainConfig.seed))
     _log_to_stderr()
     if not _needs_us(parsed):

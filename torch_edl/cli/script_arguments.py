@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from torch_edl.cli import user_file
+from torch_edl.cli import config_file, user_file
 from torch_edl.cli.options import script_flags
 from torch_edl.errors import UsageError
 
@@ -20,13 +20,15 @@ _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
 
 log = logging.getLogger(__name__)
 
-_DRY_RUN = "--dry-run"
+DRY_RUN = "--dry-run"
 # The least similarity of a misspelled option of ours: --wrokers and --sede are above it;
 # --num-workers and --output_dir, which libraries of many scripts define, are below.
 _ALIKE = 0.83
 
+# Many scripts have options of these names, and do not show them in their source: ours go before.
+_BEFORE_ONLY = (config_file.FLAG, DRY_RUN)
 # Options that may follow a script, as they may follow a model file.
-OWN_OPTIONS = script_flags()
+OWN_OPTIONS = {flag: value for flag, value in script_flags().items() if flag not in _BEFORE_ONLY}
 
 
 def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str] | None:
@@ -78,7 +80,7 @@ def script_words(words: Sequence[str], run: argparse.ArgumentParser) -> list[str
     if not kind.is_script:
         return None
     for flag in before:
-        if flag not in OWN_OPTIONS:
+        if flag not in OWN_OPTIONS and flag not in _BEFORE_ONLY:
             raise UsageError(
                 f"{flag}: {file} is a training script ({kind.reason}): {why_not(flag)}"
             )
@@ -129,20 +131,25 @@ def _check_swallowed(file: str, words: Sequence[str]) -> None:
     """
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in given:
-        close = difflib.get_close_matches(flag, [*OWN_OPTIONS, _DRY_RUN], n=1, cutoff=_ALIKE)
+        close = difflib.get_close_matches(flag, [*OWN_OPTIONS, DRY_RUN], n=1, cutoff=_ALIKE)
         if not close or flag in user_file.named_options(file):
             continue
-        if flag == _DRY_RUN:
-            raise UsageError(
-                f"{_DRY_RUN}: {file} is a training script and would train: a dry run needs a model "
-                "file. Try the script on few records; if the script itself takes the option, "
-                f"write {file} -- {_DRY_RUN}"
-            )
+        if flag == DRY_RUN:
+            raise would_train(file)
         meant = "" if flag in OWN_OPTIONS else f"; did you mean {close[0]}?"
         log.warning(
             "%s is passed to %s, which does not name the option%s (options of torch-edl go before "
             "the script)", flag, file, meant,
         )  # fmt: skip
+
+
+def would_train(file: str) -> UsageError:
+    """Why a script on this machine has no dry run."""
+    return UsageError(
+        f"{DRY_RUN}: {file} is a training script and would train; for pods, --platform kubernetes "
+        f"{DRY_RUN} before the script prints the YAML. On this machine, try the script on few "
+        f"records; if the script itself takes the option, write {file} -- {DRY_RUN}"
+    )
 
 
 def why_not(flag: str) -> str:

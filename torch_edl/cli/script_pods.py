@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from torch_edl.cli import user_file
 from torch_edl.cli.options import add_options, default_name, script_job
+from torch_edl.cli.torchrun_arguments import before_script
 from torch_edl.config import JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.torchrun_plugin import options as rendezvous
@@ -24,18 +26,16 @@ _WITHOUT_EFFECT = {
     "node_rank": "--node-rank",
     "local_addr": "--local-addr",
     "log_dir": "--log-dir",
-    "module": "--module",
     "no_python": "--no-python",
     "run_path": "--run-path",
 }
 
 
-def job_of(args: argparse.Namespace, words: Sequence[str]) -> JobConfig:
+def job_of(args: argparse.Namespace) -> JobConfig:
     """The job of a script in pods; its paths are still as the user wrote them.
 
     Args:
         args: of ``torch-edl run``, as torchrun's parser and ours have read them.
-        words: the same, not read.
 
     Raises:
         UsageError: a value that cannot work in pods, or the script does not use torch_edl.
@@ -44,7 +44,7 @@ def job_of(args: argparse.Namespace, words: Sequence[str]) -> JobConfig:
     for name, flag in _WITHOUT_EFFECT.items():
         if getattr(args, name):
             raise UsageError(f"{flag}: not for pods; leave it out, or run on machines")
-    if not user_file.uses_torch_edl(script):
+    if not _uses_torch_edl(args):
         raise UsageError(
             f"{script}: does not use torch_edl, and pods are for scripts that do; add "
             "torch_edl.init() to the script"
@@ -52,11 +52,11 @@ def job_of(args: argparse.Namespace, words: Sequence[str]) -> JobConfig:
     least, most, per_pod = _workers(args)
     configs = rendezvous.unquoted(_conf(args.rdzv_conf))
     join_s = rendezvous.seconds(configs, "join_timeout", _JOIN_TIMEOUT_S)
-    name = args.job_name or default_name(script)
+    name = args.job_name or default_name(script.rpartition(".")[2] if args.module else script)
     job = script_job(args, name=name, min_workers=least, max_workers=most, join_timeout_s=join_s)
     configs["join_timeout"] = f"{join_s:g}"
     agent = [
-        *_of_torchrun(args, words),
+        *_of_torchrun(args),
         *("--nnodes", f"{-(-least // per_pod)}:{_MOST_AGENTS}"),
         *("--nproc-per-node", str(per_pod)),
         *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in configs.items())),
@@ -87,11 +87,32 @@ def _conf(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _of_torchrun(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+def _of_torchrun(args: argparse.Namespace) -> list[str]:
     """The words before the script that are torchrun's."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser, "script")
-    rest = len(args.training_script_args)
-    before = words[: len(words) - rest]
-    before = before[: len(before) - 1 - list(reversed(before)).index(args.training_script)]
-    return [word for word in parser.parse_known_args(before)[1] if word != "--"]
+    return parser.parse_known_args(before_script(args, args.words))[1]
+
+
+def module_file(args: argparse.Namespace) -> Path | None:
+    """The file of a module of ``-m`` below this folder; None: the image is to have the module.
+
+    Raises:
+        UsageError: neither has it.
+    """
+    name = args.training_script
+    found = user_file.find_module(name, [os.getcwd()])
+    if found is None and not args.code_in_image:
+        raise UsageError(
+            f"-m {name}: no such module below {os.getcwd()}, whose modules are sent to the pods; "
+            "change the folder, or build the module into the image and add --code-in-image PATH"
+        )
+    return found
+
+
+def _uses_torch_edl(args: argparse.Namespace) -> bool:
+    if not args.module:
+        return user_file.uses_torch_edl(args.training_script)
+    file = module_file(args)
+    # One that is only in the image says so itself, in its pod.
+    return file is None or user_file.uses_torch_edl(str(file), Path.cwd())

@@ -16,7 +16,7 @@ from typing import NoReturn
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
-from torch_edl.cli import user_file
+from torch_edl.cli import config_file, user_file
 from torch_edl.cli.options import add_options, default_name
 from torch_edl.cli.parser import plain, run_options
 from torch_edl.cli.script_arguments import why_not
@@ -39,6 +39,10 @@ _RUN_PATH = (
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parses the arguments of ``torch-edl run`` for a script: torchrun's and ours.
 
+    Returns:
+        The options; ``words`` are the arguments with those of ``--config``, and ``places`` says
+        where in the file the options were found.
+
     Raises:
         UsageError: an unknown option, an option of model files, or options that exclude each other.
     """
@@ -58,6 +62,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     parser.error = refuse  # type: ignore[method-assign]
     args, unknown = parser.parse_known_args(list(words))
+    places: dict[str, str] = {}
+    if args.config is not None:
+        before, places = config_file.expand(before_script(args, words), parser)
+        rest = [args.training_script, *args.training_script_args]
+        try:
+            words = [*before, *rest]
+            args, unknown = parser.parse_known_args(words)
+        except UsageError as error:
+            raise config_file.placed(error, places) from error
+    args.words, args.places = list(words), places
     if unknown:
         flag = unknown[0].split("=")[0]
         if flag in run_options():
@@ -67,6 +81,17 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"{flag}: no option of torchrun or of torch-edl run for scripts; {hint}")
     _check(args)
     return args
+
+
+def before_script(args: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    """The words in front of the script, without a ``--``.
+
+    Args:
+        args: what ``words`` were read as.
+    """
+    before = list(words[: len(words) - len(args.training_script_args)])
+    last = len(before) - 1 - before[::-1].index(args.training_script)
+    return [word for word in before[:last] if word != "--"]
 
 
 def _check(args: argparse.Namespace) -> None:

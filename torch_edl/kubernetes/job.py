@@ -51,7 +51,7 @@ def in_pods(config: JobConfig, code: Mapping[str, bytes]) -> JobConfig:
     """
     pods = replace(config.kubernetes, code=tuple(code))
     model_file = config.model_file
-    if code:
+    if code and not config.is_module:
         model_file = f"{names.CODE}/{next(iter(code))}"
     return replace(config, kubernetes=pods, model_file=model_file)
 

@@ -45,5 +45,5 @@ def test_modules_of_other_folders_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "shared.py").write_text("")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "model.py").write_text("from .. import shared\n")
-    with pytest.raises(UsageError, match="outside the folder of"):
+    with pytest.raises(UsageError, match=r"outside the folder .*/a:"):
         code.collect(str(tmp_path / "a" / "model.py"))

@@ -23,7 +23,7 @@ def test_texts_hash_alike_in_all_workers(
     )
     script = tmp_path / "plain.py"
     script.write_text("print(hash('user-1'))\n")
-    script_cli.main(argparse.Namespace(words=["--seed", "7", str(script)]))
+    script_cli.main(argparse.Namespace(words=["--seed", "7", str(script)], places={}))
     assert seen == [salt]
 
 
@@ -43,4 +43,4 @@ def test_options_that_a_plain_script_cannot_have(
     script = tmp_path / "plain.py"
     script.write_text("import torch\n")
     with pytest.raises(UsageError, match=message):
-        script_cli.main(argparse.Namespace(words=[*words.split(), str(script)]))
+        script_cli.main(argparse.Namespace(words=[*words.split(), str(script)], places={}))
