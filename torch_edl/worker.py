@@ -153,10 +153,13 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
         model.shards.extend(file.shards())
         master.progress.phase = "waiting"
         columns = functions.preprocessing
-        if columns is not None:
+        if columns is None:
+            start = master.start(model)
+        else:
             model.preprocessing = columns.spec
-        start = master.start(model, functools.partial(fit, file, master))
-        if columns is not None:
+            start = master.start(
+                model, functools.partial(fit, columns, file.feeder.records, master)
+            )
             columns.load_bytes(start.preprocessing)
         file.apply(start)
         master.begin()

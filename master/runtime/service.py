@@ -140,6 +140,9 @@ class Service:
             "ReportModel": now(calls.report_model, keep=True),
             "ReportData": now(calls.report_data, keep=True),
             "ReportFailure": now(calls.report_failure, keep=True),
+            "FitPreprocessing": wait(
+                calls.fit_preprocessing, _READY_S, pb.FitPreprocessingResponse
+            ),
             "WaitUntilReady": wait(calls.wait_until_ready, _READY_S, pb.WaitUntilReadyResponse),
             "Lease": wait(
                 leasing(calls.lease), _LEASE_WAIT_S, calls.nothing_to_lease, changes=False

@@ -13,6 +13,7 @@ from master.state.processes import STARTING
 from master.state.script_workforce import ScriptWorkforce
 from master.state.tasks import TaskQueue
 from torch_edl.config import JobConfig
+from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -81,6 +82,29 @@ class Calls:
             request.error, now, traceback=request.traceback, usage=not request.running
         )
         return pb.ReportFailureResponse()
+
+    def fit_preprocessing(
+        self, request: pb.FitPreprocessingRequest, now: float
+    ) -> pb.FitPreprocessingResponse | None:
+        """A script asks for its preprocessing; the first call begins the pass that fits it.
+
+        Raises:
+            UsageError: the job trains a model file.
+        """
+        self._agents()
+        job, fitting = self._job, self._job.tasks.fitting
+        member = job.members.get(request.worker_id)
+        if member is None or member.draining or job.lifecycle.ending:
+            return pb.FitPreprocessingResponse(leave=True)
+        shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in request.shards]
+        try:
+            fitting.ask(request.preprocessing, shards)
+        except UsageError as error:
+            job.lifecycle.fail(str(error), now, usage=True)
+            return pb.FitPreprocessingResponse(leave=True)
+        if fitting.ready:
+            return pb.FitPreprocessingResponse(fitted=fitting.content)
+        return pb.FitPreprocessingResponse(fit=True) if fitting.todo else None
 
     def wait_until_ready(
         self, request: pb.WaitUntilReadyRequest, now: float
@@ -154,10 +178,10 @@ class Calls:
             return self._answer(pb.LeaseResponse.FINISHED)
         if job.lifecycle.ending:
             return self._answer(pb.LeaseResponse.DRAIN)
-        if not job.tasks.ready:
-            return None
         if request.fit:
             return self._lease_fit(request, member, now)
+        if not job.tasks.ready:
+            return None
         if request.incarnation != job.fleet.incarnation:
             cluster = job.fleet.cluster()
             if cluster is None:

@@ -1,19 +1,20 @@
-"""The preprocessing of a model file: fitted once, before any worker trains. Pure.
+"""The preprocessing of a job: fitted once, before any worker trains with it. Pure.
 
 Workers observe the tasks of one pass over the training data, and what each of them reports is
 merged once, when its task is done. A worker trains when the outcome is kept in a file, so a
-restarted master and every checkpoint have it.
+restarted master and every checkpoint have it. A model file declares it, and a script asks for it.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from master.state.actions import KeepPreprocessing, Note
 from master.state.tasks import TaskQueue
-from torch_edl.data.task_space import TaskSpace
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Of the statistics of a pass that runs, in the state of the job.
 _MOST_BYTES = 1 << 20
+# Of a script, whose data may be small: so many tasks, of so many records at most.
+_TASKS, _RECORDS_PER_TASK = 64, 1 << 15
 
 
 class Fitting:
@@ -30,9 +33,11 @@ class Fitting:
     Args:
         kept: in the file of the job, from a checkpoint or from a master before this one; empty:
             nothing.
+        new_queue: makes the tasks of a pass.
     """
 
-    def __init__(self, kept: bytes = b"") -> None:
+    def __init__(self, kept: bytes, new_queue: Callable[..., TaskQueue]) -> None:
+        self._new_queue = new_queue
         self.content = kept
         """The declaration and what was fitted, for workers; empty: not yet, or there is none."""
         self.queue: TaskQueue | None = None
@@ -41,6 +46,8 @@ class Fitting:
         self._columns: Columns | None = None
         self._statistics: Statistics | None = None
         self._actions: list[KeepPreprocessing] = []
+        self._asked: tuple[str, Sequence[Shard]] | None = None
+        self._left: tuple[Mapping[str, Any], float] | None = None
 
     @property
     def ready(self) -> bool:
@@ -52,9 +59,34 @@ class Fitting:
         """Tasks of the pass that nobody has."""
         return self.queue.todo if self.queue is not None else 0
 
-    def begin(
-        self, spec: str, space: TaskSpace | None, new_queue: Callable[..., TaskQueue]
-    ) -> None:
+    def ask(self, spec: str, shards: Sequence[Shard]) -> None:
+        """A script asks for its preprocessing, as all its processes do; the first one begins.
+
+        Args:
+            spec: the declaration.
+            shards: the records that it is fitted by.
+
+        Raises:
+            UsageError: another process, or a model that is loaded, has others.
+        """
+        asked = (spec, tuple(shards))
+        if self._asked is None:
+            total = sum(shard.records for shard in shards)
+            each = min(_RECORDS_PER_TASK, -(-total // _TASKS))
+            self.begin(spec, TaskSpace(shards, each))
+            self._asked = asked
+        elif self._asked[0] != spec:
+            raise UsageError(
+                "job.fit(): this job fits other columns already; declare all outputs in one "
+                "Columns(...), the same in every process"
+            )
+        elif self._asked != asked:
+            raise UsageError(
+                "job.fit(): the data are not the same in every process: their names, numbers of "
+                "records or sizes differ"
+            )
+
+    def begin(self, spec: str, space: TaskSpace | None) -> None:
         """The model and the data are known.
 
         Args:
@@ -84,8 +116,9 @@ class Fitting:
                 "train the model with this file, on data that have an end"
             )
         else:
-            self.queue = new_queue(space, kind=pb.TASK_FIT)
+            self.queue = self._new_queue(space, kind=pb.TASK_FIT)
             self._statistics = self._columns.statistics()
+            self._continue()
 
     def observed(self, statistics: bytes) -> Note | None:
         """A task is done; the last one ends the pass.
@@ -133,19 +166,29 @@ class Fitting:
 
     # ---- a restart of the master ----
 
-    def to_state(self) -> dict[str, Any] | None:
+    def to_state(self) -> dict[str, Any]:
         """What a restarted master needs, as JSON can say it. A pass whose statistics have more than
         a megabyte is not kept: a restarted master begins it again, and fits the same."""
-        if self.queue is None or self._statistics is None:
-            return None
-        if self._statistics.nbytes > _MOST_BYTES:
-            return None
-        content = base64.b64encode(self._statistics.to_bytes()).decode()
-        return {"tasks": self.queue.to_state(), "statistics": content}
+        state: dict[str, Any] = {"asked": None, "pass": None}
+        if self._asked is not None:
+            spec, shards = self._asked
+            state["asked"] = [spec, [astuple(shard) for shard in shards]]
+        queue, statistics = self.queue, self._statistics
+        if queue is not None and statistics is not None and statistics.nbytes <= _MOST_BYTES:
+            content = base64.b64encode(statistics.to_bytes()).decode()
+            state["pass"] = {"tasks": queue.to_state(), "statistics": content}
+        return state
 
-    def from_state(self, state: Mapping[str, Any] | None, now: float) -> None:
-        """The inverse of :meth:`to_state`, after :meth:`begin`."""
-        if state is None or self.queue is None or self._statistics is None:
+    def from_state(self, state: Mapping[str, Any], now: float) -> None:
+        """The inverse of :meth:`to_state`; the pass of a model file continues when it begins."""
+        self._left = (state["pass"], now) if state["pass"] is not None else None
+        if state["asked"] is not None:
+            spec, shards = state["asked"]
+            self.ask(spec, [Shard(*shard) for shard in shards])
+
+    def _continue(self) -> None:
+        if self._left is None or self.queue is None or self._statistics is None:
             return
+        (state, now), self._left = self._left, None
         self.queue.from_state(state["tasks"], now)
         self._statistics.merge(base64.b64decode(state["statistics"]))

@@ -27,7 +27,6 @@ from master.state.actions import (
 from master.state.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.evaluation import EvaluationResult
 from master.state.failover import Failover, FailoverEvent, ModelLost
-from master.state.fitting import Fitting
 from master.state.fleet import Fleet
 from master.state.lifecycle import LEAVE_WITHIN_S, Lifecycle
 from master.state.membership import Membership
@@ -88,7 +87,7 @@ class Job:
         self.members = Membership(heartbeat_timeout_s=cluster.heartbeat_timeout_s)
         self.checkpoints = CheckpointManager(config, folder=folder, resumed=resumed)
         self.failover = Failover(config, fleet)
-        self.tasks = TaskScheduler(config, Fitting(preprocessing))
+        self.tasks = TaskScheduler(config, preprocessing)
         """What workers lease; nothing, where a script goes through its data in a ring."""
         self.workload: Workload = ScriptProgress() if script else self.tasks
         self.ring = RingCoordinator(self.members, self.tasks, min_workers=least)

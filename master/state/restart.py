@@ -52,6 +52,7 @@ def _parts(job: Job) -> dict[str, Part]:
         "ring": job.ring.ring,
         "checkpoints": job.checkpoints,
         "tasks": job.tasks,
+        "fitting": job.tasks.fitting,
         "preparation": job.preparation,
         "milestones": job.milestones,
     }

@@ -45,13 +45,14 @@ class TaskScheduler:
     """The streams of a job, made once the data has been counted and the model file looked at.
 
     Implements :class:`master.state.workload.Workload`.
+
+    Args:
+        preprocessing: what is fitted already, see :class:`~master.state.fitting.Fitting`.
     """
 
     members_save = False
 
-    def __init__(self, config: JobConfig, fitting: Fitting | None = None) -> None:
-        self.fitting = fitting or Fitting()
-        """Of the preprocessing, which is over before anything else is leased."""
+    def __init__(self, config: JobConfig, preprocessing: bytes = b"") -> None:
         self.records_before = 0
         self.main: TaskQueue | None = None
         """Training or prediction; an evaluation job has none."""
@@ -68,6 +69,8 @@ class TaskScheduler:
         self._new_queue = functools.partial(
             TaskQueue, lease_ids=self._numbers(), timeout_s=config.cluster.task_timeout_s
         )
+        self.fitting = Fitting(preprocessing, self._new_queue)
+        """Of the preprocessing, which is over before anything else is leased."""
         # What is done of running tasks, by worker, and their sum: asked for ten times a second.
         self._ahead: dict[int, tuple[int, int]] = {}
         self._all_ahead: tuple[int, ...] = (0, 0)
@@ -181,7 +184,7 @@ class TaskScheduler:
         config = self._config
         fits = preprocessing and config.trains and not config.data.streams
         pass_over = TaskSpace(shards, config.records_per_task) if fits else None
-        self.fitting.begin(preprocessing, pass_over, self._new_queue)
+        self.fitting.begin(preprocessing, pass_over)
         self.shards, self.identity = shards, identity
         if evaluation is not None:
             every = config.train.eval_every if config.trains else 0
@@ -392,7 +395,6 @@ class TaskScheduler:
             "main": self.main.to_state() if self.main is not None else None,
             **(saved_plan(self.main.space) if self.main else {}),
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
-            "fitting": self.fitting.to_state(),
             "snapshot": None
             if self._snapshot is None
             else [
@@ -411,7 +413,6 @@ class TaskScheduler:
 
     def _rebuild(self, state: Mapping[str, Any], now: float) -> None:
         self.records_before = state["records_before"]
-        self.fitting.from_state(state["fitting"], now)
         if self.main is not None:
             if isinstance(self.main.space, StreamSpace):
                 self.main.space.restore(state[PLAN])

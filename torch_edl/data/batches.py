@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch_edl.data.feeder import TaskReader
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass, Span
-from torch_edl.data.sources import expand, open_source, parts
+from torch_edl.data.sources import Source, expand, open_source, parts
 from torch_edl.data.task_records import TaskRecords
 from torch_edl.data.task_space import ENDLESS, Shard, TaskSpace, digest
 from torch_edl.errors import UsageError
@@ -84,10 +84,7 @@ class Batches:
 
     def sample(self, span: Span) -> Any:
         """A minibatch beside the order, for a step that does not count."""
-        indices = self._indices(span)
-        if hasattr(self.dataset, "__getitems__"):
-            return self.collate(self.dataset.__getitems__(indices))
-        return self.collate([self.dataset[i] for i in indices])
+        return self.collate(samples(self.dataset, self._indices(span)))
 
     def close(self) -> None:
         """Ends the loader's processes."""
@@ -185,7 +182,7 @@ def open_batches(
     """
     # What is 0, False or None is the default of a DataLoader; a stream takes few options.
     options = {name: value for name, value in options.items() if value}
-    if isinstance(dataset, str | os.PathLike) or _is_paths(dataset):
+    if is_paths(dataset):
         return _open_files(dataset, data, number, options)
     if isinstance(dataset, IterableDataset):
         # The length shows when the end is there; epochs follow each other without a border.
@@ -202,15 +199,25 @@ def open_batches(
     return Batches(dataset, whole, Order(whole, number).indices, options)
 
 
-def _is_paths(dataset: Any) -> bool:
-    return isinstance(dataset, list | tuple) and all(
-        isinstance(path, str | os.PathLike) for path in dataset
-    )
+def samples(dataset: Any, indices: list[Any]) -> Any:
+    """What a ``collate_fn`` gets of some samples of a dataset."""
+    if hasattr(dataset, "__getitems__"):
+        return dataset.__getitems__(indices)
+    return [dataset[index] for index in indices]
 
 
-def _open_files(
-    paths: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
-) -> Batches:
+def is_paths(dataset: Any) -> bool:
+    """Whether a script gives data files, by one path or by several."""
+    several = dataset if isinstance(dataset, list | tuple) else [dataset]
+    return all(isinstance(path, str | os.PathLike) for path in several)
+
+
+def open_sources(paths: Any) -> list[Source]:
+    """The sources that a path, or several, name.
+
+    Raises:
+        UsageError: there is no such file, or it is of no known kind.
+    """
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
     try:
         files = expand([os.fspath(path) for path in named])
@@ -221,7 +228,13 @@ def _open_files(
             f"{str(error)[-300:]} (a list of str names data files; texts that are records are "
             "given by a dataset, such as [{'text': text} for text in texts])"
         ) from None
-    sources = [open_source(path) for path in parts(files)]
+    return [open_source(path) for path in parts(files)]
+
+
+def _open_files(
+    paths: Any, data: dict[str, Any], number: int, options: Mapping[str, Any]
+) -> Batches:
+    sources = open_sources(paths)
     by_name = {source.name: source for source in sources}
     seed = data["seed"] + number
     shards = [Shard.of(source) for source in sources]

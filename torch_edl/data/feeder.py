@@ -185,6 +185,15 @@ class Feeder:
         data = self._config.data
         return open_source(shard, format=data.format, skip_damaged=data.skip_damaged)
 
+    def records(self, lease: Lease) -> Records:
+        """The records of a task.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
+        return self.reader.read(_task(lease), counted, shuffled=_trains(lease))
+
     def prepare(self, lease: Lease) -> Updates:
         """Reads a task and calls ``feed``; the updates from the first record of any of them on.
 
@@ -192,8 +201,7 @@ class Feeder:
             FeedError: the user's code failed; its exception is the cause.
             DataError: the records cannot be read.
         """
-        counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
-        records = self.reader.read(_task(lease), counted, shuffled=_trains(lease))
+        records = self.records(lease)
         with _blaming_feed(records):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
         return lambda offset: self._group(self._batches(fed, lease, offset), lease, offset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -98,6 +98,31 @@ class MasterSession:
         """
         self._model, self._fit = model, fit
         return self.wait_until_ready()
+
+    def fit_preprocessing(
+        self, spec: str, shards: Sequence[pb.SourceShard], fit: Callable[[], None]
+    ) -> bytes:
+        """Has the preprocessing of a script fitted, by all processes together, and returns it.
+
+        Args:
+            spec: its declaration.
+            shards: the records that it is fitted by.
+            fit: see :meth:`start`.
+
+        Raises:
+            DismissedError: the job ended meanwhile, or continues without this process.
+        """
+        request = pb.FitPreprocessingRequest(
+            worker_id=self.worker_id, preprocessing=spec, shards=shards
+        )
+        while True:
+            answer = self._ask(request)
+            if answer.fitted:
+                return answer.fitted  # type: ignore[no-any-return]
+            if answer.fit:
+                fit()
+            if answer.leave or self.heartbeat.draining.is_set() or self.heartbeat.lost.is_set():
+                raise DismissedError("the job continues without this process, or is over")
 
     def report_data(self, data: pb.ScriptData) -> pb.Start:
         """Reports what the loader of a script goes through, and waits for the servers.

@@ -25,13 +25,19 @@ _SHOWN = 20  # columns in a message
 
 
 def take(records: Any, name: str) -> Values:
-    """A column of a table, a data frame, or a mapping of names to arrays, tensors or lists.
+    """A column of a table, a data frame, a mapping of names to arrays, tensors or lists, or of a
+    list of mappings, one for each record.
 
     Raises:
         UsageError: there is no such column, or it is not one value for each record.
     """
     try:
-        found = records.column(name) if isinstance(records, pa.Table) else records[name]
+        if _are_rows(records):
+            found: Any = [row[name] for row in records]
+            # Tensors of one number, which Arrow does not know.
+            found = np.asarray(found) if hasattr(found[0], "__array__") else found
+        else:
+            found = records.column(name) if isinstance(records, pa.Table) else records[name]
     except (KeyError, TypeError, ValueError, IndexError):
         raise UsageError(
             f"no column {name!r} in the records, which are {_described(records)}"
@@ -39,7 +45,12 @@ def take(records: Any, name: str) -> Values:
     return as_values(found, name)
 
 
+def _are_rows(records: Any) -> bool:
+    return isinstance(records, list) and bool(records) and isinstance(records[0], Mapping)
+
+
 def _described(records: Any) -> str:
+    records = records[0] if _are_rows(records) else records
     names = getattr(records, "column_names", None)
     if names is None and isinstance(records, Mapping):
         names = list(records)
@@ -165,6 +176,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 def from_tensors(records: Any) -> bool:
     """Whether the records are tensors of torch, which then has been imported by somebody."""
     torch = sys.modules.get("torch")
+    records = records[0] if _are_rows(records) else records
     if torch is None or not isinstance(records, Mapping):
         return False
     return any(isinstance(value, torch.Tensor) for value in records.values())

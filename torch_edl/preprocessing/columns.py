@@ -31,9 +31,9 @@ class Columns:
     """What the columns of records become: arrays by name.
 
     A column gives an array (n,), several columns one array (n, columns): int64 where they are ids,
-    float32 where they are numbers. Called with records, which are a ``pyarrow.Table``, a data frame
-    or a mapping of names to columns, it returns a dict of numpy arrays (of tensors, if the columns
-    are tensors of torch).
+    float32 where they are numbers. Called with records, which are a ``pyarrow.Table``, a data
+    frame, a mapping of names to columns or a list of mappings, it returns a dict of numpy arrays
+    (of tensors, if the columns are tensors of torch).
 
     Args:
         parse: makes such records of what a source gives, where that is no table (RecordIO gives

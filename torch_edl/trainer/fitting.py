@@ -1,21 +1,27 @@
-"""A worker's part in fitting the preprocessing of a model file, before it trains."""
+"""A worker's part in fitting the preprocessing of its job, before it trains."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from torch_edl.data.task_space import Shard, Task
 from torch_edl.errors import EdlError, UserCodeError, describe_error
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
 
 log = logging.getLogger(__name__)
 
 
-def fit(file: UserModel, master: MasterSession) -> None:
+def fit(columns: Columns, read: Callable[[Lease], Any], master: MasterSession) -> None:
     """Observes the tasks that nobody has, one by one, until there are none or this worker leaves.
+
+    Args:
+        read: gives the records of a task.
 
     Raises:
         UsageError: the records are not what the columns take.
@@ -34,17 +40,13 @@ def fit(file: UserModel, master: MasterSession) -> None:
             if heartbeat.draining.is_set():
                 leases.release(lease)
             else:
-                leases.complete(lease, _observed(file, lease))
+                leases.complete(lease, _observed(columns, read, lease))
     master.progress.phase = "waiting"
 
 
-def _observed(file: UserModel, lease: Lease) -> TaskResult:
+def _observed(columns: Columns, read: Callable[[Lease], Any], lease: Lease) -> TaskResult:
     """The statistics of a task."""
-    columns = file.functions.preprocessing
-    assert columns is not None
-    counted = Shard(lease.shard, lease.shard_records, lease.shard_size, lease.shard_mtime_ns)
-    task = Task(lease.task_id, lease.epoch, lease.shard, lease.start, lease.end)
-    records = file.feeder.reader.read(task, counted, shuffled=False)
+    records = read(lease)
     statistics = columns.statistics()
     try:
         statistics.observe(records)
@@ -52,4 +54,4 @@ def _observed(file: UserModel, lease: Lease) -> TaskResult:
         raise
     except Exception as error:
         raise UserCodeError(f"the preprocessing raised {describe_error(error)}") from error
-    return TaskResult(records=task.records, statistics=statistics.to_bytes())
+    return TaskResult(records=lease.end - lease.start, statistics=statistics.to_bytes())

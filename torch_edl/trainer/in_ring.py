@@ -26,7 +26,7 @@ from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.lockstep import PositionUpdates
 from torch_edl.trainer.loop import loop
 from torch_edl.trainer.metrics import Meter
-from torch_edl.trainer.saver import Saver, write_output
+from torch_edl.trainer.saver import Saver
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,8 @@ class ScriptInRing:
             asked = self._rendezvous is not None and self._rendezvous.stopping
             self.saver.save_last(engine, last=ending.last, asked=asked)
         if ending.finished and session is not None:
-            write_output(engine, session.config.checkpoint.output, job=session.config.name)
+            output = session.config.checkpoint.output
+            self.saver.write_output(engine, output, job=session.config.name)
         with ending.dismissal():
             engine.close(finished=ending.finished)
 

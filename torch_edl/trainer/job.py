@@ -25,9 +25,11 @@ from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
 from torch_edl.trainer.loader import Loader, close_loops
 from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.saver import Saver, under_torchrun
+from torch_edl.trainer.script_fitting import fit_script
 from torch_edl.trainer.user_parts import check_parts, check_tables, gate, gate_scaler
 
 if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
     from torch_edl.trainer.on_servers import ScriptOnServers
 
 
@@ -142,6 +144,32 @@ class Job:
         self.meter.note(values)
 
     # ---- training ----
+
+    def fit(self, columns: Columns, data: Any) -> Columns:
+        """Fits the preprocessing, in one pass that the processes share; the loader and the model
+        come afterwards.
+
+        The outcome is the same for any number of processes, and whichever of them are killed. It
+        is part of the checkpoints of the job and of ``--output``. A job that resumes takes it from
+        its checkpoint.
+
+        Args:
+            columns: all that the job fits, declared alike in every process.
+            data: paths of data files, or a dataset with ``__len__`` and ``__getitem__``. The
+                columns get what a ``collate_fn`` gets: tables, or lists of bytes, of files; lists
+                of samples of a dataset.
+
+        Returns:
+            The columns, fitted.
+
+        Raises:
+            UsageError: the records do not have the columns, or cannot be cut into tasks; or the
+                checkpoint has other columns.
+            UserCodeError: the user's code that parses records raised.
+        """
+        with self.ending.dismissal():
+            fit_script(columns, data, self._session, self._saver)
+        return columns
 
     def prepare(
         self,

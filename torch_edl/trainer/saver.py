@@ -14,7 +14,7 @@ from pathlib import Path
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import replacing_folder, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.checkpointing import PREPROCESSING_FILE, CheckpointConfig
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.state_dict import copied
@@ -77,6 +77,8 @@ class Saver:
         self._rendezvous = rendezvous
         self._writing: threading.Thread | None = None
         self._last = -1  # step of the newest checkpoint
+        self.preprocessing = b""
+        """What was fitted, which is part of every checkpoint; empty: nothing."""
         if config.dir and first:
             layout.newest_to_resume(
                 config.dir, resume=config.resume, option="checkpoint_dir=", fix="pass resume=True"
@@ -144,14 +146,19 @@ class Saver:
     def _copy(self, engine: RingEngine) -> Callable[[], None]:
         """Copies the model; returns what writes and commits the copy, from any thread."""
         write_files, position = engine.snapshot(), engine.replica.position
+        preprocessing = self.preprocessing
         step, data = position.step, {"pass": position.pass_index, "records": position.records}
 
         def write(folder: Path) -> Manifest:
+            found = dict(write_files(folder).files)
+            if preprocessing:
+                size = (folder / PREPROCESSING_FILE).write_bytes(preprocessing)
+                found[PREPROCESSING_FILE] = size
             return Manifest(
                 job=run_name(),
                 strategy="allreduce",
                 steps=step,
-                files=write_files(folder).files,
+                files=found,
                 versions=(step,),
                 data=data,
             )
@@ -178,23 +185,24 @@ class Saver:
                 "the master does not know this process any more, or does not answer"
             )
 
+    def write_output(self, engine: RingEngine, output: str, *, job: str) -> None:
+        """Writes the trained model to the folder that ``--output`` names, on rank 0.
 
-def write_output(engine: RingEngine, output: str, *, job: str) -> None:
-    """Writes the trained model to the folder that ``--output`` names, on rank 0.
-
-    Raises:
-        EdlError: the folder cannot be written.
-    """
-    step = engine.replica.position.step
-    if not output or engine.membership.rank:
-        return
-    if not step:
-        log.warning("--output %s: not written, since nothing was trained", output)
-        return
-    try:
-        with replacing_folder(Path(output)) as folder:
-            weights.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
-            write_metadata(folder, job=job, steps=step, tables={})
-    except OSError as error:
-        raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error
-    log.info("model written to %s", output)
+        Raises:
+            EdlError: the folder cannot be written.
+        """
+        step = engine.replica.position.step
+        if not output or engine.membership.rank:
+            return
+        if not step:
+            log.warning("--output %s: not written, since nothing was trained", output)
+            return
+        try:
+            with replacing_folder(Path(output)) as folder:
+                weights.write(copied(engine.replica.model), folder / layout.EXPORTED_MODEL)
+                if self.preprocessing:
+                    (folder / PREPROCESSING_FILE).write_bytes(self.preprocessing)
+                write_metadata(folder, job=job, steps=step, tables={})
+        except OSError as error:
+            raise EdlError(f"--output {output}: cannot be written: {error.strerror}") from error
+        log.info("model written to %s", output)

@@ -86,6 +86,8 @@ from torch_edl.wire.workers_pb2 import AwaitPlaceRequest as AwaitPlaceRequest
 from torch_edl.wire.workers_pb2 import AwaitPlaceResponse as AwaitPlaceResponse
 from torch_edl.wire.workers_pb2 import WaitUntilReadyRequest as WaitUntilReadyRequest
 from torch_edl.wire.workers_pb2 import WaitUntilReadyResponse as WaitUntilReadyResponse
+from torch_edl.wire.workers_pb2 import FitPreprocessingRequest as FitPreprocessingRequest
+from torch_edl.wire.workers_pb2 import FitPreprocessingResponse as FitPreprocessingResponse
 from torch_edl.wire.workers_pb2 import Start as Start
 from torch_edl.wire.workers_pb2 import HeartbeatRequest as HeartbeatRequest
 from torch_edl.wire.workers_pb2 import HeartbeatResponse as HeartbeatResponse

@@ -161,6 +161,26 @@ class WaitUntilReadyResponse(_message.Message):
     fit: bool
     def __init__(self, leave: _Optional[bool] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., fit: _Optional[bool] = ...) -> None: ...
 
+class FitPreprocessingRequest(_message.Message):
+    __slots__ = ("worker_id", "preprocessing", "shards")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PREPROCESSING_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: int
+    preprocessing: str
+    shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
+    def __init__(self, worker_id: _Optional[int] = ..., preprocessing: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ...) -> None: ...
+
+class FitPreprocessingResponse(_message.Message):
+    __slots__ = ("leave", "fit", "fitted")
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    FITTED_FIELD_NUMBER: _ClassVar[int]
+    leave: bool
+    fit: bool
+    fitted: bytes
+    def __init__(self, leave: _Optional[bool] = ..., fit: _Optional[bool] = ..., fitted: _Optional[bytes] = ...) -> None: ...
+
 class Start(_message.Message):
     __slots__ = ("strategy", "reason", "cluster", "torch_threads", "shards", "preprocessing")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
