@@ -22,7 +22,7 @@ _MAX_HEAD_BYTES = 256 << 20
 
 _KINDS = {1: "schema", 2: "dictionary", 3: "batch"}
 _VERSION, _KIND, _HEADER, _BODY_BYTES = range(4)  # fields of a message, by number
-_ROWS = 0  # of a record batch
+_ROWS, _, _, _COMPRESSION = range(4)  # of a record batch
 _ID, _, _IS_DELTA = range(3)  # of a dictionary batch
 
 
@@ -42,6 +42,8 @@ class ArrowMessage:
     """Id of a dictionary."""
     is_delta: bool = False
     """Whether a dictionary adds to the one of this id rather than replaces it."""
+    is_compressed: bool = False
+    """Whether the buffers of a batch are."""
 
 
 def messages(file: DataFile) -> Iterator[ArrowMessage]:
@@ -93,7 +95,8 @@ def _message_at(file: DataFile, offset: int) -> ArrowMessage | None:
             rows = header.number(_ROWS, "<q")
             if rows < 0:
                 raise DataError(file.path, f"a batch of {rows} rows", offset)
-            return ArrowMessage(kind, offset, length, rows=rows)
+            compressed = header.has(_COMPRESSION)
+            return ArrowMessage(kind, offset, length, rows=rows, is_compressed=compressed)
         if kind == "dictionary":
             identity, delta = header.number(_ID, "<q"), bool(header.number(_IS_DELTA, "<B"))
             return ArrowMessage(kind, offset, length, dictionary=identity, is_delta=delta)
@@ -127,6 +130,10 @@ class _Table:
         if not place:
             raise struct.error("no header")
         return _Table(self._data, place + self._at("<I", place))
+
+    def has(self, field: int) -> bool:
+        """Whether a field is there."""
+        return self._place_of(field) > 0
 
     def _place_of(self, field: int) -> int:
         entry = 4 + 2 * field

@@ -119,7 +119,7 @@ class AvroSource(BlockSource):
         Raises:
             DataError: without an offset: none begins there, or none ends where it says.
         """
-        reader: Any = file.reader()
+        reader: Any = file.stream()
         reader.seek(offset)
         try:
             count: Any = fastavro.schemaless_reader(reader, "long", None)
@@ -138,7 +138,7 @@ def _head(file: DataFile) -> bytes:
     """The header of the file."""
     if not file.size:
         return b""
-    reader: Any = file.reader()
+    reader: Any = file.stream()
     try:
         fastavro.block_reader(reader)
     except Exception as error:

@@ -6,7 +6,10 @@ range, keeps the ones of which more will be read, and cuts the range out.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.files.index import Index
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.storage.open_files import opened
 from torch_edl.errors import DataError
 
 MAX_RECORD_BYTES = 1 << 30
@@ -33,12 +37,13 @@ class Reading:
         self._source = source
         self._last = last
         self._file: DataFile | None = None
+        self._opened = contextlib.ExitStack()
         self._decoded: list[tuple[int, Records, int]] = []
 
     def records(self, block: int, start: int, end: int) -> Records:
         """The records ``start .. end - 1``, at least one, of a block of the index."""
         # What came over a network is worth its memory in the next epoch, too.
-        done = 0 if objects.is_url(self._source.name) else end - start
+        done = 0 if self._source.is_far else end - start
         records = cache.take((self._source.number, block), done)
         if records is None:
             records = self._source.decode_block(self.file(block), block)
@@ -48,17 +53,20 @@ class Reading:
     def file(self, block: int) -> DataFile:
         """The file, for blocks from this one on."""
         if self._file is None:
-            self._file = self._source.reopened()
+            self._file = self._opened.enter_context(self._source.reopened())
             self._source.announce(self._file, block, self._last)
         return self._file
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._file is None:
-            return
-        self._file.__exit__(*error)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._opened.__exit__(kind, error, traceback)
         for block, records, left in self._decoded:
             cache.put((self._source.number, block), records, left)
 
@@ -69,6 +77,7 @@ class BlockSource(ABC):
     Attributes:
         stamp: size in bytes, and time of the last change in ns, of the file when it was opened.
         number: tells it from all others of the process.
+        is_far: the file is an object of a store.
     """
 
     def __init__(self, stamp: Stamp, index: Index, metadata: Metadata) -> None:
@@ -81,6 +90,7 @@ class BlockSource(ABC):
         self._ends = np.cumsum(index.blocks[:, 2])
         self.count = int(self._ends[-1]) if len(self._ends) else 0
         self.number = next(source_numbers)
+        self.is_far = objects.is_url(self.name)
 
     def read(self, start: int, end: int) -> Records:
         """See :meth:`Source.read`."""
@@ -112,13 +122,13 @@ class BlockSource(ABC):
         offset, length, _ = self._blocks[last].tolist()
         file.will_read(int(self._blocks[first, 0]), offset + length)
 
-    def reopened(self) -> DataFile:
+    def reopened(self) -> AbstractContextManager[DataFile]:
         """The file, for a ``with`` block.
 
         Raises:
             DataError: it is another one than when it was opened; so does the end of the block.
         """
-        return DataFile(self.name, expect=self._opened)
+        return opened(self.name, self._opened)
 
     def decode_block(self, file: DataFile, block: int) -> Records:
         """All records of a block of the index."""

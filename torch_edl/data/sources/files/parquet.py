@@ -30,10 +30,8 @@ LARGE_ROW_GROUP_BYTES = 256 << 20
 SLICE_BYTES = 2 << 20
 """What is decoded at once."""
 
-# Pages of a file are read one by one: by default, pyarrow reads all columns of a row group.
+# Of a column of a large row group, read at once: of a file, and of an object in one request.
 _READ_BYTES = 64 << 10
-
-# Of a column of an object, in one request.
 _REQUEST_BYTES = 1 << 20
 
 # A damaged footer may claim any length: what honest ones stay below by far.
@@ -84,9 +82,10 @@ class ParquetSource(SlicedSource):
         """All rows of row group number ``offset``."""
         size = max(1, SLICE_BYTES * count // max(length, 1))
         found = 0
-        with _as_data_error(file.path, f"row group {offset}"), self._open(file, length) as opened:
+        with _as_data_error(file.path, f"row group {offset}"):
             # One thread: the cores belong to the training step that runs meanwhile.
-            batches = opened.iter_batches(size, row_groups=[offset], use_threads=False)
+            reader = self._reader(file, length)
+            batches = reader.iter_batches(size, row_groups=[offset], use_threads=False)
             while (batch := next(batches, None)) is not None:
                 if batch.schema != self.schema:
                     break
@@ -125,16 +124,25 @@ class ParquetSource(SlicedSource):
         if twice:
             raise DataError(file.path, f"column {twice[0]!r} appears twice")
 
-    def _open(self, file: DataFile, length: int = 0) -> Any:
+    def _reader(self, file: DataFile, length: int) -> Any:
+        """A reader for row groups of that many bytes."""
+        if length > sliced.SPILL_ABOVE_BYTES:
+            return self._open(file, _READ_BYTES if file.local_path else _REQUEST_BYTES)
+        reader = file.reader or self._open(file)
+        if file.is_mapped:  # that of an object holds all that it has read
+            file.reader = reader
+        return reader
+
+    def _open(self, file: DataFile, buffer_bytes: int = 0) -> Any:
+        """A reader that reads all columns of a row group, those of an object in one request; or,
+        with a buffer, each column by and by."""
         path = file.local_path
-        # The columns of a row group of an object in one request, if it fits into memory.
-        together = path is None and length <= sliced.SPILL_ABOVE_BYTES
         return parquet.ParquetFile(
-            path or pa.PythonFile(file.reader(), "r"),
+            path or pa.PythonFile(file.stream(), "r"),
             metadata=self._footer,
             page_checksum_verification=True,
-            pre_buffer=together,
-            buffer_size=_READ_BYTES if path else _REQUEST_BYTES,
+            pre_buffer=path is None and not buffer_bytes,
+            buffer_size=buffer_bytes,
             thrift_string_size_limit=_THRIFT_STRING_BYTES,
             thrift_container_size_limit=_THRIFT_CONTAINER_ITEMS,
         )

@@ -86,7 +86,7 @@ def _members(file: DataFile, data: bytes | None = None, offset: int = 0) -> Iter
     Raises:
         DataError: a damaged header, or the end of the file within a member.
     """
-    source: Any = file.reader() if data is None else io.BytesIO(data)
+    source: Any = file.stream() if data is None else io.BytesIO(data)
     size = file.size if data is None else len(data)
     if not size:
         return

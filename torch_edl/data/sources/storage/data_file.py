@@ -14,6 +14,9 @@ from torch_edl.data.sources.storage.random_access import RandomAccess
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
 
+KEPT_MAP_BYTES = 256 << 20
+"""A larger file is mapped for each view: what is mapped and touched counts as memory."""
+
 
 class _Bytes(Protocol):
     """Where the bytes of a file are."""
@@ -32,6 +35,7 @@ class DataFile:
 
     Attributes:
         path: path or URL.
+        reader: what a format has opened on it, and may use as long as the file is open.
         stamp: of the file as it lies there.
         size: bytes of its content; of a compressed file, when it is unpacked.
     """
@@ -43,6 +47,7 @@ class DataFile:
             DataError: it cannot be opened, or its stamp is not ``expect``.
         """
         self.path = path
+        self.reader: Any = None
         codec = unpacking.codec_of(path)
         if codec is None:
             self._bytes = _stored(path, expect)
@@ -51,14 +56,31 @@ class DataFile:
         self.stamp = self._bytes.stamp
         self.size = self._bytes.size
 
-    def reader(self) -> RandomAccess:
+    def stream(self) -> RandomAccess:
         """For a library that reads from a file object."""
         return RandomAccess(self.size, self._bytes.read_at)
 
     @property
     def local_path(self) -> str | None:
-        """The path under which a library may open the content by itself; None: there is none."""
-        return self.path if isinstance(self._bytes, _LocalBytes) else None
+        """The path under which a library may open the content by itself, until this file is
+        closed; None: there is none."""
+        return self._bytes.content_path if isinstance(self._bytes, _LocalBytes) else None
+
+    def is_current(self) -> bool:
+        """Whether the file that has this name by now is still the one that was opened."""
+        with contextlib.suppress(OSError):
+            return _stamp(os.stat(self.path)) == self.stamp
+        return False
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether :meth:`view_at` copies nothing."""
+        return isinstance(self._bytes, _LocalBytes)
+
+    @property
+    def stays_mapped(self) -> bool:
+        """Whether the file is mapped once, as long as it is open."""
+        return self.is_mapped and self.size <= KEPT_MAP_BYTES
 
     def will_read(self, start: int, end: int) -> None:
         """The bytes ``start .. end - 1`` will be read in order, so requests may be large."""
@@ -88,6 +110,14 @@ class DataFile:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """
+        Raises:
+            DataError: it is an object, and not the expected one any more.
+        """
+        self.reader = None
         self._bytes.close()
 
 
@@ -112,6 +142,10 @@ def _unpacked(path: str, codec: str, expect: Stamp | None) -> _Bytes:
         original.close()
 
 
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
 _CHANGED = "changed while the job was using it; start the job again"
 
 
@@ -120,16 +154,22 @@ class _LocalBytes:
 
     def __init__(self, path: str, expect: Stamp | None) -> None:
         self._path = path
+        self._whole: memoryview | None = None
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise DataError(path, f"cannot be read: {error.strerror}") from error
         status = os.fstat(self._file.fileno())
-        self.stamp = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+        self.stamp = _stamp(status)
         self.size = status.st_size
         if expect is not None and self.stamp != expect:
             self._file.close()
             raise DataError(path, _CHANGED)
+
+    @property
+    def content_path(self) -> str:
+        """Of this very file, also when the name is that of another one by now, or of none."""
+        return f"/proc/self/fd/{self._file.fileno()}"
 
     def will_read(self, start: int, end: int) -> None:
         """The kernel sees that by itself."""
@@ -151,8 +191,11 @@ class _LocalBytes:
     def view_at(self, offset: int, size: int) -> memoryview:
         if not self.size:
             return memoryview(b"")
-        whole = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        return memoryview(whole)[offset : offset + size]
+        whole = self._whole
+        if whole is None:
+            whole = memoryview(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._whole = whole if self.size <= KEPT_MAP_BYTES else None
+        return whole[offset : offset + size]
 
     def close(self) -> None:
         self._file.close()
@@ -163,6 +206,7 @@ class _UnpackedBytes(_LocalBytes):
 
     def __init__(self, path: str, place: str, stamp: Stamp) -> None:
         self._path = path
+        self._whole = None
         self._file = open(place, "rb", buffering=0)  # noqa: SIM115
         self.size = os.fstat(self._file.fileno()).st_size
         self.stamp = stamp

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import feather
@@ -83,6 +84,29 @@ def test_offsets_that_lead_out_of_a_column_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a batch cannot be read"):
         open_source(str(path)).read(0, 100)
     assert open_source(str(path), skip_damaged=True).damaged == 100
+
+
+def test_rows_of_a_mapped_file_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    whole = pa.table({"x": np.arange(2_000_000), "text": ["some words"] * 2_000_000})
+    feather.write_feather(whole, path, compression="uncompressed", chunksize=len(whole))
+    source = open_source(str(path))
+    before = pa.total_allocated_bytes()
+    rows = source.read(1_000_000, 1_000_100)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert rows == whole.slice(1_000_000, 100)
+
+
+def test_a_file_that_is_replaced_between_two_reads_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    feather.write_feather(table(), path, compression="uncompressed")
+    source = open_source(str(path))
+    rows = source.read(0, 10)
+    feather.write_feather(table().slice(0, 99), tmp_path / "b", compression="uncompressed")
+    os.replace(tmp_path / "b", path)
+    with pytest.raises(DataError, match="changed while the job was using it"):
+        source.read(10, 20)
+    assert rows == table().slice(0, 10)
 
 
 # ---- datasets of Hugging Face ----

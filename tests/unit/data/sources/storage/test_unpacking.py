@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cramjam
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from torch_edl.data.sources import open_source
 from torch_edl.data.sources.storage import unpacking
@@ -45,6 +47,14 @@ def test_members_and_frames_are_one_content(
     assert source.stamp[0] == len(raw)  # type: ignore[attr-defined]
     assert source.read(998, 1000)["n"].to_pylist() == [998, 999]  # type: ignore[call-overload]
     assert [found.read_bytes() for found in kept(home)] == [TEXT]
+
+
+def test_a_library_opens_what_is_unpacked(tmp_path: Path) -> None:
+    whole = pa.table({"n": list(range(100))})
+    parquet.write_table(whole, tmp_path / "a.parquet")
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    assert open_source(str(path)).read(5, 50) == whole.slice(5, 45)
 
 
 def test_several_readers_unpack_once(

@@ -1,0 +1,61 @@
+"""Local files stay open for the next read, and few of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from torch_edl.data.sources.storage import open_files
+from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.storage.open_files import opened
+from torch_edl.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "_idle", open_files.OrderedDict())
+
+
+def file(folder: Path, name: str) -> DataFile:
+    (folder / name).write_text(name)
+    with DataFile(str(folder / name)) as found:
+        return found
+
+
+def test_the_next_reader_has_the_same_file_and_a_second_one_its_own(tmp_path: Path) -> None:
+    path, stamp = str(tmp_path / "a"), file(tmp_path, "a").stamp
+    with opened(path, stamp) as first:
+        assert first.read_at(0, 1) == b"a"
+        with opened(path, stamp) as second:
+            assert second is not first
+    with opened(path, stamp) as again:
+        assert again in (first, second)
+
+
+def test_few_files_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_files, "MAX_OPEN", 2)
+    found = [file(tmp_path, f"{n}") for n in range(5)]
+    before = len(os.listdir("/proc/self/fd"))
+    for each in found:
+        with opened(each.path, each.stamp):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+
+
+def test_a_file_that_was_replaced_is_an_error(tmp_path: Path) -> None:
+    path, stamp = str(tmp_path / "a"), file(tmp_path, "a").stamp
+    with opened(path, stamp):
+        pass
+    os.replace(file(tmp_path, "b").path, path)
+    with pytest.raises(DataError, match="changed while the job"), opened(path, stamp):
+        pass
+
+
+def test_what_fails_is_not_used_again(tmp_path: Path) -> None:
+    path, stamp = str(tmp_path / "a"), file(tmp_path, "a").stamp
+    with pytest.raises(DataError), opened(path, stamp) as first:
+        first.read_at(0, 99)
+    with opened(path, stamp) as second:
+        assert second is not first
