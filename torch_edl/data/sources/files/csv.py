@@ -31,6 +31,8 @@ MAX_ROW_BYTES = 64 << 20
 
 _INTEGER = re.compile(r"[+-]?\d{1,4000}")  # int() of longer texts is refused
 
+_BLANK = re.compile(rb"[\r\n]*")
+
 _BOM = b"\xef\xbb\xbf"
 
 # Every type that pyarrow infers from text.
@@ -198,7 +200,7 @@ class CsvSource(BlockSource):
         # A \r at the very end may be half of a \r\n.
         return max(block.rfind(b"\n"), block.rfind(b"\r", 0, -1)) + 1, None
 
-    def _row_ends(self, block: bytes, whole: bool) -> tuple[list[int], int | None]:
+    def _row_ends(self, block: bytes | memoryview, whole: bool) -> tuple[list[int], int | None]:
         """Ends of all whole rows, and where a quoted part begins that the block does not close."""
         ends = []
         for token in self._token.finditer(block):
@@ -221,8 +223,8 @@ class CsvSource(BlockSource):
     ) -> tuple[Any, int]:
         """The table of a block of whole rows, and how many ragged rows were left out of it;
         ``types`` None infers them from this block alone."""
-        block = file.read_at(offset, length)
-        if not block.strip(b"\r\n"):
+        block = file.view_at(offset, length)
+        if _BLANK.fullmatch(block):
             return pa.table({name: pa.nulls(0) for name in names}), 0
         ragged: list[Any] = []
 
@@ -231,8 +233,10 @@ class CsvSource(BlockSource):
             return "skip" if self._skip_damaged else "error"
 
         # The handler gets rows as text, and none that is not UTF-8: such a block is read twice,
-        # first in an encoding that every byte has, and then without its ragged rows.
-        encoding = "utf-8" if _is_utf8(block) else "latin-1"
+        # first in an encoding that every byte has, and then without its ragged rows. What the scan
+        # has read, and left nothing out of, has no ragged rows.
+        may_be_ragged = types is None or self._skip_damaged
+        encoding = "latin-1" if may_be_ragged and not _is_utf8(block) else "utf-8"
         try:
             table = self._read(block, names, types, on_ragged, encoding)
             if encoding != "utf-8":
@@ -251,13 +255,13 @@ class CsvSource(BlockSource):
             raise DataError(file.path, str(error), offset) from error
         return table, len(ragged)
 
-    def _rows(self, block: bytes) -> Iterator[bytes]:
+    def _rows(self, block: memoryview) -> Iterator[bytes]:
         start = 0
         for end in self._row_ends(block, True)[0]:
-            yield block[start:end]
+            yield bytes(block[start:end])
             start = end
 
-    def _find_row(self, block: bytes, text: bytes) -> int:
+    def _find_row(self, block: memoryview, text: bytes) -> int:
         """Where the first row of this text begins in the block."""
         start = 0
         for row in self._rows(block):
@@ -268,27 +272,29 @@ class CsvSource(BlockSource):
 
     def _read(
         self,
-        block: bytes,
+        block: bytes | memoryview,
         names: list[str] | None,
         types: Any,
         on_ragged: Any = None,
         encoding: str = "utf-8",
     ) -> Any:
-        return csv.read_csv(
+        # Its reader of whole files hands each block from thread to thread.
+        with csv.open_csv(
             pa.BufferReader(block),
             # One block per call: pyarrow would cut again where rows are split by quoted newlines.
             read_options=csv.ReadOptions(
                 column_names=names,
                 use_threads=False,
                 # Transcoding doubles what is not ASCII.
-                block_size=2 * len(block) + 1,
+                block_size=(1 if encoding == "utf-8" else 2) * len(block) + 1,
                 encoding=encoding,
             ),
             parse_options=csv.ParseOptions(
                 delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=on_ragged
             ),
             convert_options=csv.ConvertOptions(column_types=types),
-        )
+        ) as reader:
+            return reader.read_all()
 
 
 def _growing(file: DataFile, start: int) -> Iterator[tuple[bytes, bool]]:
@@ -304,9 +310,9 @@ def _growing(file: DataFile, start: int) -> Iterator[tuple[bytes, bool]]:
         size *= 2
 
 
-def _is_utf8(block: bytes) -> bool:
+def _is_utf8(block: memoryview) -> bool:
     try:
-        block.decode()
+        str(block, "utf-8")
     except UnicodeDecodeError:
         return False
     return True
