@@ -7,7 +7,6 @@ clock, no environment variables.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,15 +19,10 @@ from torch_edl.experiment import Experiment
 from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, Option, declare, option
 from torch_edl.placement import KINDS, PLATFORMS, KubernetesConfig
 from torch_edl.records import DataConfig as DataConfig
+from torch_edl.training import FLOAT_DTYPES
+from torch_edl.training import TrainConfig as TrainConfig
 
-STRATEGIES = ("auto", "ps", "allreduce", "local")
-SYNC_MODES = ("async", "sync")
 TRANSPORTS = ("zeromq", "grpc")
-FLOAT_DTYPES = ("fp32", "bf16", "fp16")
-NAN_POLICIES = ("stop", "skip")
-
-_train_option = functools.partial(option, kinds=TRAIN)
-_training_option = functools.partial(option, kinds=TRAINING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,114 +103,6 @@ class ClusterConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Checked):
-    """How gradients become parameters."""
-
-    strategy: str = option(
-        "auto",
-        "--strategy NAME",
-        "auto|ps|allreduce|local (default: auto, by the model)",
-        Option(
-            "--strategy NAME", "auto|ps|allreduce (default: auto, by the model)", kinds=("script",)
-        ),
-        group="model",
-        choices=STRATEGIES,
-    )
-    large_embedding: int = option(
-        # 4M floats are 16 MB: beyond that, sending the dense gradient of a table costs more than
-        # sending its rows.
-        4_000_000,
-        "--large-embedding N",
-        "place embeddings above N elements on servers (default: 4e6)",
-        group="model",
-    )
-    max_rows: int = _training_option(
-        0,
-        "--max-rows N",
-        "rows of a table without num_embeddings (default: no limit)",
-        group="model",
-        minimum=0,
-    )
-    """Of a table that has no bound of its own; beyond, the least recently used rows are removed."""
-    storage_dtype: str = _training_option(
-        "fp32",
-        "--storage-dtype fp32|bf16|fp16",
-        "how tables keep rows that do not say it themselves",
-        group="model",
-        choices=FLOAT_DTYPES,
-    )
-    """Of tables of ``torch_edl.nn``, and of embeddings that become tables."""
-    seed: int = option(
-        0,
-        "--seed N",
-        "seed of the model, the data order and new embedding rows",
-        Option("--seed N", "seed of the data order", kinds=("script",)),
-        group="model",
-    )
-    mode: str = _train_option(
-        "async",
-        "--mode async|sync",
-        "apply each push at once, or the average of several",
-        choices=SYNC_MODES,
-    )
-    grads_to_wait: int = _train_option(
-        1,
-        "--grads-to-wait N",
-        "pushes averaged by --mode sync (default: MIN of --workers)",
-        minimum=1,
-    )
-    staleness: int = _training_option(
-        1, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
-    )
-    """0 is strictly in order. With ``sync`` also the age in versions of the oldest gradient that is
-    accepted."""
-    local_steps: int = _train_option(
-        1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
-    )
-    learning_rate_by_staleness: bool = _train_option(
-        False, "--learning-rate-by-staleness", "divide the learning rate of a push by its staleness"
-    )
-    max_steps: int = _train_option(
-        0,
-        "--max-steps N",
-        "stop after N minibatches over all workers (default: no limit)",
-        minimum=0,
-    )
-    eval_every: int = _train_option(
-        0,
-        "--eval-every STEPS",
-        "steps between two evaluations (default: only at the end)",
-        minimum=0,
-    )
-    on_nan: str = _train_option(
-        "stop",
-        "--on-nan stop|skip",
-        "fail the job or skip the minibatch if a loss is not finite",
-        choices=NAN_POLICIES,
-    )
-    tf_function: bool = option(
-        False,
-        "--tf-function",
-        "run steps of TensorFlow as graphs (default: eagerly)",
-        kinds=("train", "evaluate", "predict"),
-    )
-    log_layers: str = _train_option(
-        "",
-        "--log-layers PATTERN",
-        "log output statistics of modules that match, as 'deep.*'",
-        group="monitoring",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(
-            self.mode == "sync" or self.grads_to_wait == 1,
-            f"--grads-to-wait {self.grads_to_wait}: only --mode sync waits for gradients; "
-            "add --mode sync",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class JobConfig(Checked):
     """Everything that a process of the job must know; the same JSON for all of them.
 
@@ -265,8 +151,12 @@ class JobConfig(Checked):
     kubernetes: KubernetesConfig = field(
         default_factory=KubernetesConfig, metadata={"section": "kubernetes"}
     )
-    tensorboard: str = _training_option(
-        "", "--tensorboard DIR", "write TensorBoard scalars to DIR", group="monitoring"
+    tensorboard: str = option(
+        "",
+        "--tensorboard DIR",
+        "write TensorBoard scalars to DIR",
+        kinds=TRAINING,
+        group="monitoring",
     )
     experiment: Experiment | None = declare(set_by="the agents", default=None)  # noqa: RUF009
     """What all agents of a script must run."""

@@ -1,0 +1,125 @@
+"""How gradients become parameters: a part of the configuration of a job."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from torch_edl.errors import UsageError
+from torch_edl.option import TRAIN, TRAINING, Checked, Option, option
+
+STRATEGIES = ("auto", "ps", "allreduce", "local")
+SYNC_MODES = ("async", "sync")
+NAN_POLICIES = ("stop", "skip")
+FLOAT_DTYPES = ("fp32", "bf16", "fp16")
+
+_train_option = functools.partial(option, kinds=TRAIN)
+_training_option = functools.partial(option, kinds=TRAINING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Checked):
+    """How gradients become parameters."""
+
+    strategy: str = option(
+        "auto",
+        "--strategy NAME",
+        "auto|ps|allreduce|local (default: auto, by the model)",
+        Option(
+            "--strategy NAME", "auto|ps|allreduce (default: auto, by the model)", kinds=("script",)
+        ),
+        group="model",
+        choices=STRATEGIES,
+    )
+    large_embedding: int = option(
+        # 4M floats are 16 MB: beyond that, sending the dense gradient of a table costs more than
+        # sending its rows.
+        4_000_000,
+        "--large-embedding N",
+        "place embeddings above N elements on servers (default: 4e6)",
+        group="model",
+    )
+    max_rows: int = _training_option(
+        0,
+        "--max-rows N",
+        "rows of a table without num_embeddings (default: no limit)",
+        group="model",
+        minimum=0,
+    )
+    """Of a table that has no bound of its own; beyond, the least recently used rows are removed."""
+    storage_dtype: str = _training_option(
+        "fp32",
+        "--storage-dtype fp32|bf16|fp16",
+        "how tables keep rows that do not say it themselves",
+        group="model",
+        choices=FLOAT_DTYPES,
+    )
+    """Of tables of ``torch_edl.nn``, and of embeddings that become tables."""
+    seed: int = option(
+        0,
+        "--seed N",
+        "seed of the model, the data order and new embedding rows",
+        Option("--seed N", "seed of the data order", kinds=("script",)),
+        group="model",
+    )
+    mode: str = _train_option(
+        "async",
+        "--mode async|sync",
+        "apply each push at once, or the average of several",
+        choices=SYNC_MODES,
+    )
+    grads_to_wait: int = _train_option(
+        1,
+        "--grads-to-wait N",
+        "pushes averaged by --mode sync (default: MIN of --workers)",
+        minimum=1,
+    )
+    staleness: int = _training_option(
+        1, "--staleness N", "pushes that may be in flight when the next batch is pulled", minimum=0
+    )
+    """0 is strictly in order. With ``sync`` also the age in versions of the oldest gradient that is
+    accepted."""
+    local_steps: int = _train_option(
+        1, "--local-steps N", "minibatches per push (delayed update)", minimum=1
+    )
+    learning_rate_by_staleness: bool = _train_option(
+        False, "--learning-rate-by-staleness", "divide the learning rate of a push by its staleness"
+    )
+    max_steps: int = _train_option(
+        0,
+        "--max-steps N",
+        "stop after N minibatches over all workers (default: no limit)",
+        minimum=0,
+    )
+    eval_every: int = _train_option(
+        0,
+        "--eval-every STEPS",
+        "steps between two evaluations (default: only at the end)",
+        minimum=0,
+    )
+    on_nan: str = _train_option(
+        "stop",
+        "--on-nan stop|skip",
+        "fail the job or skip the minibatch if a loss is not finite",
+        choices=NAN_POLICIES,
+    )
+    tf_function: bool = option(
+        False,
+        "--tf-function",
+        "run steps of TensorFlow as graphs (default: eagerly)",
+        kinds=("train", "evaluate", "predict"),
+    )
+    log_layers: str = _train_option(
+        "",
+        "--log-layers PATTERN",
+        "log output statistics of modules that match, as 'deep.*'",
+        group="monitoring",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode != "sync" and self.grads_to_wait != 1:
+            raise UsageError(
+                f"--grads-to-wait {self.grads_to_wait}: only --mode sync waits for gradients; "
+                "add --mode sync"
+            )
