@@ -219,6 +219,11 @@ class JobConfig(Checked):
         return self.kind in ("train", "script")
 
     @property
+    def shares_pods(self) -> bool:
+        """Whether several workers of a model file share a pod."""
+        return self.kind != "script" and self.kubernetes.processes_per_pod > 1
+
+    @property
     def is_module(self) -> bool:
         """Whether the script is a module, which Python looks for."""
         return "/" not in self.model_file

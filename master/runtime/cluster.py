@@ -140,7 +140,7 @@ class Cluster:
         return f"{self._namespace}/{job}"
 
     def workers_per_pod(self, config: JobConfig) -> int:
-        return 1 if config.kind == "script" else config.kubernetes.processes_per_pod
+        return config.kubernetes.processes_per_pod if config.shares_pods else 1
 
     def agents(self, config: JobConfig) -> dict[str, Any]:
         pods = config.kubernetes

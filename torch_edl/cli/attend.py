@@ -34,6 +34,7 @@ _LOOK_S = 2.0
 _MOST_OUTPUTS = 32
 # At the end of the job, without a line.
 _REST_S = 2.0
+_PENDING = "pending"
 _STOPPING = "stopping: "  # how its event begins
 USAGE_CODE = 2
 
@@ -44,12 +45,14 @@ class Attendance:
 
     Args:
         leaves: Ctrl-C leaves the job alone; otherwise it stops the job, as that of this machine.
+        shared: pods may have several workers.
     """
 
     job: ClusterJob
     display: Display
     signals: StopSignals
     leaves: bool
+    shared: bool = False
     _token: str = ""
     _pods: dict[str, causes.PodState] = field(default_factory=dict)
     _heard: queue.SimpleQueue[list[Change] | ClusterError] = field(
@@ -98,9 +101,8 @@ class Attendance:
         return self._follow(only_start=False)
 
     def _follow(self, *, only_start: bool) -> Outcome | None:
-        selector = names.selector(self.job.name)
-        if only_start:
-            selector += f",{names.ROLE}=master"
+        # The master says of its processes what matters; a job may have thousands of pods.
+        selector = f"{names.selector(self.job.name)},{names.ROLE}=master"
         watch = Watch(self.job.api, selector, changed=self._heard.put, failed=self._heard.put)
         try:
             while not self._over:
@@ -130,13 +132,9 @@ class Attendance:
                     raise heard
                 self._tell("watch", f"{heard}; still trying")
                 continue
-            # What pods have written before a client attaches is in their logs.
-            tail = 0 if self.leaves and not self._listed else None
             self._listed = True
             for change in heard:
-                if isinstance(change, PodSeen) and change.pod.role != "master":
-                    self._output.saw(change.pod, tail=tail)
-                elif isinstance(change, PodSeen):
+                if isinstance(change, PodSeen):
                     self._pods[change.pod.name] = change.pod
                 elif isinstance(change, PodGone):
                     self._pods.pop(change.pod.name, None)
@@ -216,6 +214,21 @@ class Attendance:
         self._answered, self._silence_told = time.monotonic(), False
         self._take(status)
 
+    def _saw(self, process: pb.ProcessStatus, tail: int | None) -> None:
+        """The output of a process that runs, or did, is to be shown if it is that of a pod."""
+        scheme, _, name = process.log.partition("/")
+        if scheme == "pod" and name:
+            # No two pods of a job have one name.
+            pod = causes.PodState(
+                name=name,
+                uid=name,
+                role=process.role,
+                id=process.id,
+                shared=self.shared,
+                running=True,
+            )
+            self._output.saw(pod, tail=tail)
+
     def _is_silent(self, cause: ClusterError | None, error: grpc.RpcError) -> None:
         """A pod that has just ended, or whose master does not listen yet, is no news."""
         if cause is not None and not isinstance(cause, (NoAnswerError, MissingError)):
@@ -229,6 +242,11 @@ class Attendance:
             )
 
     def _take(self, status: pb.GetStatusResponse) -> None:
+        # What pods have written before a client attaches is in their logs.
+        tail = 0 if self.leaves and self._status is None else None
+        for process in status.processes:
+            if process.role != "master" and process.state != _PENDING:
+                self._saw(process, tail)
         self._status = status
         for event in status.events:
             self._events_after = max(self._events_after, event.sequence)

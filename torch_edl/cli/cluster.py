@@ -136,7 +136,7 @@ def _run(
     text = f"{what}: job {made.name} {does} it, in namespace {api.namespace}"
     console.print(text, soft_wrap=True)
     observers = [Scalars(config.tensorboard)] if config.tensorboard else []
-    return _stay(made, console, observers, detach=detach, leaves=False)
+    return _stay(made, config, console, observers, detach=detach, leaves=False)
 
 
 def attach(args: argparse.Namespace) -> int:
@@ -160,8 +160,9 @@ def attach(args: argparse.Namespace) -> int:
         stdout().print(text, soft_wrap=True)
         return 0
     console = stdout()
-    outcome = _stay(found, console, [], detach=False, leaves=True)
-    return 0 if outcome is None else summary.finish(found.config(), outcome, console)
+    config = found.config()
+    outcome = _stay(found, config, console, [], detach=False, leaves=True)
+    return 0 if outcome is None else summary.finish(config, outcome, console)
 
 
 def check(args: argparse.Namespace, kind: str) -> tuple[JobConfig, dict[str, bytes]]:
@@ -275,6 +276,7 @@ def _with_model(config: JobConfig, api: Api) -> JobConfig:
 
 def _stay(
     found: cluster_job.ClusterJob,
+    config: JobConfig,
     console: Console,
     observers: Sequence[Observer],
     *,
@@ -283,7 +285,11 @@ def _stay(
 ) -> Outcome | None:
     with StopSignals(_SIGNALS) as signals:
         attendance = Attendance(
-            job=found, display=Display(console, observers), signals=signals, leaves=leaves
+            job=found,
+            display=Display(console, observers),
+            signals=signals,
+            leaves=leaves,
+            shared=config.shares_pods,
         )
         outcome = attendance.until_running() if detach else attendance.until_over()
     if outcome is not None:

@@ -71,7 +71,7 @@ class _Logs:
         output = PodOutput(self.job.api)
         watch = Watch(
             self.job.api,
-            names.selector(self.job.name),
+            self._selector(),
             changed=self._changes.put,
             failed=lambda error: None,  # it goes on trying
         )
@@ -95,9 +95,18 @@ class _Logs:
         except NoAnswerError:
             return False
 
+    def _selector(self) -> str:
+        """Of the pods that are asked for, as far as their labels tell."""
+        wanted, (role, id) = [names.selector(self.job.name)], (self.args.role, self.args.id)
+        if role:
+            wanted.append(f"{names.ROLE}={role}")
+        # A pod of several workers has the number of the first one.
+        if id is not None and not (role in ("", "worker") and self.job.config().shares_pods):
+            wanted.append(f"{names.ID}={id}")
+        return ",".join(wanted)
+
     def _is_asked(self, pod: PodState) -> bool:
         role, id = self.args.role, self.args.id
-        # A pod of several workers has the number of the first one.
         is_asked = id is None or pod.id == id or (pod.shared and pod.id < id)
         return pod.role in _ROLES and role in ("", pod.role) and is_asked
 

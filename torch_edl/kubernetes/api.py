@@ -42,6 +42,7 @@ KINDS = {
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 _CONNECTIONS = 32
+_PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 15, 5, 3
 # Objects of one page of a list: a list of thousands of pods would be one huge answer.
 _PAGE = 500
 
@@ -324,8 +325,20 @@ def _client(kubernetes: Any, configuration: Any) -> Any:
     # Who calls repeats, within the time that it has.
     configuration.retries = False
     configuration.connection_pool_maxsize = _CONNECTIONS
-    configuration.keep_alive = True  # a watch is silent for a minute
+    # A watch is silent for a minute. One whose server has vanished is to break before: the probes
+    # of the kernel cost the server nothing, and end it after 15 + 3 * 5 s. Those that the client
+    # has by default, as client-go, need 165 s.
+    configuration.socket_options = _probing()
     return kubernetes.client.ApiClient(configuration)
+
+
+def _probing() -> list[tuple[int, int, int]]:
+    from kubernetes.utils.keepalive import tcp_keepalive_socket_options
+
+    options: list[tuple[int, int, int]] = tcp_keepalive_socket_options(
+        idle=_PROBE_AFTER_S, interval=_PROBE_EVERY_S, count=_PROBES
+    )
+    return options
 
 
 def _own_namespace() -> str:

@@ -262,9 +262,9 @@ class KubernetesLauncher:
     # ---- what is heard, in other threads ----
 
     def _changed(self, changes: Sequence[Change]) -> None:
-        if self._away_since is not None:
-            log.warning("the API server answers again")
-            self._away_since = None
+        if self._away_since == math.inf:
+            log.warning("the pods are followed again")
+        self._away_since = None
         for change in changes:
             self._news.put(change)
 

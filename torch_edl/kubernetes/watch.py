@@ -17,11 +17,15 @@ from typing import Any, Protocol
 from torch_edl.kubernetes.causes import PodState, read_pod
 from torch_edl.kubernetes.failures import ClusterError, ExpiredError
 
-# The server ends a watch after a while, as client-go asks it to; a bookmark comes each minute.
+# The server ends a watch after a while, as client-go asks it to; a bookmark comes each minute. A
+# connection that is dead is found before, by the probes of its socket, see api.py. Silence alone is
+# what remains where a proxy answers those, or the server itself hangs.
 _WATCH_S = 300
 _SILENCE_S = 90.0
 _FIRST_BACKOFF_S = 0.5
-_LONGEST_BACKOFF_S = 30.0
+# client-go has 30 s, for the hundreds of watches of each node. A job has one: that is a call of
+# each job in 5 to 10 s while the server is away, and word of its pods as soon after.
+_LONGEST_BACKOFF_S = 10.0
 # A watch that lasted that long was a good one: what fails next is a new failure.
 _GOOD_S = 10.0
 # How long a watch that fails is continued before the pods are listed again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,6 +192,28 @@ def test_a_silent_watch_is_broken(server: ScriptedApi, api: Api) -> None:
     assert next(events).type == "ADDED"
     with pytest.raises(NoAnswerError):
         next(events)
+    over.set()
+
+
+def test_a_watch_whose_server_vanishes_is_probed(server: ScriptedApi, api: Api) -> None:
+    """By the kernel, which the server does not notice: it breaks before silence would end it."""
+    over, options = threading.Event(), []
+
+    def silence() -> Iterator[Any]:
+        yield {"type": "ADDED", "object": {}}
+        over.wait(30)
+
+    server.answer = lambda _: Answer(lines=silence)
+    stream = api.watch("Pod", "a=b", "1", **WATCH)
+    events = iter(stream)
+    assert next(events).type == "ADDED"
+    sock = stream._response.connection.sock
+    for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT):
+        options.append(sock.getsockopt(socket.IPPROTO_TCP, name))
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    idle_s, interval_s, count = options
+    assert idle_s + interval_s * count == 30
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
     over.set()
 
 

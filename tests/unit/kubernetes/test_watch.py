@@ -124,7 +124,7 @@ def test_expired_again_and_again_backs_off() -> None:
         found.listed()
         waits.append(found.failed(ExpiredError("410", status=410), float(i)))
         assert found.lists
-    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0]
 
 
 def test_a_silent_watch_has_the_pods_listed() -> None:
@@ -150,7 +150,7 @@ def test_a_server_that_stays_away_is_asked_ever_more_rarely() -> None:
         found.begins(now)
         waits.append(found.failed(NoAnswerError("refused"), now))
         now += waits[-1]
-    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
     assert found.lists
 
 
