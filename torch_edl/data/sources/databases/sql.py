@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
@@ -64,7 +65,8 @@ class SqlSource:
             .order_by(self._key)
         )
         self._bounds: list[tuple[Any, Any]] = []
-        self._ends: list[int] = []
+        # Where each block begins, and the end of the last one.
+        self._begins: npt.NDArray[np.int64] = np.zeros(1, np.int64)
         self._digests: list[bytes] = []
         self.count = 0
         self._refuse_null()
@@ -88,9 +90,9 @@ class SqlSource:
             raise DataError(self.name, f"asked for records {start} to {end} of {self.count}")
         if start == end:
             return self._schema.empty_table()
-        first = int(np.searchsorted(self._ends, start, side="right"))
-        last = int(np.searchsorted(self._ends, end, side="left"))
-        begin = self._ends[first - 1] if first else 0
+        first = int(self._begins.searchsorted(start, side="right")) - 1
+        last = int(self._begins.searchsorted(end, side="left")) - 1
+        begin = int(self._begins[first])
         key, count = (self._number, first), end - start
         rows = cache.take(key, count) if first == last else None
         if rows is None:
@@ -101,14 +103,14 @@ class SqlSource:
 
     def _blocks(self, first: int, last: int) -> pa.Table:
         bounds = {"low": self._bounds[first][0], "high": self._bounds[last][1]}
-        table = self._cast(self._database.execute(self._range, **bounds))
+        begins = self._begins[first : last + 2].tolist()
+        expected = begins[-1] - begins[0]
+        table = self._cast(self._database.execute(self._range, most=expected + 1, **bounds))
         keys = table.column(self._key.name)
-        begin = self._ends[first - 1] if first else 0
         digests = [
-            _digest(keys.slice(start - begin, end - start))
-            for start, end in itertools.pairwise([begin, *self._ends[first : last + 1]])
+            _digest(keys.slice(start - begins[0], end - start))
+            for start, end in itertools.pairwise(begins)
         ]
-        expected = self._ends[last] - begin
         if len(table) != expected or digests != self._digests[first : last + 1]:
             raise self._changed()
         return table
@@ -170,12 +172,13 @@ class SqlSource:
 
     def _count(self, last: str) -> None:
         """Finds the blocks of the rows up to the key ``last``."""
-        digests = self._digests
+        lengths = []
         for block in self._key_blocks(last):
-            self.count += len(block)
-            digests.append(_digest(block))
+            lengths.append(len(block))
+            self._digests.append(_digest(block))
             self._bounds.append((block[0].as_py(), block[-1].as_py()))
-            self._ends.append(self.count)
+        self._begins = np.cumsum([0, *lengths])
+        self.count = int(self._begins[-1])
 
     def _key_blocks(self, last: str) -> Iterator[Any]:
         if pa.types.is_null(self._schema.field(self._key.name).type):
@@ -242,7 +245,9 @@ def _plain(type: Any) -> Any:
 
 def _digest(keys: Any) -> bytes:
     if pa.types.is_integer(keys.type):
-        content = keys.to_numpy().astype("<i8").tobytes()
-    else:
-        content = "\0".join(keys.to_pylist()).encode()
+        return _hashed(np.ascontiguousarray(keys.to_numpy(), "<i8"))
+    return _hashed("\0".join(keys.to_pylist()).encode())
+
+
+def _hashed(content: Any) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

@@ -24,14 +24,17 @@ from torch_edl.errors import DataError, UsageError
 BUSY_MS = 60_000
 """How long a read of SQLite waits for a writer."""
 
+MOST_ROWS = 1 << 24
+"""Rows that are expected at most, where nothing is known."""
+
 _SHOWN = 500  # characters of an error of a driver
 
 
 class Connection(Protocol):
     """One connection, for one thread at a time."""
 
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
-        """The rows of a statement whose parameters have these values."""
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        """The rows of a statement whose parameters have these values; ``most`` are expected."""
 
     def close(self) -> None:
         """Ends the connection."""
@@ -67,7 +70,7 @@ class _Postgres(_Compiled):
         self._adbc = dbapi.connect(url.render_as_string(hide_password=False), autocommit=True)
         self._cursor = self._adbc.cursor()
 
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
         return _fetch(self._cursor, *self.text(statement, values))
 
     def close(self) -> None:
@@ -88,12 +91,14 @@ class _Sqlite(_Compiled):
         # Read only: otherwise a file that is missing would be made.
         uri = path if path.startswith("file:") else f"file:{quote(path)}?mode=ro"
         self._adbc = dbapi.connect(uri, autocommit=True)
-        # The types of the columns are those of the first batch: all rows are one batch.
-        options = {"adbc.sqlite.query.batch_rows": str(1 << 24)}
-        self._cursor = self._adbc.cursor(adbc_stmt_kwargs=options)
+        self._cursor = self._adbc.cursor()
         _fetch(self._cursor, f"PRAGMA busy_timeout = {BUSY_MS:d}", [])
 
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
+        # The types of the columns are those of the first batch, so all rows are to be one batch;
+        # memory is reserved for as many.
+        options = {"adbc.sqlite.query.batch_rows": str(most)}
+        self._cursor.adbc_statement.set_options(**options)
         return _fetch(self._cursor, *self.text(statement, values))
 
     def close(self) -> None:
@@ -116,7 +121,7 @@ class _DuckDb(_Compiled):
 
         self._duckdb = duckdb.connect(str(url.database), read_only=True)
 
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
         text, bound = self.text(statement, values)
         return self._duckdb.sql(text, params=bound).to_arrow_table()
 
@@ -131,7 +136,7 @@ class _SqlAlchemy:
         self._engine = sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True)
         self._connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
-    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any]) -> pa.Table:
+    def execute(self, statement: sa.Select[Any], values: Mapping[str, Any], most: int) -> pa.Table:
         result = self._connection.execute(statement, values)
         names, rows = list(result.keys()), result.fetchall()
         columns = list(zip(*rows, strict=True)) or [()] * len(names)
@@ -158,8 +163,14 @@ class Connections:
         self._idle: list[Connection] = []
         self._process = os.getpid()
 
-    def execute(self, statement: sa.Select[Any], **values: Any) -> pa.Table:
+    def execute(
+        self, statement: sa.Select[Any], *, most: int = MOST_ROWS, **values: Any
+    ) -> pa.Table:
         """The rows of a statement. A connection that was lost since its last use is replaced.
+
+        Args:
+            most: rows that are expected; more of them come, too.
+            values: of the parameters.
 
         Raises:
             DataError: the database cannot be reached, or refuses the statement.
@@ -167,11 +178,11 @@ class Connections:
         connection = self._take()
         if connection is not None:
             with contextlib.suppress(Exception), self._kept(connection):
-                return connection.execute(statement, values)
+                return connection.execute(statement, values, most)
         with self._as_data_error():
             connection = self._driver(self._url)
             with self._kept(connection):
-                return connection.execute(statement, values)
+                return connection.execute(statement, values, most)
 
     def _take(self) -> Connection | None:
         with self._lock:
