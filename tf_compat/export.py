@@ -23,7 +23,8 @@ from torch_edl.errors import CheckpointError, ContractError, describe_error
 
 @keras.saving.register_keras_serializable(package="tf_compat")
 class FilledEmbedding(keras.layers.Layer):  # type: ignore[misc]
-    """An embedding of the ids that training has seen; any other id has a row of zeros.
+    """An embedding of some ids: all of a table with a bound, else those that training has seen. Any
+    other id has a row of zeros.
 
     Args:
         rows: how many ids there are.
@@ -140,7 +141,10 @@ def _fill(layer: TableLayer, reader: CheckpointReader, source: Path) -> int:
 
 
 def _rows(saved: SavedTable, dim: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """All rows of a table, sorted by id; one of zeros if there are none."""
+    """All rows of a table, sorted by id, and one of zeros if there are none. With a bound, a row
+    that training has not seen is as it would begin."""
+    if saved.bound:
+        return np.arange(saved.bound), saved.weight()
     ids, vectors = [np.zeros(0, np.int64)], [np.zeros((0, dim), np.float32)]
     for _, rows in saved.rows():
         ids.append(rows.ids)

@@ -116,7 +116,10 @@ class ModelFile(UserModel):
     @cached_property
     def _step(self) -> Step:
         train = self.config.train
-        return Step(self.contract, self._trained, on_nan=train.on_nan, compiled=train.tf_function)
+        return Step(
+            self.contract, self._trained, on_nan=train.on_nan, compiled=train.tf_function,
+            log_layers=train.log_layers,
+        )  # fmt: skip
 
     def try_batch(self, batch: Batch) -> float | None:
         made = self._step.loss(batch)

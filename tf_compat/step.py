@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_compat.contract import Contract
 from tf_compat.trained import Trained
 from tf_compat.values import TensorFlowValues, describe
+from tf_compat.watched import WatchedLayers
 from torch_edl.data.batch import Batch
 from torch_edl.engine.base import Engine
 from torch_edl.errors import EdlError, UserCodeError, describe_error
@@ -26,11 +27,19 @@ class Step:
     Args:
         on_nan: ``stop`` raises NanLossError, ``skip`` leaves the minibatch out.
         compiled: run the step as one graph (``tf.function``), rather than eagerly.
+        log_layers: glob over names of layers whose outputs are logged now and then.
     """
 
     def __init__(
-        self, contract: Contract, trained: Trained, *, on_nan: str, compiled: bool
+        self,
+        contract: Contract,
+        trained: Trained,
+        *,
+        on_nan: str,
+        compiled: bool,
+        log_layers: str = "",
     ) -> None:
+        self._layers = WatchedLayers(trained.model, log_layers)
         self._contract = contract
         self._trained = trained
         self._on_nan = on_nan
@@ -63,6 +72,7 @@ class Step:
             UserCodeError: the user's code raised, or returned no scalar.
             NanLossError: the loss is not finite.
         """
+        self._layers.begin()
         total, backward = self._in_graph(batch) if self._whole else self._eagerly(batch)
         value = float(total)
         if not math.isfinite(value):
@@ -82,14 +92,16 @@ class Step:
 
     def _compute(self, features: Any, labels: Any) -> tuple[Any, list[Any]]:
         with tf.GradientTape() as tape:
-            predictions = self._trained.model(features, training=True)
+            with self._layers.training():
+                predictions = self._trained.model(features, training=True)
             total = self._with_penalties(self._contract.loss(labels, predictions))
         return total, tape.gradient(total, self._trained.variables)
 
     def _eagerly(self, batch: Batch) -> tuple[Any, Backward]:
         with tf.GradientTape() as tape:
             try:
-                predictions = self._trained.model(batch.features, training=True)
+                with self._layers.training():
+                    predictions = self._trained.model(batch.features, training=True)
             except EdlError:
                 raise
             except (Exception, SystemExit) as error:

@@ -89,7 +89,7 @@ def record_of(record: bytes) -> Any:
             "--strategy allreduce --workers 2",
             "TensorFlow has no elastic ring; use --strategy ps, or",
         ),
-        ("--log-layers *", "--log-layers: for model files of PyTorch, and .* one of TensorFlow"),
+        ("--pin-memory", "--pin-memory: for model files of PyTorch, and .* one of TensorFlow"),
         (f"--also {MODEL} --ps 1 --workers 2", "a model file of TensorFlow, as .* is; name one of"),
         (f"--also {MODEL} --strategy local", "share parameter servers; add --ps 1 and --workers 2"),
     ],

@@ -54,9 +54,13 @@ class Job:
     def __init__(
         self, model: Any, optimizer: Any, loss: Callable[..., Any], servers: list[pb.Server],
         *, compiled: bool = False, on_nan: str = "stop", restored_from: Path | None = None,
+        log_layers: str = "",
     ) -> None:  # fmt: skip
         self.trained = Trained(model, optimizer)
-        step = Step(contract(loss), self.trained, on_nan=on_nan, compiled=compiled)
+        step = Step(
+            contract(loss), self.trained, on_nan=on_nan, compiled=compiled, log_layers=log_layers
+        )
+        self.predict = step.predict
         status = WorkerStatus()
         config = JobConfig(name="t", model_file="m.py", train=TrainConfig(staleness=0))
         self.engine: Any
@@ -228,6 +232,48 @@ def test_an_export_has_the_rows_of_its_tables(deepfm: Contract, tmp_path: Path) 
         assert np.isfinite(unseen).all()
 
 
+BOUNDED = """
+import keras
+import tensorflow as tf
+import tf_compat
+
+def forward():
+    ids = keras.Input((2,), dtype="int64")
+    rows = tf_compat.Embedding(20, 3, initializer="normal", name="rows")(ids)
+    return keras.Model(ids, keras.layers.Dense(1, name="out")(rows))
+
+def loss(labels, predictions):
+    return tf.reduce_mean(predictions)
+
+def optimizer():
+    return keras.optimizers.SGD(0.1)
+
+def feed(records, mode, metadata):
+    return records
+"""
+
+
+@pytest.mark.parametrize("name", ["net.keras", "served"])
+def test_an_export_has_all_rows_of_a_table_with_a_bound(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "bounded.py"
+    file.write_text(BOUNDED)
+    job = local(load_contract(str(file)))
+    seen = tf.reshape(tf.range(2 * BATCH, dtype=tf.int64) % 10, (BATCH, 2))
+    job.train((seen, tf.zeros(BATCH)))
+    checkpoint = saved(job, tmp_path / "checkpoint")
+    export(checkpoint, str(file), tmp_path / name)
+    every = tf.reshape(tf.range(20, dtype=tf.int64), (10, 2))
+    with job.engine.evaluating() as prepare:
+        wanted = job.trained.model(prepare(every), training=False)
+    assert len(np.unique(np.asarray(wanted))) == 20
+    if name == "served":
+        served = tf.saved_model.load(str(tmp_path / name))
+        found = served.serve(every)
+    else:
+        found = keras.models.load_model(tmp_path / name)(every)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 NET = """
 import keras
 import tensorflow as tf
@@ -292,6 +338,28 @@ def test_losses_that_are_no_finite_scalars() -> None:
     assert np.isnan(skips.train((bad, good))).all()
     for value, place in zip(before, skips.trained.places, strict=True):
         np.testing.assert_array_equal(value, place.value)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_outputs_of_layers_are_logged_in_training(
+    caplog: pytest.LogCaptureFixture, compiled: bool
+) -> None:
+    def loss(labels: Any, predictions: Any) -> Any:
+        return tf.reduce_mean(predictions)
+
+    caplog.set_level("INFO", "torch_edl.layers")
+    job = linear(loss, compiled=compiled, log_layers="0")
+    inputs = tf.ones((BATCH, 2))
+    job.predict(inputs)
+    batch = (inputs, inputs)
+    job.train(*[batch] * 51)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("step 1 0 (8, 1): mean ")
+    assert last.startswith("step 51 0 (8, 1): mean ")
+    assert " std 0 " in last
+    caplog.clear()
+    linear(loss, log_layers="deep.*")
+    assert "--log-layers deep.*: no module matches; there are 0" in caplog.text
 
 
 def test_the_penalties_of_a_model_are_in_its_loss() -> None:

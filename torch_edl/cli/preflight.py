@@ -64,7 +64,6 @@ def _check_framework(config: JobConfig, shown: str) -> None:
         raise UsageError(f"--strategy allreduce: {framework.ring_error}")
     used = {
         "--tf-function": (train.tf_function, TENSORFLOW),
-        "--log-layers": (train.log_layers, TORCH),
         "--loader-workers": (data.loader_workers, TORCH),
         "--pin-memory": (data.pin_memory, TORCH),
     }

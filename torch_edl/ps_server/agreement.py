@@ -23,7 +23,10 @@ def require_same_dense(given: DenseShard, first: DenseShard) -> None:
             f"dense parameters: another layout than the first worker's; {_difference(new, old)}"
         )
     if not given.optimizers.same(first.optimizers):
-        raise UsageError("optimizer: not the first worker's; use one model file")
+        raise UsageError(
+            f"optimizer {given.optimizers}: the first worker's is {first.optimizers}; use one "
+            "optimizer that both model files mean alike, such as SGD or Adagrad, or one model file"
+        )
 
 
 def require_same_table(given: pb.EmbeddingTableInfo, first: pb.EmbeddingTableInfo) -> None:

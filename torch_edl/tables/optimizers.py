@@ -76,6 +76,13 @@ class Optimizers:
                 )
         return [r / divisor for r in rates]
 
+    def __str__(self) -> str:
+        groups = [
+            ", ".join(f"{name} {value:g}" for name, value in sorted(each.hyper.items()))
+            for each in self.groups
+        ]
+        return f"{self.kind} ({'; '.join(groups)})"
+
     def same(self, other: Optimizers) -> bool:
         """Whether both update alike, apart from the learning rate, which a scheduler may change."""
 

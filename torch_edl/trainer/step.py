@@ -3,9 +3,7 @@ error."""
 
 from __future__ import annotations
 
-import fnmatch
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,12 +16,9 @@ from torch_edl.contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.engine.base import Engine
 from torch_edl.errors import EdlError, UserCodeError, describe_error
+from torch_edl.trainer.layer_log import LayerLog
 from torch_edl.trainer.not_finite import not_finite
 from torch_edl.trainer.torch_values import TorchValues, describe
-
-layer_log = logging.getLogger("torch_edl.layers")
-
-LOG_LAYERS_EVERY = 50
 
 
 class Step:
@@ -42,10 +37,11 @@ class Step:
         self._on_nan = on_nan
         self._model = model
         self.forward = caller(model)
-        self._count = 0
         self.last_loss = math.nan
-        if log_layers:
-            self._watch(log_layers)
+        modules = {name: module for name, module in model.named_modules() if name}
+        self._layers = LayerLog(log_layers, list(modules))
+        for name in self._layers.watched:
+            modules[name].register_forward_hook(self._log_layer(name))
 
     def predict(self, features: Any) -> Any:
         """What the model says of a minibatch.
@@ -84,7 +80,7 @@ class Step:
             UserCodeError: the user's code raised, or returned no scalar.
             NanLossError: the loss is not finite.
         """
-        self._count += 1
+        self._layers.count += 1
         predictions = self.predict(batch.features)
         try:
             loss = self._loss(batch.labels, predictions)
@@ -118,32 +114,13 @@ class Step:
             "convert them with .float()"
         )
 
-    def _watch(self, pattern: str) -> None:
-        found = [
-            (n, m) for n, m in self._model.named_modules() if n and fnmatch.fnmatch(n, pattern)
-        ]
-        if not found:
-            names = ", ".join(n for n, _ in self._model.named_modules() if n)
-            layer_log.warning("--log-layers %s: no module matches; there are %s", pattern, names)
-        for name, module in found:
-            module.register_forward_hook(self._log_layer(name))
-
     def _log_layer(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not (module.training and isinstance(output, torch.Tensor)):
-                return
-            if self._count % LOG_LAYERS_EVERY == 1:
+            if module.training and isinstance(output, torch.Tensor) and self._layers.due:
                 values = output.detach().float()
-                layer_log.info(
-                    "step %d %s %s: mean %.4g std %.4g min %.4g max %.4g",
-                    self._count,
-                    name,
-                    tuple(values.shape),
-                    values.mean(),
-                    values.std() if values.numel() > 1 else 0.0,
-                    values.min(),
-                    values.max(),
-                )
+                spread = values.std().item() if values.numel() > 1 else 0.0
+                low, high = (end.item() for end in values.aminmax())
+                self._layers.log(name, values.shape, values.mean().item(), spread, low, high)
 
         return hook
 
