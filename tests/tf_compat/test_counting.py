@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from tests.faults.conftest import ModelJob, jobs, start_job
 from tests.tf_compat import installed
+from torch_edl.preprocessing import Columns
 
 __all__ = ["installed", "jobs", "start_job"]
 
 RECORDS = 1000
+TORCH = Path(__file__).parents[1] / "faults" / "counting_model.py"
+FITTED = Path(__file__).with_name("fitted_tf.py")
 OURS = Path(__file__).with_name("counting_tf.py")
 THEIRS = Path(__file__).with_name("counting_torch.py")
 FLAGS = ["--ps", "2", "--batch-size", "8", "--records-per-task", "64", "--no-shuffle"]
@@ -30,6 +35,12 @@ def kill_worker(job: ModelJob, number: int) -> None:
             os.kill(pid, signal.SIGKILL)
             return
     pytest.fail(f"no worker {number}:\n{job.report()}")
+
+
+def spares(job: ModelJob) -> list[int]:
+    """Those that run, as the status tells."""
+    found = job.status().processes
+    return [p.pid for p in found if p.role == "spare" and p.state == "running"]
 
 
 def has_tensorflow(pid: int) -> bool:
@@ -77,3 +88,72 @@ def test_the_local_worker_of_a_keras_model_is_killed(
     job.kill("worker")
     job.go_on()
     job.check()
+
+
+@pytest.mark.slow
+def test_a_spare_takes_the_place_of_a_worker_of_a_fitted_model(
+    start_job: Callable[..., Any],
+) -> None:
+    """Updates of 8 minibatches, preprocessing, and outputs of layers in the log."""
+    flags = ["--workers", "2", "--spares", "1", "--local-steps", "8", "--log-layers", "rows"]
+    job = start_job(RECORDS, *FLAGS, *flags, model=FITTED)
+    job.wait_for(lambda: job.done() > 100 and spares(job))
+    kill_worker(job, 1)
+    job.wait_for(lambda: "takes the place of a worker" in job.log.read_text())
+    job.go_on()
+    job.check()
+    assert "rows (8, 2): mean" in job.log.read_text()
+    fitted = Columns.open(job.output)
+    assert fitted.fitted("word").total == RECORDS
+    assert fitted.fitted("x").mean == (RECORDS - 1) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [(OURS, TORCH), (TORCH, OURS)], ids=["tf", "torch"])
+def test_a_job_of_the_other_framework_loads_the_model(
+    start_job: Callable[..., Any], first: Path, second: Path
+) -> None:
+    counted = start_job(RECORDS, *FLAGS, "--workers", "1", model=first, delay_s=0)
+    counted.go_on()
+    counted.check()
+    flags = ["--workers", "1", "--load", str(counted.output)]
+    again = start_job(RECORDS, *FLAGS, *flags, model=second, delay_s=0, name="again")
+    again.go_on()
+    assert again.finish() == 0, again.report()
+    rows = load_file(again.output / "embeddings" / "rows.safetensors")
+    assert rows["ids"].tolist() == list(range(RECORDS))
+    assert (rows["vectors"] == 2).all()
+    assert (load_file(again.output / "model.safetensors")["total"] == 2 * RECORDS).all()
+
+
+MIXED = """
+import sys
+sys.path.insert(0, {folder!r})
+import {package}
+from {module} import *
+
+def optimizer({parameters}):
+    return {optimizer}
+"""
+
+
+@pytest.mark.slow
+def test_what_two_frameworks_mean_differently_is_not_mixed(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    files = []
+    for path, package, parameters, optimizer in (
+        (TORCH, "torch", "params", "torch.optim.Adam(params)"),
+        (OURS, "keras", "", "keras.optimizers.Adam()"),
+    ):
+        text = MIXED.format(
+            folder=str(path.parent), module=path.stem, package=package, parameters=parameters,
+            optimizer=optimizer,
+        )  # fmt: skip
+        files.append(tmp_path / f"{package}_adam.py")
+        files[-1].write_text(text)
+    job = start_job(RECORDS, *FLAGS, "--workers", "2", "--also", str(files[1]), model=files[0])
+    assert job.finish() == 2, job.report()
+    said = job.log.read_text()
+    pattern = r"optimizer (keras_)?adam \(.*: the first worker's is (keras_)?adam \("
+    assert re.search(pattern, said), said
