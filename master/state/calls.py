@@ -98,7 +98,7 @@ class Calls:
             return pb.FitPreprocessingResponse(leave=True)
         shards = [Shard(s.name, s.records, s.size, s.mtime_ns) for s in request.shards]
         try:
-            fitting.ask(request.preprocessing, shards)
+            fitting.ask(request.preprocessing, shards, trains=job.tasks.ready)
         except UsageError as error:
             job.lifecycle.fail(str(error), now, usage=True)
             return pb.FitPreprocessingResponse(leave=True)
@@ -113,7 +113,8 @@ class Calls:
         if job.lifecycle.outcome is not None:
             return pb.WaitUntilReadyResponse(leave=True)
         fitting = job.tasks.fitting
-        if job.preparation.complete and not fitting.ready:
+        # A script asks for its preprocessing by itself.
+        if job.agents is None and job.preparation.complete and not fitting.ready:
             return pb.WaitUntilReadyResponse(fit=True) if fitting.todo else None
         cluster = job.fleet.cluster()
         if cluster is None or not job.preparation.complete:

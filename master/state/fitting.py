@@ -59,18 +59,23 @@ class Fitting:
         """Tasks of the pass that nobody has."""
         return self.queue.todo if self.queue is not None else 0
 
-    def ask(self, spec: str, shards: Sequence[Shard]) -> None:
+    def ask(self, spec: str, shards: Sequence[Shard], *, trains: bool = False) -> None:
         """A script asks for its preprocessing, as all its processes do; the first one begins.
 
         Args:
             spec: the declaration.
             shards: the records that it is fitted by.
+            trains: processes have tasks of training, beside which there is no pass.
 
         Raises:
-            UsageError: another process, or a model that is loaded, has others.
+            UsageError: another process, or a model that is loaded, has others; or it is too late.
         """
         asked = (spec, tuple(shards))
         if self._asked is None:
+            if trains:
+                raise UsageError(
+                    "job.fit(): training has begun; call it before the loop over the loader"
+                )
             total = sum(shard.records for shard in shards)
             each = min(_RECORDS_PER_TASK, -(-total // _TASKS))
             self.begin(spec, TaskSpace(shards, each))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from master.state.actions import KeepPreprocessing, PreprocessingKept
+from tests.unit.master import script_on_servers_world as on_servers
 from tests.unit.master.script_world import World
 from torch_edl.preprocessing import Columns, column
 from torch_edl.wire import master_pb2 as pb
 
+Either = World | on_servers.World
 SHARDS = [("a", 100), ("b", 60)]
 
 
@@ -24,7 +26,7 @@ def records(shard: str, start: int, end: int) -> dict[str, list]:
 WHOLE = columns().fit(records(name, 0, count) for name, count in SHARDS).to_bytes()
 
 
-def ask(world: World, worker: int, spec: str = columns().spec, shards: list = SHARDS):
+def ask(world: Either, worker: int, spec: str = columns().spec, shards: list = SHARDS):
     request = pb.FitPreprocessingRequest(
         worker_id=worker,
         preprocessing=spec,
@@ -33,12 +35,12 @@ def ask(world: World, worker: int, spec: str = columns().spec, shards: list = SH
     return world.calls.fit_preprocessing(request, world.now)
 
 
-def lease(world: World, worker: int) -> list[pb.LeaseMessage]:
+def lease(world: Either, worker: int) -> list[pb.LeaseMessage]:
     request = pb.LeaseRequest(worker_id=worker, want=1, fit=True)
     return list(world.calls.lease(request, world.now).leases)
 
 
-def observe(world: World, worker: int, task: pb.LeaseMessage) -> bool:
+def observe(world: Either, worker: int, task: pb.LeaseMessage) -> bool:
     statistics = columns().statistics()
     statistics.observe(records(task.shard, task.start, task.end))
     request = pb.CompleteTaskRequest(
@@ -47,7 +49,7 @@ def observe(world: World, worker: int, task: pb.LeaseMessage) -> bool:
     return world.calls.complete_task(request, world.now).known
 
 
-def fit(world: World, worker: int) -> None:
+def fit(world: Either, worker: int) -> None:
     while tasks := lease(world, worker):
         assert observe(world, worker, tasks[0])
 
@@ -111,3 +113,23 @@ def test_processes_that_fit_different_things_fail_the_job(
     assert ask(world, 1, spec, shards).leave
     assert world.outcome.usage_error
     assert message in world.outcome.error
+
+
+def test_on_servers_a_process_that_is_behind_the_others_waits_for_the_servers_alone() -> None:
+    world = on_servers.World()
+    first, second = world.register(11, 0), world.register(12, 1)
+    assert ask(world, first).fit
+    world.report(second, on_servers.UNBOUND)
+    world.servers_up()
+    assert world.start(second) is not None
+    fit(world, first)
+
+
+def test_on_servers_there_is_no_pass_beside_training() -> None:
+    world = on_servers.World()
+    worker = world.register(11)
+    world.report(worker, on_servers.UNBOUND)
+    world.servers_up()
+    world.tell(worker)
+    assert ask(world, worker).leave
+    assert "training has begun" in world.outcome.error
