@@ -58,7 +58,7 @@ class ArrowSource(SlicedSource):
         offset, length, count = self._blocks[block].tolist()
         batch = self._batch(file, offset, length, count)
         rows = self._validated(file, offset, batch.slice(start, end - start))
-        return pa.Table.from_batches([rows], self.schema)
+        return pa.Table.from_batches([rows])
 
     def slices(self, file: DataFile, offset: int, length: int, count: int) -> Iterator[Any]:
         """The rows of the batch at byte ``offset``."""

@@ -6,10 +6,7 @@ range, keeps the ones of which more will be read, and cuts the range out.
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -19,7 +16,7 @@ from torch_edl.data.sources.block_cache import cache, source_numbers
 from torch_edl.data.sources.files.index import Index
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
-from torch_edl.data.sources.storage.open_files import opened
+from torch_edl.data.sources.storage.open_files import give_back, take
 from torch_edl.errors import DataError
 
 MAX_RECORD_BYTES = 1 << 30
@@ -37,7 +34,6 @@ class Reading:
         self._source = source
         self._last = last
         self._file: DataFile | None = None
-        self._opened = contextlib.ExitStack()
         self._decoded: list[tuple[int, Records, int]] = []
 
     def records(self, block: int, start: int, end: int) -> Records:
@@ -53,20 +49,20 @@ class Reading:
     def file(self, block: int) -> DataFile:
         """The file, for blocks from this one on."""
         if self._file is None:
-            self._file = self._opened.enter_context(self._source.reopened())
+            self._file = take(self._source.name, self._source.opened_as)
             self._source.announce(self._file, block, self._last)
         return self._file
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._opened.__exit__(kind, error, traceback)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._file is None:
+            return
+        if error is not None:
+            self._file.close()
+            return
+        give_back(self._file)
         for block, records, left in self._decoded:
             cache.put((self._source.number, block), records, left)
 
@@ -77,6 +73,7 @@ class BlockSource(ABC):
     Attributes:
         stamp: size in bytes, and time of the last change in ns, of the file when it was opened.
         number: tells it from all others of the process.
+        opened_as: what the file was when the source was opened.
         is_far: the file is an object of a store.
     """
 
@@ -85,7 +82,7 @@ class BlockSource(ABC):
         self.metadata = metadata
         self.stamp = stamp.size, stamp.mtime_ns
         self.damaged = index.damaged
-        self._opened = stamp
+        self.opened_as = stamp
         self._blocks = index.blocks
         self._ends = np.cumsum(index.blocks[:, 2])
         self.count = int(self._ends[-1]) if len(self._ends) else 0
@@ -102,8 +99,8 @@ class BlockSource(ABC):
             )
         if start == end:
             return self.empty()
-        first = int(np.searchsorted(self._ends, start, side="right"))
-        last = int(np.searchsorted(self._ends, end, side="left"))
+        first = int(self._ends.searchsorted(start, side="right"))
+        last = int(self._ends.searchsorted(end, side="left"))
         parts = []
         with Reading(self, last) as reading:
             for block in range(first, last + 1):
@@ -121,14 +118,6 @@ class BlockSource(ABC):
         """These blocks will be decoded in order."""
         offset, length, _ = self._blocks[last].tolist()
         file.will_read(int(self._blocks[first, 0]), offset + length)
-
-    def reopened(self) -> AbstractContextManager[DataFile]:
-        """The file, for a ``with`` block.
-
-        Raises:
-            DataError: it is another one than when it was opened; so does the end of the block.
-        """
-        return opened(self.name, self._opened)
 
     def decode_block(self, file: DataFile, block: int) -> Records:
         """All records of a block of the index."""

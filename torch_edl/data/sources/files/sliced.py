@@ -13,6 +13,7 @@ from torch_edl.data.sources.base import Records
 from torch_edl.data.sources.files.blocks import BlockSource, Reading
 from torch_edl.data.sources.files.spill import SpilledRows, Spills
 from torch_edl.data.sources.storage.data_file import DataFile
+from torch_edl.data.sources.storage.open_files import opened
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class SlicedSource(BlockSource):
         key = (self.number, block)
         rows = _spills.get(key)
         if rows is None:
-            with self.reopened() as file:
+            with opened(self.name, self.opened_as) as file:
                 rows = self._spilled(file, offset, length, count)
                 if rows is None:
                     return self._passing_by(file, (offset, length, count), start, end)

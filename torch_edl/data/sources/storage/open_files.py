@@ -18,21 +18,38 @@ _idle: OrderedDict[tuple[str, Stamp], DataFile] = OrderedDict()  # each operatio
 
 @contextlib.contextmanager
 def opened(path: str, expect: Stamp) -> Iterator[DataFile]:
-    """A file for one reader.
+    """A file for one reader; raises as :func:`take` and :func:`give_back` do."""
+    file = take(path, expect)
+    try:
+        yield file
+    except BaseException:
+        file.close()
+        raise
+    give_back(file)
+
+
+def take(path: str, expect: Stamp) -> DataFile:
+    """A file for one reader, who gives it back, or closes it.
 
     Raises:
-        DataError: it is another one than the stamp says; of an object, so does the end of the
-            block.
+        DataError: it is another one than the stamp says.
     """
     file = _idle.pop((path, expect), None)
-    if file is None or not file.is_current():
-        file = DataFile(path, expect=expect)
-    with contextlib.ExitStack() as stack:
-        stack.push(file)
-        yield file
-        if file.is_mapped:
-            stack.pop_all()
-            _idle[path, expect] = file
+    if file is not None and file.is_current():
+        return file
+    return DataFile(path, expect=expect)
+
+
+def give_back(file: DataFile) -> None:
+    """Leaves a local file open for the next reader.
+
+    Raises:
+        DataError: it is an object, and has changed.
+    """
+    if not file.is_mapped:
+        file.close()
+        return
+    _idle[file.path, file.stamp] = file
     while len(_idle) > MAX_OPEN:
         with contextlib.suppress(KeyError):  # another thread has it
             _idle.popitem(last=False)[1].close()
