@@ -3,7 +3,9 @@ imported when it is used, and name the extra that is missing."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.metadata
 from typing import Any
 
 from torch_edl.data.sources.base import Source
@@ -17,10 +19,19 @@ _PACKAGES = {"sql": "databases", _MAXCOMPUTE: "databases", _KAFKA: "streams"}
 
 
 def is_database(path: str) -> bool:
-    """Whether data of this name are no files: an URL of a known scheme, or one that says behind
-    ``#`` what to read."""
+    """Whether data of this name are no files: an URL of a scheme that is known, or that SQLAlchemy
+    knows by a package that is installed."""
     scheme, separator, rest = path.partition("://")
-    return bool(separator) and ("#" in rest or scheme.partition("+")[0] in (*_SQL, *_OTHERS))
+    scheme = scheme.partition("+")[0]
+    known = scheme in (*_SQL, *_OTHERS)
+    # The packages are only asked where it may matter: they say behind # what is read.
+    return bool(separator) and (known or ("#" in rest and scheme in _dialects()))
+
+
+@functools.cache
+def _dialects() -> frozenset[str]:
+    found = importlib.metadata.entry_points(group="sqlalchemy.dialects")
+    return frozenset(name.partition(".")[0] for name in found.names)
 
 
 def is_stream(path: str) -> bool:

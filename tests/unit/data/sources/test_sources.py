@@ -9,13 +9,15 @@ import tarfile
 from pathlib import Path
 
 import fastavro
+import fsspec
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from torch_edl.data.sources import FORMATS, expand, open_source
+from torch_edl.data.sources import FORMATS, expand, open_source, schemes
 from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.data.sources.files.tfrecord import TFRecordWriter
+from torch_edl.data.sources.schemes import is_database
 from torch_edl.errors import DataError, UsageError
 
 
@@ -195,3 +197,47 @@ def test_recordio_is_read_without_torch_and_without_pyarrow(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+# ---- names with # ----
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("postgresql://u@h/d#table=t&key=id", True),
+        ("postgresql+psycopg://u@h/d", True),
+        ("mysql+pymysql://h/d#table=t&key=id", True),
+        ("kafka://h:9092/topic", True),
+        ("odps://p/t#partition=day=1", True),
+        ("s3://bucket/part#1.csv", False),
+        ("s3://bucket/part#table=t&key=id", False),
+        ("gs://bucket/day=1/part#1.parquet", False),
+        ("https://host/part.csv#1", False),
+        ("memory://part#1.csv", False),
+        ("unknown://h/d#table=t&key=id", False),
+        ("/data/part#1.csv", False),
+        ("postgresql#1.csv", False),
+    ],
+)
+def test_only_known_schemes_are_databases(name: str, expected: bool) -> None:
+    assert is_database(name) == expected
+
+
+def test_a_scheme_of_a_package_of_sqlalchemy_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemes, "_dialects", lambda: frozenset(["clickhouse"]))
+    assert is_database("clickhouse+http://h/d#table=t&key=id")
+    assert not is_database("clickhouse2://h/d#table=t&key=id")
+
+
+def test_files_and_objects_may_have_a_number_sign_in_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "part#1.csv"
+    path.write_text("n\n1\n2\n")
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/hash/part#1.csv", path.read_bytes())
+    try:
+        for name in (str(path), "memory://hash/part#1.csv", "memory://hash/part#*.csv"):
+            (found,) = expand([name])
+            assert open_source(found).read(0, 2)["n"].to_pylist() == [1, 2]  # type: ignore[call-overload]
+    finally:
+        memory.rm("/hash", recursive=True)

@@ -74,7 +74,7 @@ def connect(url: str) -> tuple[Any, str]:
     if scheme not in fsspec.available_protocols():
         raise UsageError(
             f"{url}: no package reads {scheme}://; write a path, or a URL such as s3://, gs://, "
-            "hdfs:// or https://"
+            "hdfs:// or https://; a database needs its package for SQLAlchemy"
         )
     try:
         system, path = fsspec.core.url_to_fs(scheme + url[len(scheme) :])
