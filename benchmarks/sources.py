@@ -4,13 +4,14 @@
 
 One table of clicks (an id, a label, eight numbers, two texts) in every format that holds a table,
 features for LibSVM, images of 20 kB for WebDataset. `ours`: the source is opened, with its index
-in the cache, and read in tasks of 4,096 records (objects: 65,536); no record is in memory before a
-pass. `bare`: the reader of the library reads the file once into a table, in one thread as ours
-does; `_dropped`: it drops each batch before the next one, and so needs no new pages of memory,
-where a source keeps up to 128 MB for the tasks that follow. Passes alternate, and figures are
-medians; `cpu_ratio` compares the time of the processors, which other load disturbs less. `scan_s`:
-the first opening, which counts the records (and unpacks what is compressed).
-Files are in the page cache; objects are on moto's server, which takes a part of the same cores.
+in the cache, and read in tasks of 4,096 records (objects: 65,536), each let go before the next one;
+no record is in memory before a pass. `bare`: the reader of the library does the same, with its own
+batches and one thread, as ours has; `_whole`: it reads the file into one table. `arrow_mapped`:
+nothing is read before a column is used, so both sum all numbers and the lengths of all texts.
+Passes alternate, and figures are medians; `cpu_ratio` compares the time of the processors, which
+other load disturbs less. `scan_s`: the first opening, which counts the records (and unpacks what is
+compressed). Files are in the page cache; objects are on moto's server, which takes a part of the
+same cores.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import fastavro
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 from pyarrow import csv, feather, parquet
 from sklearn.datasets import load_svmlight_file
@@ -57,6 +59,8 @@ class Format:
     write: Callable[[Path], None]
     bare: Callable[[str], int] | None
     """Reads a file, and returns how many records; None: there is no library in Python."""
+    use: Callable[[Any], int] = len
+    """What is done with the records of a task; their number."""
 
     @property
     def task(self) -> int:
@@ -130,20 +134,22 @@ def formats(table: Any) -> dict[str, Format]:
         "recordio": Format("a.recordio", recordio, None),
         "tfrecord": Format("a.tfrecord", tfrecord, None),
         "csv": Format("a.csv", lambda path: csv.write_csv(table, path), bare_csv),
+        "csv_whole": Format("b.csv", lambda path: csv.write_csv(table, path), bare_csv_whole),
         "parquet": Format(
             "a.parquet",
             lambda path: parquet.write_table(table, path, row_group_size=PER_GROUP),
             bare_parquet,
         ),
-        "parquet_dropped": Format(
+        "parquet_whole": Format(
             "b.parquet",
             lambda path: parquet.write_table(table, path, row_group_size=PER_GROUP),
-            bare_parquet_dropped,
+            bare_parquet_whole,
         ),
         "arrow": Format("a.arrow", arrow("uncompressed"), bare_arrow),
-        "arrow_dropped": Format("b.arrow", arrow("uncompressed"), bare_arrow_dropped),
+        "arrow_whole": Format("b.arrow", arrow("uncompressed"), bare_arrow_whole),
+        "arrow_mapped": Format("c.arrow", arrow("uncompressed"), bare_arrow_mapped, summed),
         "feather_lz4": Format("a.feather", arrow("lz4"), bare_arrow),
-        "feather_lz4_dropped": Format("b.feather", arrow("lz4"), bare_arrow_dropped),
+        "feather_lz4_whole": Format("b.feather", arrow("lz4"), bare_arrow_whole),
         "dataset": Format("set", lambda path: save_dataset(table, path), bare_dataset),
         "jsonl": Format("a.jsonl", lambda path: _write(path, lines), bare_json),
         "jsonl_gz": Format(
@@ -181,17 +187,22 @@ _ONE_THREAD = csv.ReadOptions(use_threads=False)
 
 
 def bare_csv(path: str) -> int:
+    with csv.open_csv(path, read_options=_ONE_THREAD) as batches:
+        return sum(len(batch) for batch in batches)
+
+
+def bare_csv_whole(path: str) -> int:
     return len(csv.read_csv(path, read_options=_ONE_THREAD))
 
 
 def bare_parquet(path: str) -> int:
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        return len(file.read(use_threads=False))
-
-
-def bare_parquet_dropped(path: str) -> int:
-    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         return sum(len(batch) for batch in file.iter_batches(TASK, use_threads=False))
+
+
+def bare_parquet_whole(path: str) -> int:
+    with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        return len(file.read(use_threads=False))
 
 
 _ARROW_ALONE = pa.ipc.IpcReadOptions(use_threads=False)
@@ -199,13 +210,30 @@ _ARROW_ALONE = pa.ipc.IpcReadOptions(use_threads=False)
 
 def bare_arrow(path: str) -> int:
     with pa.OSFile(path) as file:
+        opened = pa.ipc.open_file(file, options=_ARROW_ALONE)
+        return sum(len(opened.get_batch(i)) for i in range(opened.num_record_batches))
+
+
+def bare_arrow_whole(path: str) -> int:
+    with pa.OSFile(path) as file:
         return len(pa.ipc.open_file(file, options=_ARROW_ALONE).read_all())
 
 
-def bare_arrow_dropped(path: str) -> int:
-    with pa.OSFile(path) as file:
+def bare_arrow_mapped(path: str) -> int:
+    with pa.memory_map(path) as file:
         opened = pa.ipc.open_file(file, options=_ARROW_ALONE)
-        return sum(len(opened.get_batch(i)) for i in range(opened.num_record_batches))
+        batches = map(opened.get_batch, range(opened.num_record_batches))
+        return sum(
+            summed(batch.slice(start, TASK))
+            for batch in batches
+            for start in range(0, PER_GROUP, TASK)
+        )
+
+
+def summed(records: Any) -> int:
+    for column in records.columns:
+        pc.sum(pc.binary_length(column) if pa.types.is_string(column.type) else column)
+    return len(records)
 
 
 def bare_dataset(path: str) -> int:
@@ -266,12 +294,12 @@ def bare_csv_object(url: str) -> int:
 # ---- the measurement ----
 
 
-def ours(files: list[str], task: int = TASK) -> int:
+def ours(files: list[str], task: int = TASK, use: Callable[[Any], int] = len) -> int:
     rows = 0
     for file in files:
         source = open_source(file)
         for start in range(0, source.count, task):
-            rows += len(source.read(start, min(start + task, source.count)))
+            rows += use(source.read(start, min(start + task, source.count)))
     return rows
 
 
@@ -335,7 +363,7 @@ def measure(wanted: dict[str, Format], folder: Path, repeat: int) -> dict[str, A
         for name, each in wanted.items():
             path, files, _ = places[name]
             mine, others = passes[name]
-            mine.append(timed(lambda files=files, task=each.task: ours(files, task)))
+            mine.append(timed(lambda files=files, each=each: ours(files, each.task, each.use)))
             if each.bare is not None:
                 others.append(timed(lambda bare=each.bare, path=path: bare(path)))
                 assert others[-1].records == mine[-1].records, name
