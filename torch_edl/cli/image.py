@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import shlex
 import sys
+from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 from torch_edl import __version__
 from torch_edl.cli.terminal import stdout
+from torch_edl.data.sources.schemes import extras_of
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
+from torch_edl.frameworks import TENSORFLOW, framework_of
 
 # Where PyTorch publishes its wheels, a folder for each variant.
 _WHEELS = "https://download.pytorch.org/whl"
@@ -34,7 +39,7 @@ ENV PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # torch first and alone: it is the largest layer, and changes least.
 RUN pip install torch --index-url {wheels}
 COPY --from=build /wheels /wheels
-RUN pip install "$(echo /wheels/torch_edl-*.whl)[kubernetes]" && rm -rf /wheels
+RUN pip install "$(echo /wheels/torch_edl-*.whl)[{extras}]" && rm -rf /wheels
 {requirements}{code}USER {user}:{user}
 """
 
@@ -43,9 +48,11 @@ def main(args: argparse.Namespace) -> int:
     """Writes the Dockerfile.
 
     Raises:
-        UsageError: a variant that does not exist, or a file that is missing or in the way.
+        UsageError: a variant or an extra that does not exist, or a file that is missing or in the
+            way.
     """
     text = dockerfile(
+        extras=_extras(args.model_file, args.data, args.extra),
         variant=args.torch,
         install=args.install,
         requirements=args.requirements,
@@ -63,10 +70,36 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def dockerfile(*, variant: str, install: str, requirements: str, code: str, name: str) -> str:
+def _extras(model_file: str, data: Sequence[str], named: Sequence[str]) -> list[str]:
+    """The extras of torch-edl that jobs with this model file and these data need."""
+    known = distribution("torch-edl").metadata.get_all("Provides-Extra") or []
+    for name in named:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise UsageError(f"--extra {name}: no extra of torch-edl; {hint}")
+    found = set(named).union(*map(extras_of, data))
+    if model_file:
+        if not Path(model_file).is_file():
+            raise UsageError(f"{model_file}: no such file; name a model file")
+        if framework_of(model_file) is TENSORFLOW:
+            found.add(TENSORFLOW.name)
+    return ["kubernetes", *sorted(found - {"kubernetes"})]
+
+
+def dockerfile(
+    *,
+    extras: Sequence[str],
+    variant: str,
+    install: str,
+    requirements: str,
+    code: str,
+    name: str,
+) -> str:
     """The text of the Dockerfile.
 
     Args:
+        extras: of torch-edl.
         variant: of torch: ``cpu``, ``cu126``.
         install: what pip takes for torch-edl; empty: this version. A wheel, or a folder with its
             source, must be below the folder that the image is built in.
@@ -104,6 +137,7 @@ def dockerfile(*, variant: str, install: str, requirements: str, code: str, name
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         copy=copy,
         install=shlex.quote(wanted),
+        extras=",".join(extras),
         wheels=f"{_WHEELS}/{variant}",
         requirements=needs,
         code=f"COPY {_json('.', code)}\nWORKDIR {code}\n" if code else "",

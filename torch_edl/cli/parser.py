@@ -319,6 +319,12 @@ def build_parser() -> argparse.ArgumentParser:
     which.add_options(stop)
 
     image = verb("image", "image.main", "write a Dockerfile for pods on Kubernetes")
+    text = "model file that it is for: one of Keras needs TensorFlow"
+    image.add_argument("model_file", metavar="MODEL.py", nargs="?", default="", help=text)
+    text = "data that jobs read: what reads it is installed (default: none)"
+    add_option(image, "--data PATH", text, nargs="+", action="extend", default=[])
+    text = "other extra of torch-edl, such as etcd (default: none)"
+    add_option(image, "--extra NAME", text, nargs="+", action="extend", default=[])
     text = "variant of torch: cpu, cu126 (default: cpu)"
     add_option(image, "--torch VARIANT", text, default="cpu")
     text = "what pip installs torch-edl from (default: this version)"

@@ -47,12 +47,35 @@ def test_torch_the_requirements_and_the_code_are_chosen(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "extras"),
+    [
+        ("", "kubernetes"),
+        ("torch_model.py --data /data/a.parquet", "kubernetes"),
+        ("keras_model.py", "kubernetes,tensorflow"),
+        ("--data s3://b/a.avro postgresql://db#clicks --data kafka://k/t", "avro,kafka,s3,sql"),
+        ("--data gs://b/a.csv https://h/a.csv odps://p/t --extra etcd", "etcd,gcs,http,maxcompute"),
+    ],
+)
+def test_what_the_model_and_the_data_need_is_installed(
+    folder: Path, words: str, extras: str
+) -> None:
+    (folder / "torch_model.py").write_text("import torch\n")
+    (folder / "keras_model.py").write_text("import net\n")
+    (folder / "net.py").write_text("import keras\n")
+    assert main(["image", *words.split()]) == 0
+    wanted = ",".join(["kubernetes", *[each for each in extras.split(",") if each != "kubernetes"]])
+    assert f'torch_edl-*.whl)[{wanted}]"' in Path("Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--torch", "cuda"], "--torch cuda: no variant of torch; write cpu"),
         (["--torch", "cu126; rm"], "no variant of torch"),
         (["--requirements", "none.txt"], "--requirements none.txt: no such file"),
         (["--install", "/usr"], "--install /usr: is outside this folder"),
+        (["--extra", "etdc"], "--extra etdc: no extra of torch-edl; did you mean etcd?"),
+        (["none.py"], "none.py: no such file"),
         (["--code", "app"], "--code app: write an absolute path of the image"),
     ],
 )

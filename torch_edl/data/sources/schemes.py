@@ -9,12 +9,13 @@ import importlib.metadata
 from typing import Any
 
 from torch_edl.data.sources.base import Source
-from torch_edl.data.sources.storage.objects import is_url
+from torch_edl.data.sources.storage.objects import extras_of_url, is_url
 from torch_edl.errors import UsageError
 
 _SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb", "mssql", "oracle")
 _KAFKA, _MAXCOMPUTE = "kafka", "maxcompute"
 _OTHERS = {"kafka": _KAFKA, "odps": _MAXCOMPUTE}  # scheme to the names of modules, and of the extra
+_AVRO = ".avro"
 _PACKAGES = {"sql": "databases", _MAXCOMPUTE: "databases", _KAFKA: "streams"}
 
 
@@ -42,6 +43,14 @@ def is_stream(path: str) -> bool:
 def is_object(path: str) -> bool:
     """Whether data of this name are a file, or files, behind a URL."""
     return is_url(path) and not is_database(path)
+
+
+def extras_of(path: str) -> set[str]:
+    """The extras of torch-edl that install what reads data of this name."""
+    if is_database(path):
+        return {_kind(path)}
+    found = {"avro"} if path.lower().endswith(_AVRO) else set()
+    return found | extras_of_url(path)
 
 
 def checked_name(url: str) -> str:

@@ -54,6 +54,12 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def extras_of_url(path: str) -> set[str]:
+    """The extras of torch-edl with packages of fsspec for a URL."""
+    extra = _EXTRAS.get(path.partition("://")[0].lower()) if is_url(path) else None
+    return {extra} if extra else set()
+
+
 def connect(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path of the URL in it.
 
