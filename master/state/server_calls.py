@@ -57,7 +57,10 @@ class ServerCalls:
         job = self._job
         process = job.fleet.servers.heard(request.shard, request.incarnation, now)
         if process is None:
-            return pb.ServerHeartbeatResponse(known=False)
+            # One that ends with the job was not replaced, though its end may take a while to come.
+            over = job.lifecycle.outcome is not None
+            known = over and job.fleet.servers.has(request.shard, request.incarnation)
+            return pb.ServerHeartbeatResponse(known=known)
         process.keeper = request.keeper
         if process.problem != request.problem:
             process.problem = request.problem

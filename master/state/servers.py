@@ -56,6 +56,11 @@ class Servers:
             return None
         return process if process.state in (PENDING, STARTING, RUNNING) else None
 
+    def has(self, shard: int, incarnation: int) -> bool:
+        """Whether no other server has the shard, though this one may be told to end."""
+        process = self._by_shard.get(shard)
+        return process is not None and process.incarnation == incarnation
+
     def peer(self, shard: int) -> pb.Server | None:
         """The server of the next shard, which keeps a replica of this one; None: none listens."""
         peer = self._by_shard.get((shard + 1) % self.shards)

@@ -13,6 +13,7 @@ from master.state.actions import (
     SaveServers,
     WriteOutput,
 )
+from master.state.processes import RUNNING
 from tests.unit.master.model_file_world import SNAPSHOT, World
 from torch_edl.wire import master_pb2 as pb
 
@@ -213,3 +214,15 @@ class TestTheEnd:
             w.exit("worker", process.id, code=1)
         assert "exit code 1" in w.outcome.error
         assert f"/worker-{process.id}.log" in w.outcome.error
+
+
+def test_a_server_that_ends_with_the_job_was_not_replaced():
+    w = World()
+    w.all_up()
+    [server, other] = w.job.fleet.alive("ps")
+    w.job.stop("enough", w.now, at_once=True)
+    w.tick()
+    assert server.state != RUNNING
+    assert w.beat(server).known
+    before = pb.ServerHeartbeatRequest(shard=other.shard, incarnation=other.incarnation + 5)
+    assert not w.servers.heartbeat(before, w.now).known
