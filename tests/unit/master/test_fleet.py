@@ -6,9 +6,10 @@ import pytest
 
 from master.state.actions import Failure, Start, Stop
 from master.state.fleet import Fleet
-from master.state.processes import Gone, check_scale
+from master.state.processes import Gone
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit
+from torch_edl.scaling import check_workers
 from torch_edl.wire import master_pb2 as pb
 
 
@@ -302,4 +303,4 @@ def test_a_failure_stops_everything_at_once():
 )
 def test_a_scale_that_cannot_be(least, most, strategy, text):
     with pytest.raises(UsageError, match=text):
-        check_scale(least, most, strategy=strategy)
+        check_workers(least, most, strategy=strategy)
