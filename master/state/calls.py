@@ -135,7 +135,7 @@ class Calls:
     def heartbeat(self, request: pb.HeartbeatRequest, now: float) -> pb.HeartbeatResponse:
         job, worker = self._job, request.worker_id
         ring, member = job.ring.ring, job.members.get(worker)
-        if member is None and (duty := job.fleet.duty(worker)):
+        if member is None and (duty := job.fleet.duties.of(worker)):
             return pb.HeartbeatResponse(known=True, server_args=duty)
         if member is None:
             # A worker that has left may continue with its script: it is neither lost nor unknown.

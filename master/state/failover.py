@@ -99,9 +99,9 @@ class Failover:
             return [ModelLost(f"{text}, before another server had a new copy of shard {shard}")]
         # What could not be had in one way is tried in the other one.
         if self._prefers_workers if placed else not process.was_worker:
-            fleet.given_to_workers.add(shard)
+            fleet.duties.shards.add(shard)
         else:
-            fleet.given_to_workers.discard(shard)
+            fleet.duties.shards.discard(shard)
         fleet.server_lost(process)
         return [
             Note("warning", f"{text}; another server takes over shard {shard}, and nothing is lost")

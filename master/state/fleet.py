@@ -6,12 +6,13 @@ need. The servers follow when the strategy is known, and the spares when the wor
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from master.state.actions import Action, Become, Failure, Note, Start, Stop
+from master.state.duties import Duties
 from master.state.machines import Machines
+from master.state.places import Places
 from master.state.processes import (
     DRAINING,
     EXITED,
@@ -82,7 +83,7 @@ class Fleet:
         self.server_command = ServerCommand(job=job, args=tuple(server_args), journals=journals)
         self._worker_module = worker_module
         self._server_module = server_module
-        self._workers_per_pod = workers_per_pod
+        self._places = Places(workers_per_pod)
         self.external = external
         self._processes = Roster()
         self.incarnation = 0
@@ -93,9 +94,7 @@ class Fleet:
         """Only values are taken of it."""
         self.servers = Servers(servers)
         self.spares = Spares(spares)
-        self.given_to_workers: set[int] = set()
-        """Shards that a worker is to serve, which becomes a server: no new process can be had."""
-        self._duties: dict[int, list[str]] = {}  # of workers that become servers: the arguments
+        self.duties = Duties()
         self._next_id = {"worker": 0, "ps": 0}
         self.life = life
         self.machines = Machines()
@@ -314,10 +313,6 @@ class Fleet:
         process.state = STOPPING
         return Stop(process.role, process.id, 0.0 if process.lost else _STOP_GRACE_S)
 
-    def duty(self, worker: int) -> list[str]:
-        """The arguments of the server that a worker is to become; empty: the worker stays one."""
-        return self._duties.get(worker, [])
-
     def _start_server(self, shard: int, now: float) -> Action:
         words = self.server_command.words(
             shard,
@@ -330,11 +325,11 @@ class Fleet:
         )
         process, start = self._start("ps", self._server_module, words, now)
         self.servers.take(process, shard)
-        worker = self.future_server(now) if shard in self.given_to_workers else None
+        worker = self.future_server(now) if shard in self.duties.shards else None
         if worker is None:
             return start
         worker.become(process)
-        self._duties[worker.id] = words
+        self.duties.give(worker.id, words)
         return Become(worker.id, process.id)
 
     def future_server(self, now: float) -> Process | None:
@@ -347,9 +342,8 @@ class Fleet:
         workers = self.alive("worker")
         staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:
-            # Those that came last leave; one that only starts has nothing to finish.
-            staying = sorted(staying, key=self._leaves_late)
-            for process in staying[wanted:]:
+            # One that only starts has nothing to finish.
+            for process in self._places.beyond(wanted, staying):
                 drain_s = _DRAIN_S if process.trained else _UNUSED_DRAIN_S
                 process.retire(now, by=now + drain_s, starting_too=False)
         # Not before those that hang are gone: never more than the maximum run at once.
@@ -360,31 +354,16 @@ class Fleet:
         while missing > 0 and self.spares.take(spares, now):
             missing -= 1
         missing *= now >= self._deaths.start_after
-        taken = {process.place for process in self.alive("worker")}
-        places = itertools.islice((n for n in itertools.count() if n not in taken), missing)
+        places = self._places.free(missing, self.alive("worker"))
         return [self._start_worker(now, place=place) for place in places]
-
-    def _leaves_late(self, process: Process) -> tuple[bool, int]:
-        """Those before which others leave come first; of pods that are shared, whole ones leave."""
-        return process.state == PENDING, process.place if self._workers_per_pod > 1 else 0
 
     def _start_worker(self, now: float, *, spare: bool = False, place: int = -1) -> Start:
         id = self._next_id["worker"]
-        words, pod = ["--id", str(id), *["--spare"] * spare], self._pod_of(place, id)
+        words = ["--id", str(id), *["--spare"] * spare]
+        pod = self._places.pod(place, id, self._staying())
         process, start = self._start("worker", self._worker_module, words, now, place, pod)
         process.spare = spare
         return start
-
-    def _pod_of(self, place: int, id: int) -> int:
-        """The pod of a worker that is to be started: that of a neighbour that stays, or a new one.
-        A pod whose workers all leave ends with them."""
-        if self._workers_per_pod == 1:
-            return -1
-        neighbours = place // self._workers_per_pod
-        for each in self._staying():
-            if each.place // self._workers_per_pod == neighbours:
-                return each.pod
-        return id
 
     # ---- a restart of the master ----
 
@@ -398,7 +377,7 @@ class Fleet:
             "retired": self._retired,
             "hurry": self._hurry,
             "trained": self._deaths.trained,
-            "duties": sorted(self._duties.items()),
+            "duties": self.duties.to_state(),
             "processes": [process.to_state() for process in self],
         }
 
@@ -408,7 +387,7 @@ class Fleet:
             setattr(self, name, state[name])
         self._next_id, self._retired = dict(state["next_id"]), state["retired"]
         self._hurry, self._deaths.trained = state["hurry"], state["trained"]
-        self._duties = dict(state["duties"])
+        self.duties.from_state(state["duties"])
         self.spares.from_state(state["spares"])
         for each in state["processes"]:
             self._processes.add(Process.from_state(each, now))

@@ -6,7 +6,6 @@ them: each is a pod that starts as many workers as a pod is to have.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,15 +96,12 @@ class ScriptFleet(Fleet):
     def _fit_agents(self, now: float) -> list[Action]:
         agents = self.alive(AGENT)
         staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
-        # Those that came last leave first, and before them those that do not run.
-        staying.sort(key=lambda process: process.state == PENDING)
-        for process in staying[self.agents_wanted :]:
+        for process in self._places.beyond(self.agents_wanted, staying):
             process.retire(now, by=now)
         # Not before those that leave are gone: never more than the maximum run at once.
         missing = self.agents_wanted - len(agents) if self.replaces else 0
         missing *= now >= self._deaths.start_after
-        taken = {process.place for process in agents}
-        places = itertools.islice((n for n in itertools.count() if n not in taken), max(0, missing))
+        places = self._places.free(max(0, missing), agents)
         return [self._start(AGENT, _MODULE, self._agent_args, now, place)[1] for place in places]
 
     def _stop(self, process: Process) -> Stop:

@@ -19,7 +19,7 @@ class SpareCalls:
         """A spare asks for the place of a worker; None: all workers are there."""
         job = self._job
         process = job.fleet.process("worker", request.worker_id)
-        if duty := job.fleet.duty(request.worker_id):
+        if duty := job.fleet.duties.of(request.worker_id):
             return pb.AwaitPlaceResponse(server_args=duty)
         if process is None or process.state in (STOPPING, EXITED) or job.lifecycle.ending:
             return pb.AwaitPlaceResponse(leave=True)

@@ -315,7 +315,7 @@ class TestAWorkerThatBecomesAServer:
         w.tick()
         fleet = Fleet("j", workers=3, servers=2)
         fleet.from_state(json.loads(json.dumps(w.job.fleet.to_state())), w.now)
-        assert fleet.duty(2) == w.job.fleet.duty(2) != []
+        assert fleet.duties.of(2) == w.job.fleet.duties.of(2) != []
         server = fleet.process("ps", 2)
         assert (server.pid, server.since) == (7, 70), "it is adopted as the server"
 

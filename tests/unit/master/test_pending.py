@@ -178,7 +178,7 @@ def test_a_worker_takes_the_role_of_a_server_for_which_there_is_no_room() -> Non
         assert "ps-0 does not run 15 s after its start" in note.text
         actions = f.plan(16.0)
         assert Become(worker=1, server=1) in actions
-        assert f.duty(1)
+        assert f.duties.of(1)
         server, worker = f.process("ps", 1), f.process("worker", 1)
         assert server is not None
         assert worker is not None
