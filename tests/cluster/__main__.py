@@ -8,7 +8,7 @@ here stands in for a cluster, so nothing here imports torch-edl, and torch-edl k
     schema, validation, defaults, admission, rbac   what is accepted
     operations, watches, pod_requests, server, discovery   the requests
     scheduler, node_controller, job_controller, garbage, happenings   the control plane
-    kubelets, pod_run, pod_files, pod_log, container, linux   pods as processes
+    kubelets, pod_run, pod_files, pod_log, container, zygote, linux   pods as processes
     network, dns, policies   addresses and names of pods, and who reaches them
     faults, control, settings   what a test orders
     jobs   jobs of torch-edl in a namespace of any cluster

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -174,11 +175,13 @@ class Namespace:
         with contextlib.suppress(ApiException):
             self.scheduling.create_priority_class({"metadata": {"name": name}, "value": value})
 
-    def sleep(self, name: str, *, cpu: str, priority: str) -> None:
-        """A pod of somebody else, which takes a place."""
+    def sleep(self, name: str, *, cpu: str, priority: str, node: str = "") -> None:
+        """A pod of somebody else, which takes a place, on a certain node if one is named."""
         container = {"name": "main", "image": self._image, "command": ["sleep", "1000"],
                      "resources": {"requests": {"cpu": cpu}}}  # fmt: skip
-        spec = {"containers": [container], "priorityClassName": priority}
+        spec: JSON = {"containers": [container], "priorityClassName": priority}
+        if node:
+            spec["nodeSelector"] = {"kubernetes.io/hostname": node}
         self.core.create_namespaced_pod(self.name, {"metadata": {"name": name}, "spec": spec})
 
     def left_of(self, job: str) -> list[str]:
@@ -218,15 +221,28 @@ class Namespace:
 
     def kill_process(self, job: str, *words: str) -> None:
         """One process of a pod, by the end of its command. Only where pods are processes here."""
-        where = f"TORCH_EDL_MASTER={job}-master.{self.name}.svc:".encode()
+        os.kill(self._pid_of(job, *words), signal.SIGKILL)
+
+    def usage(self, job: str, *words: str) -> dict[str, float]:
+        """Seconds of processor time and MiB of memory of a process of a pod, likewise."""
+        place = Path(f"/proc/{self._pid_of(job, *words)}")
+        times = (place / "stat").read_text().rpartition(")")[2].split()[11:13]
+        memory = re.search(r"VmHWM:\s+(\d+) kB", (place / "status").read_text())
+        assert memory is not None
+        cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+        return {"cpu_s": cpu_s, "peak_mib": int(memory[1]) / 1024}
+
+    def _pid_of(self, job: str, *words: str) -> int:
+        of_job = (f"TORCH_EDL_MASTER={job}-master.{self.name}.svc:".encode(),
+                  f"TORCH_EDL_NAMESPACE={self.name}".encode())  # fmt: skip
         command = b"".join(word.encode() + b"\0" for word in words)
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if not (folder / "cmdline").read_bytes().endswith(command):
+                environment = (folder / "environ").read_bytes()
+                if not any(name in environment for name in of_job):
                     continue
-                if where in (folder / "environ").read_bytes():
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    return
+                if (folder / "cmdline").read_bytes().endswith(command):
+                    return int(folder.name)
         pytest.fail(f"no process {' '.join(words)}:\n{self.report()}")
 
     def report(self) -> str:

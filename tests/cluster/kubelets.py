@@ -18,6 +18,7 @@ from tests.cluster.rbac import Access
 from tests.cluster.refused import Refused, not_found
 from tests.cluster.settings import Settings
 from tests.cluster.store import Store
+from tests.cluster.zygote import Zygote
 
 
 class Kubelets:
@@ -39,7 +40,8 @@ class Kubelets:
         # The image has the environment that runs the tests.
         path = f"{Path(sys.executable).parent}:{os.defpath}"
         image_env = {"PATH": path, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-        self._machine = Machine(store, settings, folder, own_users, set(), image_env)
+        self._zygote = Zygote(settings.forks, folder / "zygote.log") if settings.forks else None
+        self._machine = Machine(store, settings, folder, own_users, set(), image_env, self._zygote)
         self._runs: dict[str, PodRun] = {}
         self.lost: dict[str, float] = {}
         for node in settings.nodes:
@@ -180,6 +182,8 @@ class Kubelets:
             run.vanish()
         tasks = [run.task for run in self._runs.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._zygote is not None:
+            self._zygote.close()
 
 
 def _make_ready(node: Object) -> None:

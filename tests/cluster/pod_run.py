@@ -21,6 +21,7 @@ from tests.cluster.pod_requests import set_condition
 from tests.cluster.refused import Refused
 from tests.cluster.settings import Settings
 from tests.cluster.store import Store, now
+from tests.cluster.zygote import Forked, Zygote
 
 ROOT = Path(__file__).parents[2]
 _IMAGE = re.compile(r"[a-z0-9]+([._/:@-]+[A-Za-z0-9_]+)*")
@@ -31,7 +32,7 @@ _LONGEST_LINE = 1 << 20
 class _Container:
     """A container that was started."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Forked
     started: str
     out_of_memory: bool = False
 
@@ -45,6 +46,7 @@ class Machine:
         own_users: see :func:`tests.cluster.network.enter_cluster`.
         pulled: (node, image) of images that are there.
         image_env: variables of every image.
+        zygote: forks the containers that it can.
     """
 
     store: Store
@@ -53,6 +55,7 @@ class Machine:
     own_users: bool
     pulled: set[tuple[str, str]]
     image_env: dict[str, str]
+    zygote: Zygote | None
 
     def log(self, uid: str, container: str, number: int) -> Path:
         return self.folder / "logs" / f"{uid}-{container}-{number}.log"
@@ -276,12 +279,7 @@ class PodRun:
         folder = self._machine.folder / "pods" / self.uid / f"{name}-{number}"
         spec = self._spec(container, folder)
         spec.write(folder / "spec.json")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-E", "-m", "tests.cluster.container", folder / "spec.json",
-            cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT, pass_fds=[self.network.namespace],
-            limit=_LONGEST_LINE,
-        )  # fmt: skip
+        process = await self._start(spec, folder / "spec.json")
         running = _Container(process, now())
         self._containers[name] = running
         if self._ending.is_set():
@@ -294,6 +292,16 @@ class PodRun:
         code = await process.wait()
         del self._containers[name]
         return self._ended(container, running, code, folder, log)
+
+    async def _start(self, spec: ContainerSpec, path: Path) -> asyncio.subprocess.Process | Forked:
+        zygote = self._machine.zygote
+        if zygote is not None and zygote.can(spec.command):
+            return await zygote.start(path, spec.network, _LONGEST_LINE)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-E", "-m", "tests.cluster.container", path,
+            cwd=ROOT, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, pass_fds=[spec.network], limit=_LONGEST_LINE,
+        )  # fmt: skip
 
     def _ended(
         self, container: Object, running: _Container, code: int, folder: Path, log: Path

@@ -22,6 +22,8 @@ class Settings:
         pull_back_off_s: the pause after a pull that failed.
         toleration_factor: a pod that tolerates the loss of its node for 300 seconds tolerates it
             for this part of the time.
+        forks: modules that are imported once; a command ``python -P -m`` of one of them is forked,
+            see :mod:`tests.cluster.zygote`.
         enforces_policies: network policies have an effect; needs the command nft.
     """
 
@@ -33,6 +35,7 @@ class Settings:
     job_back_off_s: float = 0.5
     pull_back_off_s: float = 1.0
     toleration_factor: float = 0.01
+    forks: tuple[str, ...] = ()
     enforces_policies: bool = False
 
     @classmethod
