@@ -15,7 +15,7 @@ $(VENV)/.installed: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/refuse_cuda.py -c constraints.txt torch
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
-	  --editable '.[examples,tensorboard,etcd,sql,kafka,maxcompute,kubernetes,s3,http,avro,benchmarks,tensorflow,test,dev]'
+	  --editable '.[examples,tensorboard,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,benchmarks,tensorflow,test,dev]'
 	touch $@
 
 quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, and evaluates

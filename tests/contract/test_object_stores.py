@@ -10,6 +10,7 @@ import fsspec
 import pytest
 
 from tests.contract.source_cases import COUNT, FILES, Case, cut_small, rows, written
+from tests.gcs_server import GcsServer
 from tests.s3_server import S3Server
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files import index
@@ -51,13 +52,35 @@ def put(url: str, content: bytes) -> str:
     return url
 
 
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    server = GcsServer(tmp_path_factory.mktemp("gcs"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("gs").mkdir("data")
+        yield
+    fsspec.filesystem("gs").clear_instance_cache()
+    server.kill()
+
+
 @every_file
 def test_ranges_of_an_object_of_s3(case: Case, s3: S3Server, tmp_path: Path) -> None:
+    check_ranges("s3://data", case, tmp_path)
+
+
+@every_file
+def test_ranges_of_an_object_of_google(case: Case, gcs: None, tmp_path: Path) -> None:
+    check_ranges("gs://data", case, tmp_path)
+
+
+def check_ranges(bucket: str, case: Case, tmp_path: Path) -> None:
+    """The folder has a number sign in its name, which begins no fragment here."""
     records = case.make(COUNT, 0)
     expected = rows(records)
     local = written(case, tmp_path, records)
-    url = put(f"s3://data/{case.name}/part{case.suffix}", local.read_bytes())
-    assert expand([f"s3://data/{case.name}/*"]) == [url]
+    url = put(f"{bucket}/{case.name}#1/part{case.suffix}", local.read_bytes())
+    assert expand([f"{bucket}/{case.name}#1/*"]) == [url]
     source = open_source(url)
     assert (source.name, source.metadata.path, source.count) == (url, url, COUNT)
     assert source.metadata.column_names == open_source(str(local)).metadata.column_names
@@ -175,6 +198,9 @@ def test_urls_that_cannot_be_read(s3: S3Server, url: str, message: str) -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    # What fsspec has imported, it does not import again.
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
     with pytest.raises(UsageError, match=r"gs://data/a.csv: .* pip install 'torch-edl\[gcs\]'"):
         expand(["gs://data/a.csv"])
 

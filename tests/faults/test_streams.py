@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kafka_server import Kafka
+from tests.tansu_server import Tansu
 
 MODEL = Path(__file__).with_name("counting_stream_model.py")
 RECORDS = 3000
@@ -49,6 +51,27 @@ def test_a_stream_ends_after_its_last_record(start_job: Callable[..., Any], kafk
     assert job.status().state == "running"
     producer.up_to(1000)
     job.check()
+
+
+@pytest.mark.slow
+def test_records_of_transactions_are_counted_once(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Their marks take offsets, which are in tasks and are no records."""
+    broker = Tansu(tmp_path, numbers=1)
+    try:
+        bounds = [0, 1, 2, 40, 41, 200, 500, 501, 600]
+        for first, end in itertools.pairwise(bounds[:5]):
+            broker.commit("numbers", 0, [b"%d" % n for n in range(first, end)])
+        flags = [*TASKS, "--records-per-task", "16", "--max-records", str(600 + len(bounds) - 1)]
+        job = start_job(600, *flags, data=broker.url("numbers"), model=MODEL)
+        job.wait_for(lambda: job.done() == 41 + 4)
+        for first, end in itertools.pairwise(bounds[4:]):
+            broker.commit("numbers", 0, [b"%d" % n for n in range(first, end)])
+            job.kill("worker")
+        job.check()
+    finally:
+        broker.stop()
 
 
 @pytest.mark.slow

@@ -202,6 +202,8 @@ class Feeder:
             DataError: the records cannot be read.
         """
         records = self.records(lease)
+        if not len(records):  # offsets of a stream without messages
+            return lambda offset: self._group(iter(()), lease, offset)
         with _blaming_feed(records):
             fed = self._feed(records, MODES[lease.kind], self.reader.source(lease.shard).metadata)
         return lambda offset: self._group(self._batches(fed, lease, offset), lease, offset)

@@ -280,6 +280,23 @@ def test_a_ring_names_records_and_leaves_them_out() -> None:
     assert (nothing.size, len(nothing.damaged)) == (0, 16)
 
 
+def test_a_task_without_records_is_one_update_and_no_call_of_feed() -> None:
+    """Offsets of a stream may all be marks of transactions."""
+
+    class Marks(IndexedSource):
+        def read(self, start: int, end: int) -> Any:
+            return []
+
+    def feed(records: Any, mode: str, metadata: Any) -> Any:
+        raise AssertionError
+
+    marks = Feeder(
+        config(4, shuffle=False), feed, TorchDatasets(DataConfig()), {"s": Marks(RECORDS, "s")}
+    )
+    (update,) = marks.prepare(lease(0, 8))(0)
+    assert (update.first, update.last, update.count, update.ends_task) == (0, 8, 0, True)
+
+
 def test_a_feed_may_leave_records_out() -> None:
     def odd(records: list[bytes], mode: str, metadata: Any) -> Any:
         kept = numbers(records)
