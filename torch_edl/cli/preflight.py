@@ -152,7 +152,7 @@ def _of_job(named: str, option: str) -> Path | None:
 
 
 def _expand_data(config: JobConfig) -> DataConfig:
-    from torch_edl.data.sources import expand
+    from torch_edl.data.sources import check_source, expand
 
     data = config.data
     wanted = {"train": data.train, "evaluate": data.eval, "predict": data.predict}[config.kind]
@@ -161,7 +161,10 @@ def _expand_data(config: JobConfig) -> DataConfig:
 
     def files(paths: tuple[str, ...], option: str = "--data") -> tuple[str, ...]:
         try:
-            return tuple(expand(paths)) if paths else ()
+            found = tuple(expand(paths)) if paths else ()
+            for path in found:
+                check_source(path, format=data.format)
+            return found
         except UsageError as error:
             raise UsageError(f"{option} {error}") from error
 

@@ -66,6 +66,19 @@ def test_missing_data(check: Check, tmp_path: Path, model_file: Path) -> None:
     assert refused(check, "--format", "xml").startswith("--format xml: choose one of auto, rec")
 
 
+def test_data_that_cannot_be_opened_here(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("some words")
+    message = refused(check, data=str(tmp_path / "notes"))
+    assert message.startswith(f"--data {tmp_path}/notes: neither its suffix")
+    assert message.endswith("name the format of all files by --format")
+    assert check("--format", "jsonl", data=str(tmp_path / "notes")).data.format == "jsonl"
+    database = f"sqlite:///{tmp_path}/no.db"
+    message = refused(check, data=f"{database}#table=t&key=id")
+    assert message.startswith(f"--data {database}: no such file")
+    message = refused(check, data="mysql+pymysql://h/d#table=t&key=id")
+    assert message.endswith("run: pip install pymysql")
+
+
 def test_a_source_of_the_users_needs_no_files(check: Check, model_file: Path) -> None:
     model_file.write_text(model_file.read_text() + "def data_source(): ...\n")
     assert check(data="").data.train == ()

@@ -4,7 +4,7 @@ No torch, no tasks, no shuffling here: a source only knows which bytes or rows a
 from __future__ import annotations
 
 from torch_edl.data.sources.base import IndexedSource, Metadata, Records, Source, concat, cut, take
-from torch_edl.data.sources.opening import FORMATS, import_reader, open_source
+from torch_edl.data.sources.opening import FORMATS, check_source, import_reader, open_source
 from torch_edl.data.sources.paths import expand, parts
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "concat",
     "cut",
     "expand",
+    "check_source",
     "import_reader",
     "open_source",
     "parts",

@@ -9,7 +9,12 @@ from collections.abc import Callable
 
 from torch_edl.data.sources.base import Source
 from torch_edl.data.sources.paths import local
-from torch_edl.data.sources.schemes import import_database, is_database, open_database
+from torch_edl.data.sources.schemes import (
+    check_database,
+    import_database,
+    is_database,
+    open_database,
+)
 from torch_edl.data.sources.storage import objects
 from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.errors import DataError, UsageError
@@ -83,6 +88,19 @@ def import_reader(path: str, *, format: str = "auto") -> None:
     _opener(_kind(path, format))
 
 
+def check_source(path: str, *, format: str = "auto") -> None:
+    """Looks whether :func:`open_source` can begin: the format of a local file, the driver of a
+    database and its file. Little is read, and nothing is connected.
+
+    Raises:
+        UsageError: as of :func:`open_source`.
+    """
+    if is_database(path):
+        check_database(path)
+    elif not objects.is_url(path):
+        _kind(path, format)
+
+
 def _kind(path: str, format: str) -> str:
     kind = _detect(path) if format == "auto" else format
     if kind not in _SUFFIXES:
@@ -120,5 +138,6 @@ def _detect(path: str) -> str:
     raise DataError(
         path,
         "neither its suffix nor its first bytes tell its format; give it a suffix "
-        f"({', '.join('.' + suffixes[0] for suffixes in _SUFFIXES.values())}) or name the format",
+        f"({', '.join('.' + suffixes[0] for suffixes in _SUFFIXES.values())}) or name the "
+        "format of all files by --format",
     )

@@ -99,6 +99,17 @@ def import_database(url: str) -> None:
     _module(url)
 
 
+def check_database(url: str) -> None:
+    """Looks whether an URL can be opened here, as far as that is seen without a connection.
+
+    Raises:
+        UsageError: an extra or a driver is missing, or the file of a database.
+    """
+    module = _module(url)
+    if _kind(url) == "sql":
+        module.check(url)
+
+
 def _kind(url: str) -> str:
     return _OTHERS.get(url.partition("://")[0], "sql")
 
@@ -111,5 +122,6 @@ def _module(url: str, part: str = "") -> Any:
     except ImportError as error:
         scheme = url.partition(":")[0]
         raise UsageError(
-            f"data of {scheme}://...: {error}; install what reads it: pip install torch-edl[{kind}]"
+            f"data of {scheme}://...: {error}; install what reads it: "
+            f"pip install 'torch-edl[{kind}]'"
         ) from error

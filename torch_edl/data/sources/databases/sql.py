@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from torch_edl.data.sources.base import Metadata, Records, cut
 from torch_edl.data.sources.block_cache import cache, source_numbers
-from torch_edl.data.sources.databases.sql_connection import Connections
+from torch_edl.data.sources.databases.sql_connection import Connections, check_connection
 from torch_edl.data.sources.databases.sql_name import parse, pinned
 from torch_edl.errors import DataError, UsageError
 
@@ -31,6 +31,18 @@ PAGE_BLOCKS = 256
 """Blocks of keys in one answer while they are counted."""
 
 _DIGEST_BYTES = 8
+
+_TABLES = 20  # that a message names
+_SYSTEM = "'information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys'"
+
+
+def check(name: str) -> None:
+    """Looks whether ``name`` can be opened here, without a connection.
+
+    Raises:
+        UsageError: the name is wrong, or the driver or the file of the database is missing.
+    """
+    check_connection(parse(name))
 
 
 class SqlSource:
@@ -125,8 +137,11 @@ class SqlSource:
     # ---- what is found when it is opened ----
 
     def _read_schema(self, key: str) -> Any:
-        rows = self._rows
-        found = self._database.execute(sa.select(sa.text("*")).select_from(rows).limit(1)).schema
+        some = sa.select(sa.text("*")).select_from(self._rows).limit(1)
+        try:
+            found = self._database.execute(some).schema
+        except DataError as error:
+            raise DataError(self.name, f"{error.reason}{self._tables()}") from None
         twice = sorted({name for name in found.names if found.names.count(name) > 1})
         if twice:
             raise DataError(self.name, f"column {twice[0]!r} appears twice; name it otherwise: AS")
@@ -145,6 +160,21 @@ class SqlSource:
                 "make one in a query",
             )
         return pa.schema(fields)
+
+    def _tables(self) -> str:
+        """The tables that there are, for the message of one that there is not."""
+        if not isinstance(self._rows, sa.TableClause):
+            return ""
+        try:
+            named = self._database.execute(_tables_there(self._database.backend), most=_TABLES + 1)
+        except DataError:
+            return ""
+        rows = zip(*(column.to_pylist() for column in named.columns), strict=True)
+        found = [f"{schema}.{name}" if schema else str(name) for schema, name in rows]
+        if self._rows.fullname in {*found, *(each.rpartition(".")[2] for each in found)}:
+            return ""
+        more = ", ..." if len(found) > _TABLES else ""
+        return f"; tables: {', '.join(found[:_TABLES])}{more}" if found else "; there are no tables"
 
     def _type(self, field: Any) -> Any:
         """Of a column in a database whose values have types, and its columns none."""
@@ -231,6 +261,17 @@ def _rows_of(table: str, query: str) -> Any:
         return sa.text("(" + query.replace(":", r"\:") + ") AS records")
     schema, _, name = table.rpartition(".")
     return sa.table(name, schema=schema or None)
+
+
+def _tables_there(backend: str) -> sa.Select[Any]:
+    """Schema (the default one has none) and name of the tables and views of a database."""
+    if backend == "sqlite":
+        columns, source, ours = "'', name", "sqlite_master", "type IN ('table', 'view')"
+    else:
+        columns, source = "table_schema, table_name", "information_schema.tables"
+        ours = f"table_schema NOT IN ({_SYSTEM})"
+    found = sa.select(sa.text(columns)).select_from(sa.text(source)).where(sa.text(ours))
+    return found.order_by(sa.text("1, 2")).limit(_TABLES + 1)
 
 
 def _plain(type: Any) -> Any:

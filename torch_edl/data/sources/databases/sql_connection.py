@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -18,7 +20,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from torch_edl.data.sources.databases.sql_name import SqlName, connection_url
+from torch_edl.data.sources.databases.sql_name import SqlName, connection_url, is_file
 from torch_edl.errors import DataError, UsageError
 
 BUSY_MS = 60_000
@@ -28,6 +30,7 @@ MOST_ROWS = 1 << 24
 """Rows that are expected at most, where nothing is known."""
 
 _SHOWN = 500  # characters of an error of a driver
+_STATEMENT = ("query:", "[SQL:")  # where a driver goes on with what it was asked
 
 
 class Connection(Protocol):
@@ -61,6 +64,7 @@ def _compiled(
 
 
 class _Postgres(_Compiled):
+    driver = "adbc_driver_postgresql.dbapi"
     typed = True
     dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
@@ -79,6 +83,7 @@ class _Postgres(_Compiled):
 
 
 class _Sqlite(_Compiled):
+    driver = "adbc_driver_sqlite.dbapi"
     typed = False
     dialect = sqlite.dialect(paramstyle="qmark")
 
@@ -113,6 +118,7 @@ def _fetch(cursor: Any, text: str, values: list[Any]) -> pa.Table:
 
 
 class _DuckDb(_Compiled):
+    driver = "duckdb"
     typed = True
     dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
@@ -148,6 +154,55 @@ class _SqlAlchemy:
 
 _DRIVERS: dict[str, Any] = {"postgresql": _Postgres, "sqlite": _Sqlite, "duckdb": _DuckDb}
 
+_PACKAGES = {"MySQLdb": "mysqlclient", "psycopg2": "psycopg2-binary"}
+"""Packages of modules that have another name."""
+
+
+def _package(url: sa.URL, error: ImportError) -> str:
+    """What pip installs for a database whose driver is missing."""
+    module = (error.name or url.drivername).partition(".")[0]
+    return "'torch-edl[sql]'" if url.drivername in _DRIVERS else _PACKAGES.get(module, module)
+
+
+def _no_driver(name: SqlName, url: sa.URL, error: ImportError) -> UsageError:
+    return UsageError(
+        f"{name.url}: its driver is not installed ({error}); run: pip install "
+        f"{_package(url, error)}"
+    )
+
+
+def check_connection(name: SqlName) -> None:
+    """Imports the driver of a database, and looks for its file; nothing is connected.
+
+    Raises:
+        UsageError: the driver is not installed, a variable of the environment is not set, or there
+            is no such file.
+    """
+    url, _ = connection_url(name)
+    try:
+        if url.drivername in _DRIVERS:
+            importlib.import_module(_DRIVERS[url.drivername].driver)
+        else:
+            url.get_dialect().import_dbapi()
+    except ImportError as error:
+        raise _no_driver(name, url, error) from None
+    except sa.exc.NoSuchModuleError:
+        raise UsageError(
+            f"{name.url}: SQLAlchemy knows no {url.drivername}; check the first word, or install "
+            "the package that has it"
+        ) from None
+    if is_file(url) and not os.path.isfile(str(url.database)):
+        raise UsageError(
+            f"{name.url}: no such file; check the path, which begins behind the third slash "
+            f"(in {url.drivername}:////data/x.db it is /data/x.db)"
+        )
+
+
+def _close_all(idle: list[Connection], process: int) -> None:
+    while idle and process == os.getpid():  # a fork shares the sockets of its parent
+        with contextlib.suppress(Exception):
+            idle.pop().close()
+
 
 class Connections:
     """The connections of a process to one database: each call has one for itself, and leaves it
@@ -159,9 +214,16 @@ class Connections:
         self._driver = _DRIVERS.get(self._url.drivername, _SqlAlchemy)
         self.typed: bool = self._driver.typed
         """A statement has the same types for any rows: also where all values are NULL."""
+        self.backend: str = self._url.get_backend_name()
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Without connections, in this process."""
         self._process = os.getpid()
+        self._idle: list[Connection] = []
+        # Also at the end of the process: ADBC complains of connections that are left to Python.
+        weakref.finalize(self, _close_all, self._idle, self._process)
 
     def execute(
         self, statement: sa.Select[Any], *, most: int = MOST_ROWS, **values: Any
@@ -187,7 +249,7 @@ class Connections:
     def _take(self) -> Connection | None:
         with self._lock:
             if self._process != os.getpid():
-                self._process, self._idle = os.getpid(), []
+                self._begin()
             return self._idle.pop() if self._idle else None
 
     @contextlib.contextmanager
@@ -208,12 +270,11 @@ class Connections:
         except UsageError:
             raise
         except ImportError as error:
-            raise UsageError(
-                f"{self._name.url}: no driver ({error}): pip install torch-edl[sql], or the "
-                "driver that SQLAlchemy names"
-            ) from None
+            raise _no_driver(self._name, self._url, error) from None
         except Exception as error:
-            text = " ".join(str(error).split())[:_SHOWN]
+            lines = [" ".join(line.split()) for line in str(error).splitlines()]
+            statement = (at for at, line in enumerate(lines) if line.startswith(_STATEMENT))
+            text = "; ".join(filter(None, lines[: next(statement, None)]))[:_SHOWN]
             for secret in self._secrets:
                 text = text.replace(secret, "***").replace(quote(secret, safe=""), "***")
             # Its cause may show what must not be seen.

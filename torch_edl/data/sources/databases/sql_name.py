@@ -58,15 +58,18 @@ def parse(text: str) -> SqlName:
     fragment, found, query = fragment.partition("query=")
     if found and fragment and not fragment.endswith("&"):  # a part that ends in "query"
         raise UsageError(f"{shown}#{fragment}: unknown part {fragment.split('&')[-1]}query")
+    example = f"write for example '{shown}#table=clicks&key=id'"
     parts = dict(parse_qsl(fragment.strip("&"), keep_blank_values=True))
+    known = {name: value for name, value in parts.items() if name in _PARTS}
+    shown += f"#{urlencode(known, safe='/:')}" if known else ""
     if unknown := sorted(set(parts) - set(_PARTS)):
-        raise UsageError(f"{shown}: unknown part {unknown[0]!r} behind #; {_EXAMPLE}")
+        raise UsageError(f"{shown}: unknown part {unknown[0]!r} behind #; {example}")
     if bool(parts.get("table")) == bool(query.strip()):
-        raise UsageError(f"{shown}: name either a table or a query behind #; {_EXAMPLE}")
+        raise UsageError(f"{shown}: name either a table or a query behind #; {example}")
     if not parts.get("key"):
         raise UsageError(
             f"{shown}: the key is missing: a column of integers or texts, each there once, that "
-            f"the rows are found by; {_EXAMPLE}"
+            f"the rows are found by; {example}"
         )
     return SqlName(url=_absolute(url), query=query.strip().rstrip(";"), **parts)
 
@@ -126,19 +129,21 @@ def _checked_url(text: str) -> str:
             "list of processes; leave it to the files or variables of the driver (PGPASSWORD, "
             "~/.pgpass), or write '${NAME}' for a variable of the environment"
         )
-    if _is_file(url) and url.database in (None, "", ":memory:"):
+    if is_file(url) and url.database in (None, "", ":memory:"):
         raise UsageError(f"{shown}: workers do not see the memory of each other; name a file")
     return shown
 
 
-def _is_file(url: URL) -> bool:
-    return url.get_backend_name() in ("sqlite", "duckdb")
+def is_file(url: URL) -> bool:
+    """Whether the database is a file, by its path."""
+    named = str(url.database).startswith("file:")  # an URL of SQLite's own
+    return url.get_backend_name() in ("sqlite", "duckdb") and not named
 
 
 def _absolute(text: str) -> str:
     """The URL with an absolute path, where it names a file: processes have other folders."""
     url = _url(text)
-    if not _is_file(url) or str(url.database).startswith("file:"):
+    if not is_file(url):
         return text
     path = os.path.abspath(os.path.expanduser(str(url.database)))
     return str(url.set(database=path).render_as_string(hide_password=False))

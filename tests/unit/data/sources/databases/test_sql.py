@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from torch_edl.data.sources import expand, open_source
+from torch_edl.data.sources import check_source, expand, open_source
 from torch_edl.data.sources.databases import sql as module
 from torch_edl.data.sources.databases.sql_name import connection_url, parse
 from torch_edl.data.sources.schemes import is_database
@@ -97,6 +99,28 @@ def test_a_secret_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert set(secrets) == {"a/b@c", "hush"}
 
 
+def test_an_example_is_of_the_database_that_was_named() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse("sqlite:///a.db#table=clicks")
+    assert str(raised.value).startswith("sqlite:///a.db#table=clicks: the key is missing")
+    assert str(raised.value).endswith("write for example 'sqlite:///a.db#table=clicks&key=id'")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mysql+pymysql://h/d", "run: pip install pymysql$"),
+        ("mysql://h/d", "run: pip install mysqlclient$"),
+        ("mysql+nothing://h/d", "SQLAlchemy knows no mysql.nothing"),
+        ("sqlite:////nowhere/a.db", "/nowhere/a.db: no such file"),
+        ("duckdb:////nowhere/a.db", "/nowhere/a.db: no such file"),
+    ],
+)
+def test_what_is_missing_here_is_seen_without_a_connection(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_source(f"{name}#table=t&key=id")
+
+
 # ---- tables ----
 
 Execute = Callable[..., None]
@@ -125,6 +149,34 @@ def keys(records: object) -> list[int]:
     assert isinstance(records, pa.Table)
     found: list[int] = records.column("id").to_pylist()
     return found
+
+
+def test_the_tables_are_named_where_one_is_missing(table: str) -> None:
+    for name in (table, table.replace("sqlite:", "sqlite+pysqlite:")):
+        with pytest.raises(DataError, match=r"no such table: tt; tables: t$"):
+            open_source(name.replace("table=t", "table=tt"))
+    with pytest.raises(DataError, match=r"no column 'ix', which is the key, among id, word$"):
+        open_source(table.replace("key=id", "key=ix"))
+
+
+def test_duckdb_names_its_tables(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        for number in range(21):
+            connection.execute(f"CREATE TABLE t{number:02} (id INTEGER)")
+    with pytest.raises(DataError, match=r"; tables: main.t00, main.t01, .*main.t19, \.\.\.$"):
+        open_source(f"duckdb:///{tmp_path}/a.duckdb#table=none&key=id")
+
+
+def test_a_source_that_is_dropped_closes_its_connections(
+    table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    cycle: list[object] = [open_source(table)]  # which is not let go in order
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert complaints == []
 
 
 def test_rows_that_are_added_behind_the_last_key_are_no_part(table: str) -> None:
