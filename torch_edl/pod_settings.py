@@ -9,6 +9,7 @@ Raises:
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,6 +28,9 @@ _VOLUME = (
     "write claim=NAME,path=/data[,sub-path=DIR][,read-only]; host=, config-map= or secret= may "
     "stand for claim="
 )
+# Without a domain, a name is one of Kubernetes itself.
+_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+_HUGE_PAGES = re.compile(r"hugepages-\d+[KMGTPE]i")
 # The grammar of a quantity; the API server alone knows which resources a node has.
 _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[EPTGMK]i|[numkMGTPE])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,9 +48,8 @@ def resources(option: str, text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _pairs(option, text, "write NAME=QUANTITY, such as cpu=4,memory=8Gi"):
         expected = f"{option} {name}={value}:"
-        if not is_qualified(name):
-            raise UsageError(f"{expected} {name} is no resource; write cpu, memory or a name "
-                             "such as nvidia.com/gpu")  # fmt: skip
+        if not _is_resource(name):
+            raise UsageError(f"{expected} {name} is no resource; {_meant(name)}")
         if not _QUANTITY.fullmatch(value):
             raise UsageError(f"{expected} {value!r} is no quantity; write a number, perhaps with "
                              "m, k, M, G, Ki, Mi or Gi: cpu=500m, memory=8Gi")  # fmt: skip
@@ -195,6 +198,23 @@ def is_qualified(name: str) -> bool:
     """Whether it is the name of a label, taint or resource: ``disk`` or ``nvidia.com/gpu``."""
     prefix, slash, last = name.rpartition("/")
     return bool(_LABEL_NAME.fullmatch(last)) and (not slash or bool(_DNS_NAME.fullmatch(prefix)))
+
+
+def _is_resource(name: str) -> bool:
+    is_own = name in _RESOURCES or _HUGE_PAGES.fullmatch(name)
+    return is_qualified(name) if "/" in name else bool(is_own)
+
+
+def _meant(name: str) -> str:
+    """What to write instead of a name that is no resource."""
+    name = name.lower()
+    if "/" not in name and "gpu" in name:
+        return "did you mean nvidia.com/gpu?"
+    close = difflib.get_close_matches(name, _RESOURCES, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    known = ", ".join(_RESOURCES)
+    return f"write {known}, hugepages-2Mi or a name with a domain, such as nvidia.com/gpu"
 
 
 def _check_mount(option: str, text: str, path: str, sub_path: str) -> None:

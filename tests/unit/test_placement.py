@@ -31,6 +31,8 @@ def test_options_are_parts_of_manifests() -> None:
     )
     assert config.resources("worker") == {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "1"}
     assert config.resources("ps") == {}
+    own = KubernetesConfig(ps_resources="ephemeral-storage=9Gi,hugepages-2Mi=64Mi")
+    assert list(own.resources("ps")) == ["ephemeral-storage", "hugepages-2Mi"]
     volumes, mounts = config.volumes
     assert volumes == [
         {"name": "volume-0", "persistentVolumeClaim": {"claimName": "data"}},
@@ -63,6 +65,11 @@ def test_options_are_parts_of_manifests() -> None:
         ({"ps_resources": "cpu=-1"}, "--ps-resources cpu=-1: '-1' is no quantity"),
         ({"ps_resources": "cpu=1,cpu=2"}, "--ps-resources cpu=1,cpu=2: cpu is there twice"),
         ({"worker_resources": "nvidia.com/gpu=0.5"}, "nvidia.com/gpu is given whole"),
+        ({"worker_resources": "mem=8Gi"}, "mem is no resource; did you mean memory?"),
+        ({"worker_resources": "CPU=1"}, "CPU is no resource; did you mean cpu?"),
+        ({"worker_resources": "gpu=1"}, "gpu is no resource; did you mean nvidia.com/gpu?"),
+        ({"ps_resources": "disk=1Gi"}, "write cpu, memory, ephemeral-storage, hugepages-2Mi or"),
+        ({"ps_resources": "hugepages=1Gi"}, "hugepages is no resource"),
         ({"volume": ("claim=data",)}, "--volume claim=data: write claim=NAME,path=/data"),
         ({"volume": ("path=/data",)}, "--volume path=/data: write claim=NAME"),
         ({"volume": ("claim=a,host=/b,path=/c",)}, "write claim=NAME"),
