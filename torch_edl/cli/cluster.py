@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
-from torch_edl.cli import code, preflight, summary, tensorboard, user_file, which
+from torch_edl.cli import code, preflight, summary, tensorboard, user_file
 from torch_edl.cli.attend import Attendance
 from torch_edl.cli.manifests import as_yaml
 from torch_edl.cli.options import model_file_job
@@ -143,15 +143,9 @@ def attach(args: argparse.Namespace) -> int:
     """Shows the progress of a job, as the client that started it does, until the job is over.
 
     Raises:
-        UsageError: there is no such job, or it is one of this machine.
+        UsageError: there is no such job.
         ClusterError: the cluster does not answer, or refuses.
     """
-    args.platform = args.platform or "kubernetes"
-    if not which.on_cluster(args):
-        raise UsageError(
-            "attach --platform local: a job of this machine has its client; see torch-edl status, "
-            "and torch-edl logs --follow"
-        )
     api = Api.of_kubeconfig(context=args.context, namespace=args.namespace)
     found = cluster_job.find(api, args.job)
     if found.is_over():

@@ -20,7 +20,7 @@ from torch_edl.errors import JobFailedError, UsageError
 from torch_edl.frameworks import TENSORFLOW, framework_of
 from torch_edl.jobs import catalog
 
-_EXPORTS = (".pt", ".pth", ".safetensors")
+_EXPORTS, _KERAS_EXPORTS = (".pt", ".pth", ".safetensors"), (".keras", "")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,6 +105,11 @@ def export(args: argparse.Namespace) -> int:
     """
     if args.model_file:
         return _export_keras(args)
+    if Path(args.file).suffix in _KERAS_EXPORTS:
+        raise UsageError(
+            f"FILE {args.file}: a model of Keras needs --model-file MODEL.py; for one of torch, "
+            f"the name must end in {' or '.join(_EXPORTS)}"
+        )
     preflight.check_output_file(args.file, _EXPORTS, option="FILE")
     directory = preflight.find_model(args.source, option="SOURCE")
     # Imported after all checks: these modules import torch.
@@ -120,7 +125,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _export_keras(args: argparse.Namespace) -> int:
-    preflight.check_output_file(args.file, (".keras", ""), option="FILE")
+    preflight.check_output_file(args.file, _KERAS_EXPORTS, option="FILE")
     user_file.check_model_file(args.model_file, evaluates=False)
     framework = framework_of(args.model_file)
     if framework != TENSORFLOW:

@@ -153,7 +153,10 @@ class _Parser(argparse.ArgumentParser):
                 message += "; the model file comes first, before the options"
         verbs = re.match(r"COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if verbs:
-            message = f"{verbs[1]}: no such command; choose from {verbs[2].replace(chr(39), '')}"
+            names = verbs[2].replace("'", "")
+            close = difflib.get_close_matches(verbs[1], names.split(", "), n=1)
+            fix = f"did you mean {close[0]}?" if close else f"choose from {names}"
+            message = f"{verbs[1]}: no such command; {fix}"
         raise UsageError(f"{message}\nsee: {self.prog} --help")
 
 
@@ -167,7 +170,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every verb; ``args.runs`` names the module of this package and its function."""
     parser = _Parser(
         prog="torch-edl",
-        description="Train PyTorch models on an elastic set of processes.",
+        description="Train PyTorch and Keras models on an elastic set of processes.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"torch-edl {__version__}")
@@ -223,19 +226,20 @@ def build_parser() -> argparse.ArgumentParser:
     export = verb(
         "export",
         "model_file.export",
-        "write a trained model as one plain torch state_dict, or for Keras",
+        "write a trained model as one file of torch, or of Keras",
         epilog="example:\n  torch-edl export trained model.pt\n"
         "  torch-edl export trained model.keras --model-file model_tf.py\n\n"
         "An embedding without a fixed size becomes NAME.ids and NAME.vectors.",
     )
     source = "the trained model: a job, an output folder or checkpoints"
     export.add_argument("source", metavar="SOURCE", help=source)
-    export.add_argument("file", metavar="FILE", help="FILE.pt, FILE.pth or FILE.safetensors")
+    text = "FILE.pt, .pth or .safetensors; of Keras .keras or a folder"
+    export.add_argument("file", metavar="FILE", help=text)
     export.add_argument(
         "--model-file",
         metavar="MODEL.py",
         default="",
-        help="of Keras: FILE.keras, or a folder for a SavedModel",
+        help="of a model of Keras, which FILE.keras or the folder shall have",
     )
 
     status = of_job("status", "status.show_job", "show a job: progress, processes, rates")
@@ -341,7 +345,7 @@ def build_parser() -> argparse.ArgumentParser:
         "attach", "cluster.attach", "show the progress of a job on a cluster, until it is over"
     )
     attach.epilog = "Ctrl-C leaves the job alone."
-    which.add_options(attach)
+    which.add_options(attach, only_cluster=True)
     return parser
 
 

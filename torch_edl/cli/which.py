@@ -14,11 +14,20 @@ if TYPE_CHECKING:
     from torch_edl.jobs.asked import AskedJob
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say where a job is."""
+def add_options(parser: argparse.ArgumentParser, *, only_cluster: bool = False) -> None:
+    """The options that say where a job is.
+
+    Args:
+        only_cluster: the command is for jobs of a cluster, whatever the options say.
+    """
     group = parser.add_argument_group("kubernetes")
-    text = "where the job is (default: here, or there if one below is given)"
-    add_option(group, "--platform local|kubernetes", text, choices=PLATFORMS, default="")
+    if only_cluster:
+        text = "where the job is (default: kubernetes)"
+        places = PLATFORMS[1:]
+        add_option(group, "--platform kubernetes", text, choices=places, default=places[0])
+    else:
+        text = "where the job is (default: here, or there if one below is given)"
+        add_option(group, "--platform local|kubernetes", text, choices=PLATFORMS, default="")
     text = "namespace of the job (default: that of the context)"
     add_option(group, "--namespace NAME", text, default="")
     text = "context of the kubeconfig (default: the current one)"

@@ -36,7 +36,9 @@ def test_servers_has_two_names_and_says_if_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["rn"], "rn: no such command; choose from run, evaluate, predict, export, "),
+        (["stat"], "stat: no such command; did you mean status?"),
+        (["xyz"], "xyz: no such command; choose from run, evaluate, predict, export, "),
+        (["attach", "--platform", "local"], "--platform: invalid choice: 'local' (choose from "),
         (["run", "m.py", "--worker", "3"], "--worker: no such option of torch-edl run; did you"),
         (["run", "m.py", "--lr=3"], "--lr: no such option of torch-edl run; see torch-edl run"),
         (["run", "m.py", "n.py"], "n.py: unexpected; arguments of the model file go after"),
