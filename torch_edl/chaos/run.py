@@ -100,9 +100,9 @@ class Chaos:
         self._settle(wait=wait)
         verdict = self._verdict()
         self._events.add(
-            "info" if verdict.held else "error",
+            "error" if verdict.problems else "info",
             f"chaos ends: killed {self.watch.counts()}; "
-            + ("the promise held" if verdict.held else "; ".join(verdict.problems)),
+            + ("; ".join(verdict.problems) or verdict.text),
         )
         self._over.set()
         looking.join()
@@ -192,6 +192,7 @@ class Chaos:
                 state=state,
                 error=error.partition("\n")[0],
                 missed=self._storm.missed,
+                is_cut=self._stopped.is_set(),
             )
 
     def _check_roles(self, status: pb.GetStatusResponse, living: Sequence[Target]) -> None:

@@ -35,8 +35,9 @@ class Verdict:
 
     job: str
     seed: int
-    held: bool = True
-    """Nothing was lost that the set-up of the job promises to keep, and the job goes on."""
+    held: bool | None = True
+    """Nothing was lost that the set-up of the job promises to keep, and the job goes on. None: the
+    storm was ended before the job could make progress."""
     problems: list[str] = field(default_factory=list)
     """Why not."""
     state: str = ""
@@ -55,9 +56,16 @@ class Verdict:
     updates_lost: int = 0
     """Of one server each: ``--repair`` left out damaged records of a journal."""
     stalls: Gaps = field(default_factory=Gaps)
-    """Without progress for more than two seconds."""
+    """Without progress for more than two seconds, not counting times without a master."""
     master_away: Gaps = field(default_factory=Gaps)
     """Times in which no master answered."""
+
+    @property
+    def text(self) -> str:
+        """Whether the promise held, in words."""
+        if self.held is None:
+            return "ended before a verdict: no record was done since the last fault"
+        return "the promise held" if self.held else "the promise did NOT hold"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
@@ -109,7 +117,9 @@ class Watch:
             return
         if self._absent:
             self._absent = False
-            self._verdict.master_away.add(now - self._answered)
+            away_s = now - self._answered
+            self._verdict.master_away.add(away_s)
+            self._progress += away_s  # nobody told what was done meanwhile
         self._answered = now
         if status.records_done > self.last.records_done or status.state != "running":
             if self.last.state == "running":
@@ -139,18 +149,22 @@ class Watch:
         records = last.records_rolled_back - first.records_rolled_back
         return last.rollbacks - first.rollbacks, records
 
-    def verdict(self, now: float, *, state: str, error: str, missed: int) -> Verdict:
+    def verdict(
+        self, now: float, *, state: str, error: str, missed: int, is_cut: bool = False
+    ) -> Verdict:
         """What is to be said of it all.
 
         Args:
             state: of the job now.
             error: why the job failed.
             missed: faults that found no process.
+            is_cut: the user ended the storm.
         """
         found, (times, records) = self._verdict, self.rolled_back()
         found.state, found.missed, found.seconds = state, missed, round(now - self._began, 1)
         if state == "running":  # until now
-            found.stalls.add(now - self._progress, least_s=STALL_S)
+            seen = self._answered if self._absent else now
+            found.stalls.add(seen - self._progress, least_s=STALL_S)
         found.kills, found.pauses = dict(self._kills), dict(self._pauses)
         found.replaced = dict(self._replaced)
         found.records = {
@@ -161,7 +175,8 @@ class Watch:
         found.rolled_back = {"times": times, "records": records}
         if state in _BROKEN:
             found.problems.append(f"the job is {state}" + (f": {error}" if error else ""))
-        elif state == "running" and not self.progressed:
+        is_open = state == "running" and not self.progressed
+        if is_open and not is_cut:
             waited = now - self._progress
             found.problems.append(f"no record was done in the last {waited:.0f} s")
         if times and not self._may_roll_back:
@@ -170,5 +185,5 @@ class Watch:
         if found.updates_lost:
             what = "updates in damaged records of journals are lost (--repair)"
             found.problems.append(f"{found.updates_lost:,} {what}")
-        found.held = not found.problems
+        found.held = None if is_open and is_cut and not found.problems else not found.problems
         return found

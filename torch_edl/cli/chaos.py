@@ -127,10 +127,8 @@ class _Display:
 
 def _print(verdict: Verdict) -> None:
     console = stdout()
-    what = "the promise held" if verdict.held else "the promise did NOT hold"
-    console.print(
-        f"{verdict.job}: {what}", style="bold green" if verdict.held else "bold red", soft_wrap=True
-    )
+    colour = {True: "green", False: "red", None: "yellow"}[verdict.held]
+    console.print(f"{verdict.job}: {verdict.text}", style=f"bold {colour}", soft_wrap=True)
     for problem in verdict.problems:
         console.print(f"  {problem}", style="red", soft_wrap=True)
     before, after, total = (verdict.records[name] for name in ("before", "after", "total"))

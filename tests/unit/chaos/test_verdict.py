@@ -69,6 +69,18 @@ def test_an_absent_master_is_told_apart() -> None:
     assert found.stalls.times == 0
 
 
+def test_what_nobody_could_see_is_no_stall() -> None:
+    w = watch()
+    for at, seen in ((1.0, status(20)), (1.3, None), (6.0, status(20)), (6.5, status(40))):
+        w.saw(seen, at)
+    w.saw(None, 7.0)
+    found = verdict(w, 12.0)
+    assert (found.master_away.longest_s, found.stalls.times) == (5.0, 0)
+    for at in (12.5, 15.0):  # but workers that wait for the master that is back are one
+        w.saw(status(40), at)
+    assert verdict(w, 15.0).stalls.times == 1
+
+
 def test_a_rollback_breaks_the_promise_only_where_there_was_one() -> None:
     for may in (False, True):
         w = watch(may_roll_back=may, rollbacks=1, records_rolled_back=7)
@@ -97,6 +109,19 @@ def test_a_job_without_progress_after_the_last_fault() -> None:
     w.saw(status(20), 61.0)
     found = verdict(w, 61.0)
     assert found.problems == ["no record was done in the last 60 s"]
+
+
+@pytest.mark.parametrize(
+    ("state", "held"), [("running", None), ("finished", True), ("dead", False)]
+)
+def test_a_storm_that_the_user_ended_says_nothing_of_a_job_that_runs(
+    state: str, held: bool | None
+) -> None:
+    w = watch()
+    w.struck(KILL, 1.5)
+    found = w.verdict(2.0, state=state, error="", missed=0, is_cut=True)
+    assert (found.held, found.problems) == (held, ["the job is dead"] if held is False else [])
+    assert found.text.startswith("ended before a verdict" if held is None else "the promise")
 
 
 def test_progress_counts_from_after_the_fault() -> None:
