@@ -37,10 +37,9 @@ def channel(address: str, token: str, options: list[tuple[str, object]]) -> grpc
     if not is_secure(address):
         return grpc.insecure_channel(address, options=options)
     require_strong(token, address)
-    folder = os.environ.get(ENV_TLS)
-    identity = _of_folder(folder) if folder else _derived(token)
-    credentials = grpc.ssl_channel_credentials(identity.ca, identity.key, identity.certificate)
-    name = ("grpc.ssl_target_name_override", identity.host)
+    own = identity(token)
+    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    name = ("grpc.ssl_target_name_override", own.host)
     return grpc.secure_channel(bare(address), credentials, options=[*options, name])
 
 
@@ -58,10 +57,20 @@ def listen(server: grpc.Server, address: str, token: str) -> int:
     if folder:
         credentials = _Folder(folder).credentials()
     else:
-        identity = _derived(token)
-        pair = (identity.key, identity.certificate)
-        credentials = grpc.ssl_server_credentials([pair], identity.ca, True)
+        own = _derived(token)
+        credentials = grpc.ssl_server_credentials([(own.key, own.certificate)], own.ca, True)
     return int(server.add_secure_port(bare(address), credentials))
+
+
+def identity(token: str) -> Identity:
+    """What a process that connects presents and accepts: of the folder that ``TORCH_EDL_TLS``
+    names, or of the token.
+
+    Raises:
+        UsageError: the folder cannot be used.
+    """
+    folder = os.environ.get(ENV_TLS)
+    return _of_folder(folder) if folder else _derived(token)
 
 
 def refusal(address: str, details: str) -> str:

@@ -1,0 +1,243 @@
+"""Streams of bytes between two processes of a job, each of which proves that it is one.
+
+On one machine a stream is a Unix socket, of which the kernel tells whose process the other side is.
+Between machines it is TCP with mutual TLS, as gRPC has. Whoever connects says what for, with a key
+that is derived from the token of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import ssl
+import struct
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_edl.errors import UsageError
+from torch_edl.wire.credentials import identity
+from torch_edl.wire.endpoint import bare, is_secure, split
+from torch_edl.wire.keys import derived, require_strong
+
+if TYPE_CHECKING:
+    from torch_edl.wire.certificates import Identity
+
+_LOCAL = "unix-abstract:"
+_PEER = struct.Struct("3i")  # pid, uid, gid
+_GREETING = struct.Struct("<32sH")  # key, bytes that follow
+MAX_GREETING_BYTES = 1 << 12
+_BUFFER_BYTES = 4 << 20
+
+_open: weakref.WeakSet[Stream | Door] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # Left open in a child, a socket would hide the death of the parent from the other side.
+    for each in list(_open):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Stream:
+    """A connection. All calls but :meth:`interrupt` raise OSError where it fails; one thread may
+    send while another receives, unless it is of TLS."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._closed = False
+        _open.add(self)
+
+    def send(self, content: Any) -> None:
+        """Sends all bytes of a buffer, as it lies."""
+        self._socket.sendall(content)
+
+    def receive(self, into: npt.NDArray[np.uint8]) -> None:
+        """Fills an array, which is contiguous, with the bytes that come next."""
+        left = memoryview(into)  # type: ignore[arg-type]
+        while left:
+            count = self._socket.recv_into(left)
+            if not count:
+                raise ConnectionResetError("the other side closed the connection")
+            left = left[count:]
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        """Of each wait; None: none."""
+        self._socket.settimeout(timeout_s)
+
+    def interrupt(self) -> None:
+        """Ends what is under way on both sides, and all that follows. From any thread."""
+        with self._lock:
+            if not self._closed:
+                with contextlib.suppress(OSError):
+                    # That of TLS would let go of its keys, and another thread would send in clear.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Nobody sends or receives any more."""
+        self.interrupt()
+        with self._lock:
+            self._closed = True
+            self._socket.close()
+        _open.discard(self)
+
+    def forget(self) -> None:
+        """Closes the connection in a forked child alone."""
+        self._socket.close()
+
+
+class Door:
+    """Where this process accepts streams.
+
+    Args:
+        host: address of this machine for the other processes; that of the loopback, without
+            ``tls://`` before it: for those of this machine alone.
+        token: of the job.
+
+    Raises:
+        UsageError: the token is too weak, or the address cannot be bound.
+    """
+
+    def __init__(self, host: str, token: str) -> None:
+        self._key = derived(token, b"edl-stream")
+        self._token = token
+        try:
+            if not is_secure(f"{host}:0"):
+                name = f"torch-edl-{secrets.token_hex(16)}"
+                self._socket = socket.socket(socket.AF_UNIX)
+                self._socket.bind(f"\0{name}")
+                self.address = _LOCAL + name
+            else:
+                named = bare(host).strip("[]")
+                family = socket.AF_INET6 if ":" in named else socket.AF_INET
+                self._socket = socket.create_server((named, 0), family=family)
+                port = self._socket.getsockname()[1]
+                self.address = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
+                require_strong(token, self.address)
+                identity(token)
+        except OSError as error:
+            raise UsageError(f"{host}: cannot listen there: {error.strerror}") from error
+        self._socket.listen(128)
+        _open.add(self)
+
+    def accept(self) -> socket.socket:
+        """The next process that connects, whoever it is: :meth:`welcome` is to find out.
+
+        Raises:
+            OSError: the door was closed.
+        """
+        return self._socket.accept()[0]
+
+    def welcome(self, connection: socket.socket, timeout_s: float) -> tuple[Stream, bytes] | None:
+        """A stream, and what it is for; None, and a closed connection: it is of no process of the
+        job.
+
+        Args:
+            timeout_s: for which the other side may hesitate.
+        """
+        stream = Stream(connection)
+        try:
+            connection.settimeout(timeout_s)
+            if self.address.startswith(_LOCAL):
+                _require_own(connection)
+            else:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Made for each connection: a folder of certificates may be renewed.
+                tls = _context(ssl.PROTOCOL_TLS_SERVER, identity(self._token))
+                stream._socket = tls.wrap_socket(connection, server_side=True)
+            key, size = _GREETING.unpack(_read(stream, _GREETING.size))
+            if hmac.compare_digest(key, self._key) and size <= MAX_GREETING_BYTES:
+                greeting = _read(stream, size)
+                stream.set_timeout(None)
+                return stream, greeting
+        except (OSError, UsageError):
+            pass
+        stream.close()
+        return None
+
+    def close(self) -> None:
+        """Ends :meth:`accept`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.forget()
+        _open.discard(self)
+
+    def forget(self) -> None:
+        """Closes the door in a forked child alone."""
+        self._socket.close()
+
+
+def connect(address: str, greeting: bytes, token: str, timeout_s: float) -> Stream:
+    """Connects to a door.
+
+    Args:
+        greeting: what for.
+
+    Raises:
+        OSError: nobody listens there, or no process of the job.
+        UsageError: the folder of certificates cannot be used.
+    """
+    assert len(greeting) <= MAX_GREETING_BYTES
+    if address.startswith(_LOCAL):
+        connection = socket.socket(socket.AF_UNIX)
+        stream = Stream(connection)
+    else:
+        connection = socket.create_connection(split(address), timeout=timeout_s)
+        stream = Stream(connection)
+    try:
+        connection.settimeout(timeout_s)
+        if address.startswith(_LOCAL):
+            connection.connect(f"\0{address.removeprefix(_LOCAL)}")
+            _require_own(connection)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            own = identity(token)
+            tls = _context(ssl.PROTOCOL_TLS_CLIENT, own)
+            stream._socket = tls.wrap_socket(connection, server_hostname=own.host)
+        stream.send(_GREETING.pack(derived(token, b"edl-stream"), len(greeting)) + greeting)
+        stream.set_timeout(None)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _read(stream: Stream, size: int) -> bytes:
+    into = np.empty(size, np.uint8)
+    stream.receive(into)
+    return into.tobytes()
+
+
+def _require_own(connection: socket.socket) -> None:
+    """Raises PermissionError unless the other side is a process of this user."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, user, _ = _PEER.unpack(raw)
+    if user != os.getuid():
+        raise PermissionError(1, f"a process of user {user}, not of {os.getuid()}")
+
+
+def _context(kind: int, own: Identity) -> ssl.SSLContext:
+    made = ssl.SSLContext(kind)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(cadata=own.ca.decode())
+    # A file in memory, since the library takes a name.
+    file = os.memfd_create("identity")
+    with os.fdopen(file, "wb") as pem:
+        pem.write(own.certificate + own.key)
+        pem.flush()
+        made.load_cert_chain(f"/proc/self/fd/{file}")
+    if kind == ssl.PROTOCOL_TLS_SERVER:
+        # A ticket is not read by a side that only sends, and closing with unread bytes is a reset.
+        made.num_tickets = 0
+    return made
