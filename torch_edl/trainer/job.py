@@ -15,7 +15,12 @@ from torch_edl.contract import report_model
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.process_group import StoreServer
-from torch_edl.engine.ring.rendezvous import MasterRendezvous, RingRendezvous, TorchrunRendezvous
+from torch_edl.engine.ring.rendezvous import (
+    MasterRendezvous,
+    RingRendezvous,
+    TorchrunRendezvous,
+    own_host,
+)
 from torch_edl.engine.ring.torch_model import TorchModel
 from torch_edl.errors import UsageError
 from torch_edl.master_client.session import MasterSession
@@ -55,7 +60,7 @@ class Job:
         rendezvous: RingRendezvous | None = None
         if session is not None:
             checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint
-            rendezvous = MasterRendezvous(session, StoreServer)
+            rendezvous = MasterRendezvous(session, StoreServer(own_host(session)))
         elif "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             rendezvous = TorchrunRendezvous()
             checkpoint = under_torchrun(checkpoint)

@@ -24,7 +24,7 @@ from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.process_group import StoreServer
-from torch_edl.engine.ring.rendezvous import MasterRendezvous
+from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.ring.torch_model import TorchModel as ReplicatedModel
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.engine.servers.torch_model import TorchModel
@@ -138,10 +138,10 @@ class ModelFile(UserModel):
                 "not summed over a ring; use --strategy ps, or torch.nn.Embedding"
             )
 
+        rendezvous = MasterRendezvous(master, StoreServer(own_host(master)))
         engine = RingEngine(
-            ReplicatedModel(self._replica()), MasterRendezvous(master, StoreServer),
-            watermarks=partial(watermarks, space),
-        )  # fmt: skip
+            ReplicatedModel(self._replica()), rendezvous, watermarks=partial(watermarks, space)
+        )
         master.heartbeat.on_broken_ring = engine.membership.interrupt
         return engine
 

@@ -5,5 +5,6 @@ No parameter servers here, and no loop over data. The way of a gradient: ``engin
 board. The way into a ring: ``membership`` -> ``rendezvous`` (who is in it) -> ``process_group``
 (sockets) -> ``recovery`` (the state of the others). Only ``torch_model``, ``reducer``, ``buckets``
 and ``process_group`` are of torch; the others know a model by ``replicated``, and the connections
-of a ring by ``group``.
+of a ring by ``group``. Without torch, ``stream_group`` sums arrays over the streams that
+``meeting`` brings together.
 """

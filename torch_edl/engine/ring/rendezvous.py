@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 import grpc
@@ -130,24 +129,27 @@ def local_address(towards: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def own_host(session: MasterSession) -> str:
+    """The address of this machine for the other workers of a job."""
+    return local_address(session.master.address.rpartition(":")[0])
+
+
 class MasterRendezvous(RingRendezvous):
     """The master forms the rings.
 
     Args:
-        meeting_place: makes that of this process, at an address of this machine.
+        place: where other members reach this process.
     """
 
-    def __init__(
-        self, session: MasterSession, meeting_place: Callable[[str], MeetingPlace]
-    ) -> None:
+    def __init__(self, session: MasterSession, place: MeetingPlace) -> None:
         self._master = session.master
         self.worker_id = session.worker_id
         self._heartbeat = session.heartbeat
         self._status = session.progress
         self._authority_s = _AUTHORITY * session.config.cluster.heartbeat_timeout_s
-        self.host = local_address(session.master.address.rpartition(":")[0])
+        self.host = own_host(session)
         self.meet_s = MEET_S
-        self._place = meeting_place(self.host)
+        self._place = place
 
     def next(self, ring: int, progress: int, *, handing_over: bool = False) -> pb.Ring:
         formed = self._ask(ring, progress, handing_over=handing_over)

@@ -1,0 +1,160 @@
+"""Where the other members of rings reach this process: a door, and the streams that wait behind it
+until this process is in the ring that they are for."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+import time
+from enum import IntEnum
+
+from torch_edl.wire.streams import Door, Stream, connect
+
+log = logging.getLogger(__name__)
+
+_GREETING = struct.Struct("<QIB")  # ring, rank of the sender, purpose
+_HANDSHAKE_S = 5.0
+_MOST_AT_ONCE = 64  # handshakes
+_PAUSE_S = 0.1
+_MOST_WAITING = 4096  # streams
+
+
+class Purpose(IntEnum):
+    """What a stream is for."""
+
+    MEET = 1  # rank 0 tells where all members are
+    NEXT = 2  # the member of the rank before sends its part of each collective
+    DIRECT = 3  # one member sends to another
+
+
+_Key = tuple[int, int, Purpose]
+
+
+class Meeting:
+    """A :class:`~torch_edl.engine.ring.group.MeetingPlace`, for all rings of this process.
+
+    A stream of an earlier ring is closed, and that of a later one kept: its sender has heard of the
+    ring first.
+
+    Args:
+        host: address of this machine for the other members.
+        token: of the job.
+
+    Raises:
+        UsageError: the token is too weak, or the address cannot be bound.
+    """
+
+    def __init__(self, host: str, token: str) -> None:
+        self._token = token
+        self._door = Door(host, token)
+        self.address = self._door.address
+        self._changed = threading.Condition()
+        self._waiting: dict[_Key, Stream] = {}
+        self._ring = 0  # streams of earlier rings are of no use
+        self._closed = False
+        self._handshakes = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        threading.Thread(target=self._accept, name="ring-door", daemon=True).start()
+
+    def enter(self, ring: int) -> None:
+        """From now on only streams of that ring and later ones are of use."""
+        with self._changed:
+            self._ring = max(self._ring, ring)
+            for key in [key for key in self._waiting if key[0] < self._ring]:
+                self._waiting.pop(key).close()
+
+    def connect(
+        self, address: str, ring: int, rank: int, purpose: Purpose, timeout_s: float
+    ) -> Stream:
+        """A stream to the member at an address, from that of ``rank``.
+
+        Raises:
+            OSError: the member is not there.
+            UsageError: the folder of certificates cannot be used.
+        """
+        return connect(address, _GREETING.pack(ring, rank, purpose), self._token, timeout_s)
+
+    def take(
+        self,
+        ring: int,
+        rank: int,
+        purpose: Purpose,
+        *,
+        deadline: float | None,
+        gone: threading.Event,
+    ) -> Stream:
+        """The stream of the member of that rank; waits for it.
+
+        Args:
+            deadline: of ``time.monotonic``; None: none.
+            gone: is set when nobody waits any more, before :meth:`wake`.
+
+        Raises:
+            TimeoutError: it did not come.
+            ConnectionAbortedError: ``gone``.
+        """
+        key = (ring, rank, purpose)
+        with self._changed:
+            while key not in self._waiting:
+                if gone.is_set():
+                    raise ConnectionAbortedError("the ring is closed")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"rank {rank} did not connect")
+                self._changed.wait(left)
+            return self._waiting.pop(key)
+
+    def wake(self) -> None:
+        """Those that wait look whether they are to go on."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody is awaited any more."""
+        self._closed = True
+        self._door.close()
+        with self._changed:
+            for stream in self._waiting.values():
+                stream.close()
+            self._waiting.clear()
+
+    def _accept(self) -> None:
+        while True:
+            self._handshakes.acquire()
+            try:
+                connection = self._door.accept()
+            except OSError as error:
+                self._handshakes.release()
+                if self._closed:
+                    return
+                log.warning("ring: a connection was not accepted: %s", error)
+                time.sleep(_PAUSE_S)  # too many files are open
+                continue
+            threading.Thread(
+                target=self._welcome, args=(connection,), name="ring-handshake", daemon=True
+            ).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        try:
+            found = self._door.welcome(connection, _HANDSHAKE_S)
+            if found is not None:
+                self._keep(*found)
+        finally:
+            self._handshakes.release()
+
+    def _keep(self, stream: Stream, greeting: bytes) -> None:
+        try:
+            ring, rank, purpose = _GREETING.unpack(greeting)
+            key = (ring, rank, Purpose(purpose))
+        except (struct.error, ValueError):
+            stream.close()
+            return
+        with self._changed:
+            if ring < self._ring or self._closed or len(self._waiting) >= _MOST_WAITING:
+                stream.close()
+                return
+            before, self._waiting[key] = self._waiting.get(key), stream
+            if before is not None:
+                before.close()
+            self._changed.notify_all()
