@@ -42,7 +42,7 @@ class Trained:
     def take(self, gradients: Sequence[Any]) -> None:
         """Takes the gradients of ``variables``; those of tables are in their stores."""
         pairs = zip(self._trained, gradients, strict=False)
-        self.gradients = {place.name: g for place, g in pairs if g is not None}
+        self.gradients = {place.name: _summed(g) for place, g in pairs if g is not None}
 
     def step(self) -> None:
         """Moves the model by the gradients in hand, unless a hook took them."""
@@ -86,6 +86,16 @@ class Trained:
         for layer in self.tables:
             if layer.store is not None:
                 layer.store.training = training
+
+
+def _summed(gradient: Any) -> Any:
+    """A gradient in which each row comes once. Keras adds the squares of slices, so that an id that
+    comes twice in a minibatch would have another step than on servers, in a ring or in torch."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def dense(gradient: Any) -> Any:

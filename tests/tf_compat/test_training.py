@@ -369,3 +369,17 @@ def test_the_penalties_of_a_model_are_in_its_loss() -> None:
     (loss,) = job.train((tf.ones((BATCH, 2)), None))
     assert loss == pytest.approx(0.01 * float((before**2).sum()), rel=1e-5)
     np.testing.assert_allclose(weight.value, before * (1 - 0.1 * 0.02), rtol=1e-5)
+
+
+def test_an_id_that_comes_twice_in_a_minibatch_has_one_gradient() -> None:
+    """As on servers, in a ring and in torch; Keras would add the squares of both."""
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), L.Embedding(4, 1)])
+    adagrad = keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=1e-12)
+    job = Job(model, adagrad, lambda labels, predictions: tf.reduce_sum(predictions), [])
+    before = job.trained.places[0].value.copy()
+    ids = np.full((BATCH, 2), 1)
+    ids[0] = [2, 3]
+    job.train((tf.constant(ids), None))
+    # The first step of Adagrad is as long as the rate, whatever the gradient.
+    moved = before - job.trained.places[0].value
+    np.testing.assert_allclose(moved[:, 0], [0, 1, 1, 1], atol=1e-5)
