@@ -93,13 +93,9 @@ class Batches:
 
     def _spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[list[Any]]:
         """The indices of this and all later minibatches, should nothing change."""
-        while (start := self.data.next_start(start, world)) < self.data.total:
-            part = self.data.part(start, rank, world)
-            for span in part.spans:
-                if span >= first:
-                    self._ahead.append(span)
-                    yield self._indices(span)
-            start += part.records
+        for span in self.data.spans(start, first, rank, world):
+            self._ahead.append(span)
+            yield self._indices(span)
 
     def _loader(self, indices: Iterator[list[Any]]) -> DataLoader[Any]:
         return DataLoader(self.dataset, batch_sampler=indices, **self._options)

@@ -222,8 +222,12 @@ class Feeder:
                 return self._batch(collated, mode, damaged)
         batch = self._batch(fed, mode, ())
         # Arrays become tensors, as in a task that is leased.
-        features, labels = (self._slice(p, 0, batch.size) for p in (batch.features, batch.labels))
-        return Batch(features, labels, batch.size)
+        return self.cut(batch, 0, batch.size)
+
+    def cut(self, batch: Batch, first: int, last: int) -> Batch:
+        """The samples ``first .. last - 1`` of a minibatch."""
+        features, labels = (self._slice(p, first, last) for p in (batch.features, batch.labels))
+        return Batch(features, labels, last - first)
 
     def _collated(self, dataset: Any, records: int) -> tuple[Any, Sequence[Damaged]]:
         """The dataset of a minibatch as one batch, and what was left out of it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -112,6 +112,13 @@ class Pass:
         if cut is None:
             cut = self._cuts[records, rank, world] = self._cut(records, rank, world)
         return Part(records, [(start + first, start + last) for first, last in cut])
+
+    def spans(self, start: int, first: Span, rank: int, world: int) -> Iterator[Span]:
+        """The minibatches of a member from ``first`` on, which is in the update at ``start``."""
+        while (start := self.next_start(start, world)) < self.total:
+            part = self.part(start, rank, world)
+            yield from (span for span in part.spans if span >= first)
+            start += part.records
 
     @cached_property
     def _cuts(self) -> dict[tuple[int, int, int], list[Span]]:

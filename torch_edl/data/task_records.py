@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch_edl.data.feeder import TaskReader
+from torch_edl.data.batch import Batch
+from torch_edl.data.feeder import FeedError, TaskReader
+from torch_edl.data.passes import Pass, Span
 from torch_edl.data.sources import Records, concat, cut
 from torch_edl.data.task_space import Piece, TaskSpace
 
+_AHEAD = 16  # minibatches that are made at once
 _KEPT = 2  # tasks in memory: a minibatch may reach from one into the next
 
 
@@ -49,3 +53,64 @@ class TaskRecords:
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return records
+
+
+class TaskBatches:
+    """The minibatches of one member of a ring, made in the training process.
+
+    Several are made at once, where ``make`` gives one sample for each record: what it does for each
+    call, such as to build a graph, costs more than what it does for each record.
+
+    Args:
+        make: a minibatch of records; raises FeedError.
+        cut: a part of a minibatch.
+    """
+
+    def __init__(
+        self,
+        records: TaskRecords,
+        data: Pass,
+        space: TaskSpace,
+        make: Callable[[Records], Batch],
+        cut: Callable[[Batch, int, int], Batch],
+    ) -> None:
+        self._records = records
+        self._data = data
+        self._space = space
+        self._make = make
+        self._cut = cut
+        self._ahead: dict[Span, Batch] = {}
+        self._place = (0, 0)
+
+    def take(self, span: Span, start: int, rank: int, world: int) -> Batch:
+        """The minibatch at ``span``, of the update at ``start``."""
+        if self._place != (rank, world) or span not in self._ahead:
+            self._place = (rank, world)
+            spans = self._data.spans(start, span, rank, world)
+            self._ahead = self._made(list(itertools.islice(spans, _AHEAD)))
+        found = self._ahead.pop(span, None)
+        return self.sample(span) if found is None else found
+
+    def sample(self, span: Span) -> Batch:
+        """The minibatch at ``span``."""
+        return self._make(self._read([span]))
+
+    def close(self) -> None:
+        """Forgets what was made ahead."""
+        self._ahead.clear()
+
+    def _read(self, spans: Sequence[Span]) -> Records:
+        pieces = [piece for span in spans for piece in self._space.pieces(span)]
+        return self._records.__getitems__(pieces)
+
+    def _made(self, spans: Sequence[Span]) -> dict[Span, Batch]:
+        """The minibatches at some spans; none if they cannot be made at once."""
+        ends = list(itertools.accumulate((last - first for first, last in spans), initial=0))
+        try:
+            whole = self._make(self._read(spans))
+        except FeedError:
+            return {}  # of one of them, which says so itself
+        if whole.size != ends[-1] or whole.damaged:
+            return {}  # nobody knows which samples are of which records
+        cuts = zip(spans, itertools.pairwise(ends), strict=True)
+        return {span: self._cut(whole, first, last) for span, (first, last) in cuts}
