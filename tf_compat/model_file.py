@@ -6,8 +6,8 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, NoReturn
+from functools import cached_property, partial
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,7 @@ from tf_compat.embedding import TableLayer
 from tf_compat.names import layers
 from tf_compat.optimizers import optimizer_config
 from tf_compat.replica import Replica
+from tf_compat.replicated import KerasModel as ReplicatedModel
 from tf_compat.served import KerasModel
 from tf_compat.step import Step, body
 from tf_compat.tables import bind, set_defaults, swap_large
@@ -25,17 +26,19 @@ from tf_compat.trained import Trained
 from tf_compat.values import TensorFlowValues
 from torch_edl.config import JobConfig
 from torch_edl.data.batch import Batch
+from torch_edl.data.passes import Pass
+from torch_edl.data.task_records import TaskBatches, TaskRecords
 from torch_edl.data.task_space import TaskSpace
-from torch_edl.data.tasks import Tasks
 from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.meeting import Meeting
+from torch_edl.engine.ring.rendezvous import MasterRendezvous, own_host
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.environment import ENV_TOKEN
-from torch_edl.errors import UnsupportedOptimizerError, UsageError
-from torch_edl.frameworks import TENSORFLOW
+from torch_edl.errors import ContractError, UnsupportedOptimizerError, UsageError
 from torch_edl.master_client.session import MasterSession
-from torch_edl.trainer.one_off import OneOffTasks
-from torch_edl.trainer.source import FileSource
+from torch_edl.trainer.lockstep import watermarks
 from torch_edl.trainer.user_model import UserModel
 from torch_edl.wire import master_pb2 as pb
 
@@ -84,7 +87,6 @@ class ModelFile(UserModel):
         report = pb.ReportModelRequest(
             optimizer=type(self.optimizer).__name__,
             dense_elements=sum(int(tf.size(v)) for v in self.model.trainable_variables),
-            ring_error=TENSORFLOW.ring_error,
         )
         try:
             optimizer_config(self.optimizer)
@@ -155,15 +157,23 @@ class ModelFile(UserModel):
         master.heartbeat.on_servers = engine.follow
         return engine
 
-    def ring_engine(self, master: MasterSession, space: TaskSpace) -> NoReturn:
-        raise UsageError(f"--strategy allreduce: {TENSORFLOW.ring_error}")
+    def ring_engine(self, master: MasterSession, space: TaskSpace) -> RingEngine:
+        trained = self._trained
+        if trained.tables:
+            raise ContractError(
+                f"{self.contract.path}: {', '.join(layer.table for layer in trained.tables)}: rows "
+                "of tf_compat embeddings are not summed over a ring; use --strategy ps, or "
+                "keras.layers.Embedding"
+            )
+        meeting = Meeting(own_host(master), os.environ[ENV_TOKEN])
+        replica = Replica(trained, self.config.train.seed)
+        engine = RingEngine(
+            ReplicatedModel(trained, replica, meeting), MasterRendezvous(master, meeting),
+            watermarks=partial(watermarks, space),
+        )  # fmt: skip
+        master.heartbeat.on_broken_ring = engine.membership.interrupt
+        return engine
 
-    def ring_source(
-        self,
-        engine: Any,
-        space: TaskSpace,
-        tasks: Tasks,
-        one_off: OneOffTasks,
-        master: MasterSession,
-    ) -> FileSource:
-        raise AssertionError("there is no ring engine")
+    def batches(self, records: TaskRecords, data: Pass, space: TaskSpace) -> TaskBatches:
+        make = partial(self.feeder.batch, shard=space.task(0).shard)
+        return TaskBatches(records, data, space, make, self.feeder.cut)

@@ -1,8 +1,10 @@
-"""The state of a Keras model that one process holds alone, in checkpoints and out of them."""
+"""The state of a Keras model that a process holds whole: in checkpoints, and on the way to another
+member of a ring."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,36 +16,39 @@ from tf_compat.trained import Trained
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 _STEM = "shard-0-of-1"
 _MODEL, _OPTIMIZER = f"{_STEM}.dense.safetensors", f"{_STEM}.optimizer.safetensors"
 
 
 class Replica:
-    """See :class:`~torch_edl.engine.local.HeldModel`."""
+    """See :class:`~torch_edl.engine.local.HeldModel` and
+    :class:`~torch_edl.engine.ring.replicated.SharedReplica`."""
 
     def __init__(self, trained: Trained, seed: int) -> None:
         self.model = trained.model
         self._trained = trained
         self._seed = seed
-        self._step = 0
+        self.position = Position()
 
     @property
     def step(self) -> int:
-        return self._step
+        return self.position.step
 
     def count(self, minibatches: int) -> None:
-        self._step += minibatches
+        self.position.step += minibatches
 
     def check_tables(self) -> None:
         self._trained.hold_rows(self._seed)
 
     def snapshot(self, watermarks: Watermarks) -> Callable[[Path], Snapshot]:
-        trained, version = self._trained, self._step
+        trained, version = self._trained, self.position.step
         model = {place.name: place.value.copy() for place in trained.places}
         slots = {
             str(number): np.asarray(variable).copy()
@@ -54,21 +59,66 @@ class Replica:
             table.core.end_snapshot()  # of a copy that was never written
             table.core.begin_snapshot()
         # No optimizers and schedulers of torch, whose worker says so when it is to resume this.
-        header = {"position": {"step": version}, "optimizers": [], "stateful": [],
-                  "keras": type(trained.optimizer).__name__}  # fmt: skip
+        header = json.dumps({**self._header(), "optimizers": [], "stateful": []})
 
         def write_to(directory: Path) -> Snapshot:
             directory.mkdir(parents=True, exist_ok=True)
             written = {
                 **files.write_tables(tables, directory, _STEM),
                 _MODEL: files.write(directory / _MODEL, model, {"format": "pt"}),
-                _OPTIMIZER: files.write(
-                    directory / _OPTIMIZER, slots, {"state": json.dumps(header)}
-                ),
+                _OPTIMIZER: files.write(directory / _OPTIMIZER, slots, {"state": header}),
             }
             return Snapshot(files=written, watermarks=watermarks, version=version)
 
         return write_to
+
+    def outgoing(self) -> tuple[dict[str, Any], list[Bytes]]:
+        values = [np.ascontiguousarray(variable) for _, variable in self._variables()]
+        header = {**self._header(), "tensors": self._described()}
+        return header, [value.reshape(-1).view(np.uint8) for value in values]
+
+    def incoming(self, header: dict[str, Any]) -> tuple[list[Bytes], Callable[[], None]]:
+        keras, described = self._header()["keras"], self._described()
+        if (header.get("keras"), header["tensors"]) != (keras, described):
+            raise CheckpointError(
+                f"the other members of the ring have another model, or not {keras}: start all "
+                "workers with the same model file and the same arguments after --"
+            )
+        variables = [variable for _, variable in self._variables()]
+        values = [np.empty_like(np.asarray(variable), order="C") for variable in variables]
+
+        def take() -> None:
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            self.position = Position(**header["position"])
+
+        return [value.reshape(-1).view(np.uint8) for value in values], take
+
+    def digest(self) -> int:
+        found = 0
+        for place in self._trained.trained:
+            found = zlib.crc32(np.ascontiguousarray(place.variable).tobytes(), found)
+        return found
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "position": vars(self.position).copy(),
+            "keras": type(self._trained.optimizer).__name__,
+        }
+
+    def _variables(self) -> list[tuple[str, Any]]:
+        """All that training changes, by names that are the same in every process."""
+        optimizer = enumerate(self._trained.optimizer.variables)
+        return [
+            *((place.name, place.variable) for place in self._trained.places),
+            *((f"optimizer.{number}", variable) for number, variable in optimizer),
+        ]
+
+    def _described(self) -> list[list[Any]]:
+        return [
+            [name, str(variable.dtype), [int(size) for size in variable.shape]]
+            for name, variable in self._variables()
+        ]
 
     def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
         source = CheckpointReader(folder, values_only=values_only, strategy=strategy)
@@ -94,7 +144,7 @@ class Replica:
             if not slots or slots[str(number)].shape != tuple(variable.shape):
                 raise CheckpointError(f"{path}: the state of another model")
             variable.assign(slots[str(number)])
-        self._step = int(header["position"]["step"])
+        self.position = Position(**header["position"])
 
 
 def load_values(trained: Trained, source: CheckpointReader, where: object) -> None:

@@ -28,21 +28,30 @@ class Trained:
         self.gradients: dict[str, Any] = {}
         """Of the minibatch in hand, by the name of the variable; a variable that the loss does not
         depend on has none."""
-        self._trained = [place for place in self.places if place.trainable]
+        self.trained = [place for place in self.places if place.trainable]
+        """Those that gradients move."""
         anchors = [layer.anchor for layer in self.tables if layer.anchor.trainable]
-        self.variables = [*(place.variable for place in self._trained), *anchors]
+        self.variables = [*(place.variable for place in self.trained), *anchors]
         """What the tape watches: those of ``places`` that are trained, and the tables."""
-        optimizer.build([place.variable for place in self._trained])
+        optimizer.build([place.variable for place in self.trained])
         self._before: list[Callable[[], None]] = []
+        self._on_gradients: list[Callable[[], None]] = []
 
-    def before_step(self, hook: Callable[[], None]) -> None:
-        """Calls ``hook`` before each step."""
+    def before_step(self, hook: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``hook`` before each step; returns what ends that."""
         self._before.append(hook)
+        return lambda: self._before.remove(hook)
+
+    def on_gradients(self, hook: Callable[[], None]) -> None:
+        """Calls ``hook`` when :meth:`take` has the gradients of a minibatch."""
+        self._on_gradients.append(hook)
 
     def take(self, gradients: Sequence[Any]) -> None:
         """Takes the gradients of ``variables``; those of tables are in their stores."""
-        pairs = zip(self._trained, gradients, strict=False)
+        pairs = zip(self.trained, gradients, strict=False)
         self.gradients = {place.name: _summed(g) for place, g in pairs if g is not None}
+        for hook in self._on_gradients:
+            hook()
 
     def step(self) -> None:
         """Moves the model by the gradients in hand, unless a hook took them."""
@@ -53,7 +62,7 @@ class Trained:
             rates = learning_rates(self.optimizer, int(self.optimizer.iterations))
             for rows in local:
                 rows.step(rates or [float(self.optimizer.learning_rate)])
-        pairs = [(self.gradients[p.name], p.variable) for p in self._trained
+        pairs = [(self.gradients[p.name], p.variable) for p in self.trained
                  if p.name in self.gradients]  # fmt: skip
         if pairs:
             self.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])

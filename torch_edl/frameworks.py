@@ -23,8 +23,6 @@ class Framework:
     module: str
     """Has ``warm_up``, ``load_contract`` and ``ModelFile``
     (:class:`~torch_edl.trainer.user_model.UserModel`)."""
-    ring_error: str = ""
-    """Why no ring trains its models, and what does; empty: one can."""
 
     def load(self) -> Any:
         """Imports the module, and the framework with it.
@@ -47,8 +45,6 @@ TORCH = Framework("torch", "PyTorch", frozenset({"torch"}), "torch_edl.trainer.m
 TENSORFLOW = Framework(
     "tensorflow", "TensorFlow", frozenset({"tensorflow", "keras", "tf_compat"}),
     "tf_compat.model_file",
-    "TensorFlow has no elastic ring; use --strategy ps, or --strategy local with one worker, or "
-    "write the model file for PyTorch",
 )  # fmt: skip
 
 

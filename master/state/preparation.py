@@ -146,7 +146,6 @@ class Preparation:
             large_embedding=config.train.large_embedding,
             # Nothing is optimized in an evaluation or a prediction.
             optimizer_error=model.optimizer_error if config.trains else "",
-            ring_error=model.ring_error,
             trains=config.trains,
             script=config.kind == "script",
         )

@@ -1,9 +1,10 @@
 """A model of torch and the same model of Keras, from equal weights on equal data: their losses and
-parameters stay equal for 200 steps, alone and on servers."""
+parameters stay equal for 200 steps, alone, on servers and in a ring of two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+import tf_compat
+import torch_edl.nn
 from tests.tf_compat.installed import keras, tf
+from tests.tf_compat.members import (
+    HOST,
+    Rendezvous,
+    first_ring,
+    keras_engine,
+    part,
+    run,
+    together,
+)
 from tests.unit.engine.conftest import TOKEN, start_servers
 from tf_compat.contract import load_contract as load_keras
+from tf_compat.names import Place
 from tf_compat.replica import Replica as KerasReplica
 from tf_compat.served import KerasModel
 from tf_compat.step import Step as KerasStep
@@ -25,6 +38,9 @@ from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.replica import Replica
+from torch_edl.engine.ring.engine import RingEngine
+from torch_edl.engine.ring.process_group import StoreServer
+from torch_edl.engine.ring.torch_model import TorchModel as ReplicatedModel
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.master_client.heartbeat import WorkerStatus
@@ -193,3 +209,128 @@ def test_both_frameworks_learn_the_same(
     assert max(abs(moved[label] - value).max() for label, value in begin.items()) > 0.001
     theirs.engine.close()
     ours.engine.close()
+
+
+# ---- a ring of two ----
+
+FIRST = 20  # records of rank 0 in an update; rank 1 has the rest of them
+ROWS, BUCKETS = 1000, 50
+
+
+class Members:
+    """Two members of a ring, and their models."""
+
+    def __init__(self) -> None:
+        self.engines: list[RingEngine] = []
+        self.bodies: list[Callable[[Batch], float]] = []
+        self.store: StoreServer | None = None
+
+    def train(self, batches: list[tuple[Any, Any]]) -> list[float]:
+        """The loss of each update, over both members."""
+
+        def member(rank: int) -> list[float]:
+            engine, losses = self.engines[rank], []
+            engine.join()
+            assert (engine.membership.rank, engine.membership.world) == (rank, 2)
+            span = slice(0, FIRST) if rank == 0 else slice(FIRST, BATCH)
+            for number, (features, labels) in enumerate(batches):
+                several = isinstance(features, tuple)
+                mine = tuple(f[span] for f in features) if several else features[span]
+                batch = Batch(mine, labels[span], span.stop - span.start)
+                update = part(number * BATCH, BATCH, batch, offset=span.start)
+                losses.append(run(engine, self.bodies[rank], update) * batch.size / BATCH)
+            return losses
+
+        found = together([lambda: member(0), lambda: member(1)], self.engines)
+        digests = [engine.replica.digest() for engine in self.engines]
+        assert digests[0] == digests[1]
+        return [one + two for one, two in zip(*found, strict=True)]
+
+
+def plain_embedding(dim: int) -> torch.nn.Module:
+    """As the ring sums them: a table of ours lives on servers."""
+    made = torch.nn.Embedding(ROWS, dim)
+    torch.nn.init.normal_(made.weight, std=0.03)
+    return made
+
+
+def torch_ring(name: str, make: Callable[..., Any]) -> Members:
+    """Two members; the second begins with another model than the first."""
+    made = Members()
+    made.store = store = StoreServer(HOST)
+    contract = load_torch(str(EXAMPLES / name / "model.py"))
+    contract.model.__globals__["BUCKETS"] = BUCKETS
+    for rank in range(2):
+        torch.manual_seed(rank)
+        model = contract.make_model()
+        optimizer = make(model.parameters())
+        replica = ReplicatedModel(Replica(model, [optimizer]))
+        engine = RingEngine(replica, Rendezvous(rank, iter([first_ring(store.address, [0, 1])])))
+        step = Step(contract, model, on_nan="stop", log_layers="")
+        made.engines.append(engine)
+        made.bodies.append(contract_body(step, engine, optimizer, None))
+    return made
+
+
+def keras_ring(name: str, make: Callable[[], Any], stack: ExitStack) -> Members:
+    """As above."""
+    made, addresses = Members(), []
+    contract = load_keras(str(EXAMPLES / name / "model_tf.py"))
+    contract.model.__globals__["BUCKETS"] = BUCKETS
+
+    def rings(address: str) -> Iterator[pb.Ring]:
+        addresses.append(address)
+        return iter([first_ring(addresses[0], [0, 1])])
+
+    for rank in range(2):
+        keras.utils.set_random_seed(rank)
+        trained = Trained(contract.make_model(), make())
+        engine = stack.enter_context(keras_engine(trained, rank, rings))
+        step = KerasStep(contract, trained, on_nan="stop", compiled=False)
+        made.engines.append(engine)
+        made.bodies.append(keras_body(step, engine, trained))
+    return made
+
+
+@pytest.mark.usefixtures("no_arguments")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wide_deep",
+        pytest.param("mnist", marks=pytest.mark.slow),
+        pytest.param("deepfm", marks=pytest.mark.slow),
+    ],
+)
+def test_rings_of_both_frameworks_learn_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_edl.nn, "Embedding", lambda _, dim, **__: plain_embedding(dim))
+    monkeypatch.setattr(
+        tf_compat, "Embedding", lambda _, dim, **__: keras.layers.Embedding(ROWS, dim)
+    )
+    make_batch, torch_optimizer, keras_optimizer = MODELS[name]
+    random = np.random.default_rng(5)
+    pairs = [make_batch(random) for _ in range(STEPS)]
+    with ExitStack() as stack:
+        theirs = torch_ring(name, torch_optimizer)
+        ours = keras_ring(name, keras_optimizer, stack)
+        first, second = [
+            {n: p.detach().numpy() for n, p in engine.model.named_parameters()}
+            for engine in theirs.engines
+        ]
+        begin = {label: value.copy() for label, value in first.items()}
+
+        def places(rank: int) -> dict[str, Place]:
+            found = Trained(ours.engines[rank].model, keras_optimizer()).places
+            return {place.name.replace("weights_of_ids", "weights"): place for place in found}
+
+        for label, place in places(0).items():
+            place.assign(begin[label])
+        wanted = theirs.train([one for one, _ in pairs])
+        losses = ours.train([two for _, two in pairs])
+        np.testing.assert_allclose(losses, wanted, rtol=0, atol=1e-5)
+        assert places(1).keys() == second.keys()
+        for label, place in places(1).items():
+            np.testing.assert_allclose(place.value, second[label], rtol=0, atol=1e-5, err_msg=label)
+        assert max(abs(second[label] - value).max() for label, value in begin.items()) > 0.001
+        together([engine.close for engine in theirs.engines])

@@ -70,7 +70,6 @@ def _how(
         max_workers=cluster.max_workers,
         large_embedding=config.train.large_embedding,
         optimizer_error=model.optimizer_error,
-        ring_error=model.ring_error,
     )
     least, most = cluster.min_workers, cluster.max_workers
     rows = [("model", f"{model.dense_elements:,} dense parameters, {model.optimizer}")]

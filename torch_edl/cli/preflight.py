@@ -60,8 +60,6 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
 def _check_framework(config: JobConfig, shown: str) -> None:
     """Raises UsageError for what the framework of the model file does not have."""
     framework, train, data = framework_of(config.model_file), config.train, config.data
-    if train.strategy == "allreduce" and framework.ring_error:
-        raise UsageError(f"--strategy allreduce: {framework.ring_error}")
     used = {
         "--tf-function": (train.tf_function, TENSORFLOW),
         "--loader-workers": (data.loader_workers, TORCH),

@@ -24,7 +24,6 @@ def choose(
     max_workers: int,
     large_embedding: int,
     optimizer_error: str = "",
-    ring_error: str = "",
     trains: bool = True,
     script: bool = False,
 ) -> Choice:
@@ -34,7 +33,6 @@ def choose(
         wanted: ``auto``, ``ps``, ``allreduce`` or ``local``.
         large_embedding: tables of more elements belong on servers.
         optimizer_error: why the servers cannot run the optimizer; empty: they can.
-        ring_error: why the members of a ring cannot train the model; empty: they can.
         trains: false for an evaluation or a prediction, where nothing is reduced.
         script: one worker of a training script is a ring of one, which others may join.
 
@@ -46,20 +44,17 @@ def choose(
             f"--workers {max_workers}: the strategy local runs one worker; "
             "use --workers 1, --strategy allreduce or --strategy ps"
         )
-    if wanted == "allreduce" and ring_error:
-        raise UsageError(f"--strategy allreduce: {ring_error}")
     if wanted == "allreduce":
         _check_allreduce(embeddings, trains)
-    rings = trains and not ring_error
     choice = _from_model(
-        wanted, embeddings, max(2, max_workers) if script else max_workers, large_embedding, rings
+        wanted, embeddings, max(2, max_workers) if script else max_workers, large_embedding, trains
     )
     if choice.name == "allreduce" and script and wanted == "auto":
         choice = Choice(name="allreduce", reason="no large embedding")
     if choice.name == "ps" and optimizer_error:
         # Whole models run with any torch optimizer, but the rows of a table need a kernel.
         dynamic = any(e.dynamic for e in embeddings)
-        alone = ring_error or (max_workers == 1 and not script)
+        alone = max_workers == 1 and not script
         other = "local" if alone else "allreduce"
         raise UsageError(
             optimizer_error + ("" if dynamic else f", or train with --strategy {other}")
@@ -77,8 +72,8 @@ def _check_allreduce(embeddings: Sequence[pb.EmbeddingReport], trains: bool) -> 
         if embedding.dynamic:
             bound = "" if embedding.num_embeddings else " has no bound and"
             raise UsageError(
-                f"--strategy allreduce: embedding {embedding.name}{bound} is a torch_edl.nn "
-                "module, whose rows live on servers; use --strategy ps, or torch.nn.Embedding"
+                f"--strategy allreduce: embedding {embedding.name}{bound} is a table of torch-edl, "
+                "whose rows live on servers; use --strategy ps, or an Embedding of the framework"
             )
 
 
@@ -87,7 +82,7 @@ def _from_model(
     embeddings: Sequence[pb.EmbeddingReport],
     max_workers: int,
     large_embedding: int,
-    rings: bool,
+    trains: bool,
 ) -> Choice:
     if wanted != "auto":
         flags = "--ps or --strategy ps" if wanted == "ps" else f"--strategy {wanted}"
@@ -105,6 +100,6 @@ def _from_model(
             )
     if max_workers == 1:
         return Choice(name="local", reason="no large embedding, and one worker")
-    if not rings:
+    if not trains:
         return Choice(name="ps", reason=f"up to {max_workers} workers share one model")
     return Choice(name="allreduce", reason=f"no large embedding, and up to {max_workers} workers")

@@ -56,14 +56,13 @@ class SourceShard(_message.Message):
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ..., size: _Optional[int] = ..., mtime_ns: _Optional[int] = ...) -> None: ...
 
 class ReportModelRequest(_message.Message):
-    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "ring_error", "preprocessing")
+    __slots__ = ("embeddings", "dense_elements", "optimizer", "optimizer_error", "shards", "custom_source", "preprocessing")
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     DENSE_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_ERROR_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_SOURCE_FIELD_NUMBER: _ClassVar[int]
-    RING_ERROR_FIELD_NUMBER: _ClassVar[int]
     PREPROCESSING_FIELD_NUMBER: _ClassVar[int]
     embeddings: _containers.RepeatedCompositeFieldContainer[EmbeddingReport]
     dense_elements: int
@@ -71,9 +70,8 @@ class ReportModelRequest(_message.Message):
     optimizer_error: str
     shards: _containers.RepeatedCompositeFieldContainer[SourceShard]
     custom_source: bool
-    ring_error: str
     preprocessing: str
-    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., ring_error: _Optional[str] = ..., preprocessing: _Optional[str] = ...) -> None: ...
+    def __init__(self, embeddings: _Optional[_Iterable[_Union[EmbeddingReport, _Mapping]]] = ..., dense_elements: _Optional[int] = ..., optimizer: _Optional[str] = ..., optimizer_error: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[SourceShard, _Mapping]]] = ..., custom_source: _Optional[bool] = ..., preprocessing: _Optional[str] = ...) -> None: ...
 
 class ReportModelResponse(_message.Message):
     __slots__ = ()

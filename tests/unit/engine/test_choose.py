@@ -71,7 +71,7 @@ def test_an_explicit_wish_counts(wanted: str, flags: str) -> None:
 
 
 def test_rows_of_ours_cannot_be_in_a_ring() -> None:
-    with pytest.raises(UsageError, match=r"embedding bounded is a torch_edl.nn module"):
+    with pytest.raises(UsageError, match=r"embedding bounded is a table of torch-edl"):
         pick("allreduce", SMALL, BOUNDED)
     with pytest.raises(UsageError, match=r"embedding rows has no bound.*use --strategy ps"):
         pick("allreduce", SMALL, UNBOUNDED)

@@ -1,0 +1,197 @@
+"""Sums the gradients of a Keras model over a ring: one flat array, after the tape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_compat.trained import Trained, dense
+from torch_edl.engine.ring.group import RingBrokenError
+from torch_edl.engine.ring.replicated import Phase, Receive, Send
+from torch_edl.engine.ring.stream_group import StreamGroup
+
+Array = npt.NDArray[Any]
+
+_UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
+
+
+class Reducer:
+    """See :class:`~torch_edl.engine.ring.replicated.Reducer`.
+
+    Gradients travel in float32, or in float64 where a variable has that type. Slices, as those of a
+    ``keras.layers.Embedding``, are made dense. Behind the gradients travel who has which of them,
+    two sums of shares, the control numbers, and what normalizations have measured: all members take
+    that of one member, as in a ring of torch.
+    """
+
+    def __init__(self, trained: Trained, controls: int, send: Send, receive: Receive) -> None:
+        self.phase = Phase.IDLE
+        self.failure = ""
+        self.covered = 1.0
+        self._trained = trained
+        self._send, self._receive = send, receive
+        self._group: StreamGroup | None = None
+        self._places = trained.trained
+        self._buffers = [place.variable for place in trained.places if place.is_buffer]
+        self._measured = [each for each in self._buffers if _is_float(each)]
+        self._saved: list[Array] = []
+        variables = [place.variable for place in self._places]
+        self._dtype = np.dtype("f8" if any(v.dtype == "float64" for v in variables) else "f4")
+        self._spans = _spans(variables)
+        gradients = self._spans[-1].stop if self._spans else 0
+        self._told = slice(gradients, gradients + len(variables) + 2 + controls)
+        self._statistics = [
+            slice(span.start + self._told.stop, span.stop + self._told.stop)
+            for span in _spans(self._measured)
+        ]
+        end = self._statistics[-1].stop if self._statistics else self._told.stop
+        self._flat: Array = np.zeros(end, self._dtype)
+        self._share = 1.0
+        self._share_before = 0.0  # of the minibatches before, in this update
+        self._leads = True
+        self._has: set[int] = set()
+        """Numbers of the variables whose gradient is in the array."""
+        trained.on_gradients(self._take)
+
+    def use(self, group: StreamGroup | None) -> None:
+        self._group = group
+        self._reset()
+
+    def begin_update(self, *, can_undo: bool = False) -> None:
+        self._reset()
+        if can_undo:
+            self._saved = [np.asarray(variable).copy() for variable in self._buffers]
+
+    def begin_minibatch(self, share: float, *, last: bool = True, leads: bool = True) -> None:
+        self._clear_unusable()
+        self._share, self._leads = share, leads
+        if self.phase is Phase.BROKEN:
+            return
+        if self._group is None and share == 1.0:
+            self.phase = Phase.LOCAL
+        else:
+            self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
+
+    def begin_warm_up(self) -> None:
+        self.begin_update(can_undo=True)
+        self.phase = Phase.WARM_UP
+
+    def reduce_nothing(self) -> None:
+        self._clear_unusable()
+        self.phase, self._share = Phase.REDUCE, 0.0
+        self._take()
+
+    def end_update(self) -> None:
+        self._clear_unusable()
+        self.phase = Phase.IDLE
+
+    def undo_update(self) -> None:
+        self._reset()
+        for variable, value in zip(self._buffers, self._saved, strict=True):
+            variable.assign(value)
+        self.clear_gradients()
+
+    def clear_gradients(self) -> None:
+        self._trained.gradients = {}
+
+    def fail(self, why: str) -> None:
+        if self.phase is not Phase.BROKEN:
+            self.phase, self.failure = Phase.BROKEN, why
+
+    def before_step(self, optimizer: Any, *, live: bool) -> None:
+        assert live, "the body of a model file steps only then"
+
+    def after_step(self) -> None:
+        """Nothing was hidden from the optimizer."""
+
+    def forbid_accumulation(self) -> None:
+        """The gradients of a tape are never added to those before."""
+
+    def _reset(self) -> None:
+        self.phase, self.failure = Phase.IDLE, ""
+        self._has.clear()
+        self._share_before = 0.0
+
+    def _clear_unusable(self) -> None:
+        if self.phase in _UNUSABLE:
+            self.clear_gradients()
+
+    def _take(self) -> None:
+        """The tape has given the gradients of a minibatch."""
+        if self.phase is Phase.LOCAL:  # an optimizer meets the same types in a ring of any size
+            given = self._trained.gradients
+            self._trained.gradients = {name: dense(each) for name, each in given.items()}
+        if self.phase not in (Phase.ACCUMULATE, Phase.REDUCE):
+            return
+        self._add()
+        if self.phase is Phase.ACCUMULATE:
+            self._share_before += self._share
+            self.phase = Phase.ACCUMULATED
+            return
+        self._reduce()
+        if self.phase is Phase.REDUCE:
+            self.phase = Phase.REDUCED
+
+    def _add(self) -> None:
+        """Adds the gradients in hand to the array, weighted."""
+        if not self._share:
+            return  # zero times what is not finite would be no zero
+        for number, place in enumerate(self._places):
+            gradient = self._trained.gradients.get(place.name)
+            if gradient is None:
+                continue
+            value = np.asarray(dense(gradient)).reshape(-1)
+            part = self._flat[self._spans[number]]
+            if number in self._has:
+                part += value.astype(self._dtype) * self._share
+            else:
+                np.multiply(value, self._share, out=part, dtype=self._dtype, casting="unsafe")
+                self._has.add(number)
+
+    def _reduce(self) -> None:
+        """Sums the array over all members, and gives the optimizer its gradients."""
+        flat, told, count = self._flat, self._flat[self._told], len(self._places)
+        has = [float(number in self._has) for number in range(count)]
+        for number, span in enumerate(self._spans):
+            if not has[number]:
+                flat[span] = 0
+        told[: count + 2] = [*has, self._share, self._share_before]
+        if self._group is not None:
+            told[count + 2 :] = self._send()
+            for variable, span in zip(self._measured, self._statistics, strict=True):
+                flat[span] = np.asarray(variable).reshape(-1) if self._leads else 0
+            try:
+                self._group.allreduce(flat)
+            except RingBrokenError as error:
+                self.fail(str(error))
+                return
+        sums: list[float] = told.tolist()
+        self.covered = sums[count] + sums[count + 1]
+        if self._group is not None:
+            if why := self._receive(sums[count + 2 :]):
+                self.fail(why)
+                return
+            for variable, span in zip(self._measured, self._statistics, strict=True):
+                variable.assign(flat[span].reshape(variable.shape))
+        self._trained.gradients = {
+            place.name: tf.cast(flat[span].reshape(place.variable.shape), place.variable.dtype)
+            for place, span, n in zip(self._places, self._spans, sums[:count], strict=True)
+            if n
+        }
+
+
+def _spans(variables: list[Any]) -> list[slice]:
+    """The parts of a flat array that the variables have, one after the other."""
+    spans, start = [], 0
+    for variable in variables:
+        end = start + int(np.prod(variable.shape, dtype=np.int64))
+        spans.append(slice(start, end))
+        start = end
+    return spans
+
+
+def _is_float(variable: Any) -> bool:
+    return bool(tf.as_dtype(variable.dtype).is_floating)

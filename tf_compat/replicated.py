@@ -1,0 +1,40 @@
+"""A Keras model that every member of a ring holds whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tf_compat.reducer import Reducer
+from tf_compat.replica import Replica
+from tf_compat.trained import Trained
+from torch_edl.engine.ring.meeting import Meeting
+from torch_edl.engine.ring.replicated import Receive, Send
+from torch_edl.engine.ring.stream_group import StreamGroup
+
+
+class KerasModel:
+    """See :class:`~torch_edl.engine.ring.replicated.Replicated`.
+
+    Args:
+        meeting: where other members reach this process.
+    """
+
+    def __init__(self, trained: Trained, replica: Replica, meeting: Meeting) -> None:
+        self.replica = replica
+        self._trained = trained
+        self._meeting = meeting
+
+    def reducer(self, controls: int, send: Send, receive: Receive) -> Reducer:
+        return Reducer(self._trained, controls, send, receive)
+
+    def attach(
+        self, before_step: Callable[[Any], None], after_step: Callable[[], None]
+    ) -> Callable[[], None]:
+        trained = self._trained
+        return trained.before_step(lambda: before_step(trained.optimizer))
+
+    def connect(
+        self, store: str, ring: int, rank: int, size: int, *, host: str, meet_s: float
+    ) -> StreamGroup:
+        return StreamGroup(self._meeting, store, ring, rank, size, meet_s=meet_s)
