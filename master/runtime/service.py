@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
+from master.state.agent_calls import AgentCalls
 from master.state.calls import Calls
 from master.state.job import Job, JobEvent
 from master.state.server_calls import ServerCalls
 from master.state.spare_calls import SpareCalls
 from master.state.status import LogPath, describe
+from master.state.user_calls import UserCalls
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.wire import master_pb2 as pb
@@ -124,7 +126,7 @@ class Service:
     def handlers(self) -> dict[str, Handler]:
         """Method name to handler."""
         calls, now, wait, leasing = self._calls, self._at_once, self._waiting, self._leasing
-        servers = ServerCalls(self.job)
+        servers, agents, user = ServerCalls(self.job), AgentCalls(self.job), UserCalls(self.job)
         handlers: dict[str, Handler] = {
             "AwaitPlace": wait(
                 SpareCalls(self.job).await_place, _PLACE_WAIT_S, pb.AwaitPlaceResponse
@@ -161,16 +163,16 @@ class Service:
             "StandBy": wait(calls.stand_by, _RING_WAIT_S, pb.JoinRingResponse),
             "LeaveRing": now(calls.leave_ring, keep=True),
             "ReportCheckpoint": now(calls.report_checkpoint, keep=True),
-            "AgentReport": now(calls.agent_report, keep=True),
+            "AgentReport": now(agents.agent_report, keep=True),
             "PodReport": self._pod_report,
-            "JoinRound": wait(calls.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
-            "GetRound": now(calls.get_round, keep=True),
-            "LeaveRound": now(calls.leave_round, keep=True),
-            "CloseRounds": now(calls.close_rounds, keep=True),
+            "JoinRound": wait(agents.join_round, _RING_WAIT_S, pb.JoinRoundResponse),
+            "GetRound": now(agents.get_round, keep=True),
+            "LeaveRound": now(agents.leave_round, keep=True),
+            "CloseRounds": now(agents.close_rounds, keep=True),
             "GetStatus": self._status,
-            "Scale": now(calls.scale, keep=True),
-            "Stop": now(calls.stop, keep=True),
-            "AddEvents": now(calls.add_events),
+            "Scale": now(user.scale, keep=True),
+            "Stop": now(user.stop, keep=True),
+            "AddEvents": now(user.add_events),
         }
         return {name: _checked(handler) for name, handler in handlers.items()}
 

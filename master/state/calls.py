@@ -1,6 +1,5 @@
-"""The calls of workers, servers, agents and the user: each is an event of the job, and its answer.
-Pure. The schemas in ``torch_edl/wire`` say what each call is for.
-"""
+"""The calls of workers: each is an event of the job, and its answer. Pure. The schemas in
+``torch_edl/wire`` say what each call is for."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from master.state.job import Job
 from master.state.membership import Member
 from master.state.processes import STARTING
-from master.state.script_workforce import ScriptWorkforce
 from master.state.tasks import TaskQueue
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
@@ -69,7 +67,7 @@ class Calls:
         Raises:
             UsageError: the job trains a model file, or another worker reported other data.
         """
-        self._agents()
+        self._require_script()
         job = self._job
         if job.lifecycle.outcome is None:
             job.prepare(job.preparation.data_reported(request.data), now)
@@ -91,7 +89,7 @@ class Calls:
         Raises:
             UsageError: the job trains a model file.
         """
-        self._agents()
+        self._require_script()
         job, fitting = self._job, self._job.tasks.fitting
         member = job.members.get(request.worker_id)
         if member is None or member.draining or job.lifecycle.ending:
@@ -369,74 +367,6 @@ class Calls:
             job.apply_all(job.checkpoints.written_by_ring(request.directory), now)
         return pb.ReportCheckpointResponse(accepted=accepted)
 
-    # ---- the user ----
-
-    def scale(self, request: pb.ScaleRequest, now: float) -> pb.ScaleResponse:
-        """Keep another number of workers, or of servers, from now on; or neither, if one of the
-        numbers cannot be.
-
-        Raises:
-            UsageError: a number is not possible.
-        """
-        job, said = self._job, []
-        if job.lifecycle.ending:
-            raise UsageError("the job is over: there is nothing to scale")
-        if request.servers:
-            job.server_move.require(request.servers)
-        if request.max_workers or not request.servers:
-            before = job.fleet.workers_wanted
-            job.workforce.scale(request)
-            said.append(f"workers: {before} before, {request.max_workers} from now on")
-        if request.servers:
-            before = job.fleet.servers.wanted
-            job.server_move.scale(request.servers)
-            said.append(f"parameter servers wanted: {before} before, {request.servers} from now on")
-        job.lifecycle.note("info", "; ".join(said), now)
-        return pb.ScaleResponse(text="; ".join(said))
-
-    def stop(self, request: pb.StopRequest, now: float) -> pb.StopResponse:
-        self._job.stop(request.reason or "asked to stop", now, at_once=request.at_once)
-        return pb.StopResponse()
-
-    def add_events(self, request: pb.AddEventsRequest, now: float) -> pb.AddEventsResponse:
-        """A command has done something to the job.
-
-        Raises:
-            UsageError: an event is not one.
-        """
-        self._job.lifecycle.log.add_from(request.source, request.events)
-        return pb.AddEventsResponse()
-
-    # ---- agents ----
-
-    def agent_report(self, request: pb.AgentReportRequest, now: float) -> pb.AgentReportResponse:
-        """An agent reports what its workers do.
-
-        Raises:
-            UsageError: the agent was asked to run something else than this job.
-        """
-        agents = self._agents()
-        self._job.apply_all(agents.agent_report(request, now), now)
-        self._job.conclude(now)
-        return agents.agent_answer(request.node)
-
-    def join_round(self, request: pb.JoinRoundRequest, now: float) -> pb.JoinRoundResponse | None:
-        answer, events = self._agents().join_round(request, now)
-        self._job.apply_all(events, now)
-        return answer
-
-    def get_round(self, request: pb.GetRoundRequest, now: float) -> pb.GetRoundResponse:
-        return self._agents().rounds.look(request.node, request.round, now)
-
-    def leave_round(self, request: pb.LeaveRoundRequest, now: float) -> pb.LeaveRoundResponse:
-        self._job.apply_all(self._agents().leave_round(request), now)
-        return pb.LeaveRoundResponse()
-
-    def close_rounds(self, request: pb.CloseRoundsRequest, now: float) -> pb.CloseRoundsResponse:
-        self._agents().close_rounds(request)
-        return pb.CloseRoundsResponse()
-
-    def _agents(self) -> ScriptWorkforce:
+    def _require_script(self) -> None:
         if self._job.agents is None:
             raise UsageError(f"job {self._job.config.name} trains a model file, not a script")
-        return self._job.agents

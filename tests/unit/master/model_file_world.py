@@ -25,6 +25,7 @@ from master.state.processes import RUNNING, Process
 from master.state.restart import from_state
 from master.state.server_calls import ServerCalls
 from master.state.tasks import steps_of
+from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpointing import CheckpointConfig
@@ -86,6 +87,7 @@ class World:
             self.config, fleet, folder=Path("/job"), resumed=resumed, preprocessing=preprocessing
         )
         self.calls = Calls(self.job, cores=8)
+        self.user_calls = UserCalls(self.job)
         self.servers = ServerCalls(self.job)
         self.silent: set[int] = set()
         """Servers that send no heartbeat."""

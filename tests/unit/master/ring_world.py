@@ -20,6 +20,7 @@ from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.tasks import steps_of
+from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpointing import CheckpointConfig
@@ -58,6 +59,7 @@ class World:
         fleet = Fleet("j", workers=workers, servers=1)
         self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
+        self.user_calls = UserCalls(self.job)
         self.eval_records = eval_records
         self.effects: list[object] = []
         self.ring: dict[int, int] = {}  # worker -> the ring that it is in

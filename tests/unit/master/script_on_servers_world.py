@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import CheckpointSaved, Saved, SaveServers, Start, Stop
+from master.state.agent_calls import AgentCalls
 from master.state.calls import Calls
 from master.state.data_identity import identity
 from master.state.job import Job
@@ -13,6 +14,7 @@ from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
 from master.state.server_calls import ServerCalls
 from master.state.status import describe
+from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
@@ -55,6 +57,8 @@ class World:
             resumed=resumed,
         )
         self.calls = Calls(self.job, cores=8)
+        self.user_calls = UserCalls(self.job)
+        self.agent_calls = AgentCalls(self.job)
         self.servers = ServerCalls(self.job)
         self.started: list[Start] = []
         self.stopped: list[Stop] = []
@@ -164,7 +168,7 @@ class World:
     def agent(self, **fields) -> pb.AgentReportResponse:
         fields.setdefault("workers", [pb.AgentWorker(pid=1)])
         request = pb.AgentReportRequest(node="n", pid=1, host="h", **fields)
-        return self.calls.agent_report(request, self.now)
+        return self.agent_calls.agent_report(request, self.now)
 
     def status(self) -> pb.GetStatusResponse:
         return describe(

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from master.state.actions import Saved
+from master.state.agent_calls import AgentCalls
 from master.state.calls import Calls
 from master.state.job import Job
 from master.state.restart import from_state, to_state
 from master.state.script_fleet import ScriptFleet
 from master.state.status import describe
+from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
@@ -54,6 +56,8 @@ class World:
             resumed=Saved(Path(resumed), manifest) if resumed else None,
         )
         self.calls = Calls(self.job, cores=8)
+        self.user_calls = UserCalls(self.job)
+        self.agent_calls = AgentCalls(self.job)
         if left is not None:
             from_state(self.job, left, now)
         self.job.start(now)
@@ -104,7 +108,7 @@ class World:
 
     def agent(self, node: str = "n", *workers: pb.AgentWorker, pid: int = 1, **fields):
         request = pb.AgentReportRequest(node=node, pid=pid, host="h", workers=workers, **fields)
-        return self.calls.agent_report(request, self.now)
+        return self.agent_calls.agent_report(request, self.now)
 
     def committed(self, worker: int, to: str = "/c/1") -> bool:
         """Whether the master takes the checkpoint of the worker."""

@@ -89,7 +89,7 @@ class TestWorkers:
         w = World(workers=2)
         w.all_up()
         (lease,) = w.lease(1).leases
-        w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+        w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
         w.tick()
         assert w.calls.heartbeat(pb.HeartbeatRequest(worker_id=1), w.now).drain
         assert w.lease(1, held=[lease.lease_id]).next == pb.LeaseResponse.DRAIN
@@ -97,7 +97,7 @@ class TestWorkers:
         w.exit("worker", 1, code=0)
         again = w.lease(0).leases[0]
         assert (again.task_id, again.retried) == (lease.task_id, True)
-        w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
+        w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
         w.all_up()
         assert w.alive == {0, 2, 3}
 

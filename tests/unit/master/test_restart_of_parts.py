@@ -80,7 +80,7 @@ def test_a_state_says_the_same_after_it_was_read() -> None:
     w.all_up()
     w.work(tasks=3)
     w.lease(0), w.lease(1)
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
     w.tick()
     left = left_by(w)
     again = World(
@@ -200,7 +200,7 @@ def test_a_job_that_has_ended_ends_again_in_the_same_way() -> None:
 def test_a_process_that_was_to_be_stopped_is_told_again() -> None:
     w = World(workers=2)
     w.all_up()
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
     w.tick()
     w.now += 5
     for id in (0, 1):

@@ -159,9 +159,9 @@ def test_who_drains_leaves_once_another_has_the_model() -> None:
     w = World(workers=1)
     w.up()
     w.meet()
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
     w.up()
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
     w.tick()
     # The newest one goes; it has no model, so nobody has to wait for that.
     assert w.at(2, 1).drain
@@ -177,7 +177,7 @@ def test_the_last_holder_does_not_drain_before_it_gave_the_model_on() -> None:
     w.up()
     del w.ring[0]  # it imports for long
     w.meet()
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
     w.tick()
     assert not w.at(2, 1).drain
     w.ring[0] = 0
@@ -192,7 +192,7 @@ def test_who_drains_and_is_left_alone_gives_the_model_on_first() -> None:
     w.up()
     del w.ring[0]  # it imports for long
     w.meet()
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=2), w.now)
     w.tick()
     assert w.at(2, 2).drain
     w.exit(1)

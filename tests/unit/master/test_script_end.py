@@ -95,11 +95,13 @@ def test_workers_that_left_without_an_end_may_be_followed_by_others() -> None:
 
 def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
     w = World()
-    w.calls.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
-    w.calls.close_rounds(pb.CloseRoundsRequest(), w.now)
+    w.agent_calls.join_round(
+        pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now
+    )
+    w.agent_calls.close_rounds(pb.CloseRoundsRequest(), w.now)
     w.tick()
     assert (w.outcome, w.job.state) == (None, "finishing")
-    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert w.job.state == "finished"
     assert not w.job.workforce.awaits_outcome, (
@@ -109,9 +111,11 @@ def test_it_is_finished_when_torchruns_nodes_closed_it_and_left() -> None:
 
 def test_it_failed_when_an_agent_of_torchrun_closed_it_with_an_error() -> None:
     w = World()
-    w.calls.join_round(pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now)
-    w.calls.close_rounds(pb.CloseRoundsRequest(error="rank 1 ended"), w.now)
-    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.agent_calls.join_round(
+        pb.JoinRoundRequest(node="a", store="a:1", min_nodes=1, max_nodes=1), w.now
+    )
+    w.agent_calls.close_rounds(pb.CloseRoundsRequest(error="rank 1 ended"), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert (w.job.state, w.outcome.error) == ("failed", "rank 1 ended")
 
@@ -122,12 +126,12 @@ def test_it_is_stopped_when_torchruns_nodes_left_and_did_not_close_it() -> None:
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
     w.tick()
     for node in "ab":
-        w.calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.agent_calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
     w.register(11, node="a")
-    w.calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
     w.tick()
     assert w.outcome is None
-    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w.tick()
     assert (w.job.lifecycle.over, w.job.state) == (True, "stopped")
 
@@ -136,12 +140,12 @@ def test_the_workers_of_a_node_that_is_in_no_round_any_more_are_dropped() -> Non
     w = World()
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 0.0}
     for node in "ab":
-        w.calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
+        w.agent_calls.join_round(pb.JoinRoundRequest(node=node, store=f"{node}:1", **ask), w.now)
     w.register(11, node="a")
     w.register(21, node="b")
     w.ring(0, 1)
-    w.calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
-    w.calls.join_round(pb.JoinRoundRequest(node="a", store="a:2", **ask), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="b"), w.now)
+    w.agent_calls.join_round(pb.JoinRoundRequest(node="a", store="a:2", **ask), w.now)
     assert not w.beat(1).known
     assert w.beat(0).broken_ring == 1
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from master.state.actions import Failure, Start, Stop
+from master.state.agent_calls import AgentCalls
 from master.state.calls import Calls
 from master.state.job import Job
 from master.state.processes import CRASH_LIMIT
 from master.state.script_fleet import ScriptFleet
+from master.state.user_calls import UserCalls
 from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
 from torch_edl.placement import KubernetesConfig
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
@@ -36,6 +38,8 @@ class World:
         )  # fmt: skip
         self.job = Job(config, self.fleet, folder=Path("/job"))
         self.calls = Calls(self.job, cores=2)
+        self.user_calls = UserCalls(self.job)
+        self.agent_calls = AgentCalls(self.job)
         self.now = 0.0
         self.started: list[int] = []
         self.stopped: list[Stop] = []
@@ -60,7 +64,7 @@ class World:
             node=f"agent-{agent}", pid=1, host="h", address="10.0.0.1", port=7, workers=workers,
             done=done,
         )  # fmt: skip
-        return self.calls.agent_report(request, self.now)
+        return self.agent_calls.agent_report(request, self.now)
 
     def register(self, agent: int, rank: int) -> int:
         request = pb.RegisterRequest(
@@ -118,7 +122,7 @@ def test_fewer_workers_end_the_last_agents_with_their_grace() -> None:
     for agent in (0, 1):
         w.runs(agent)
         w.report(agent, 100)
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=3), w.now)
     w.tick()
     w.tick()
     assert [(stop.id, stop.grace_s) for stop in w.stopped] == [(2, 20.0)]

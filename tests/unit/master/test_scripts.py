@@ -129,16 +129,16 @@ def test_workers_and_nodes_of_torchrun_hear_that_the_job_is_stopped() -> None:
     w.register(11)
     w.ring(0)
     ask = pb.JoinRoundRequest(node="t", min_nodes=1, max_nodes=1, store="s")
-    w.calls.join_round(ask, w.now)
+    w.agent_calls.join_round(ask, w.now)
     w.job.stop("torch-edl stop", w.now)
     w.tick(1.0)
     assert not w.job.lifecycle.over
     assert w.beat(0).drain
     w.leave(0)
     w.tick(1.0)
-    assert w.calls.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
+    assert w.agent_calls.get_round(pb.GetRoundRequest(node="t", round=1), w.now).closed
     assert not w.job.lifecycle.over
-    w.calls.leave_round(pb.LeaveRoundRequest(node="t"), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="t"), w.now)
     w.tick()
     assert w.job.lifecycle.over
 
@@ -154,14 +154,14 @@ def test_nobody_is_waited_for_who_does_not_hear_that_the_job_is_stopped() -> Non
 def test_scale_reaches_agents_and_nothing_else_does() -> None:
     w = World()
     assert w.agent("n", pb.AgentWorker(pid=10)).workers_wanted == 0
-    w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
+    w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
     assert w.agent().workers_wanted == 4
     scale = pb.ScaleRequest(min_workers=1, max_workers=2)
     w.agent("m", pb.AgentWorker(pid=11))
     with pytest.raises(UsageError, match="2 agents start the workers"):
-        w.calls.scale(scale, w.now)
+        w.user_calls.scale(scale, w.now)
     w.agent("m", done=True)
-    w.calls.scale(scale, w.now)
+    w.user_calls.scale(scale, w.now)
     assert (w.agent().workers_wanted, w.agent().nodes) == (2, 1)
 
 
@@ -360,16 +360,16 @@ def test_rounds_answer_through_the_job() -> None:
     w = World()
     ask = {"min_nodes": 1, "max_nodes": 2, "last_call_s": 1.0}
     first = pb.JoinRoundRequest(node="a", store="a:1", **ask)
-    assert w.calls.join_round(first, w.now) is None
-    answer = w.calls.join_round(pb.JoinRoundRequest(node="b", store="b:1", **ask), w.now)
+    assert w.agent_calls.join_round(first, w.now) is None
+    answer = w.agent_calls.join_round(pb.JoinRoundRequest(node="b", store="b:1", **ask), w.now)
     assert answer.place == pb.Place(round=1, rank=1, nodes=2, store="a:1")
-    look = w.calls.get_round(pb.GetRoundRequest(node="a", round=1), w.now)
+    look = w.agent_calls.get_round(pb.GetRoundRequest(node="a", round=1), w.now)
     assert (look.over, look.waiting) == (False, 0)
-    w.calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
+    w.agent_calls.leave_round(pb.LeaveRoundRequest(node="a"), w.now)
     w = w.again()
-    assert w.calls.join_round(first, w.now).place.round == 1
-    w.calls.close_rounds(pb.CloseRoundsRequest(), w.now)
-    assert w.calls.join_round(pb.JoinRoundRequest(node="c", store="c:1", **ask), w.now).closed
+    assert w.agent_calls.join_round(first, w.now).place.round == 1
+    w.agent_calls.close_rounds(pb.CloseRoundsRequest(), w.now)
+    assert w.agent_calls.join_round(pb.JoinRoundRequest(node="c", store="c:1", **ask), w.now).closed
 
 
 def test_who_is_refused_after_the_end_may_take_its_time_to_end() -> None:

@@ -25,7 +25,7 @@ def world(**options: object) -> World:
 
 def scale(w: World, servers: int, workers: int = 0) -> str:
     request = pb.ScaleRequest(servers=servers, min_workers=min(1, workers), max_workers=workers)
-    return w.calls.scale(request, w.now).text
+    return w.user_calls.scale(request, w.now).text
 
 
 def cut(w: World) -> SaveServers:
@@ -297,7 +297,7 @@ def test_neither_number_changes_if_one_cannot_be() -> None:
         scale(w, 2000, workers=3)
     assert w.job.fleet.workers_wanted == 2
     with pytest.raises(UsageError):
-        w.calls.scale(pb.ScaleRequest(servers=3, min_workers=4, max_workers=2), w.now)
+        w.user_calls.scale(pb.ScaleRequest(servers=3, min_workers=4, max_workers=2), w.now)
     assert w.job.fleet.servers.wanted == 2
     assert isinstance(w.job.server_move, ServerMove)
 

@@ -169,13 +169,13 @@ class TestPlaces:
 
     def test_spares_are_the_first_when_workers_are_added(self):
         w, spare = ready()
-        w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
+        w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=4), w.now)
         assert [s.spec.id for s in starts(w.tick())] == [3]
         assert w.ask(spare).place
 
     def test_spares_stay_when_workers_leave(self):
         w, spare = ready()
-        w.calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
+        w.user_calls.scale(pb.ScaleRequest(min_workers=1, max_workers=1), w.now)
         w.tick()
         assert w.ask(spare) is None
         assert [p.id for p in w.spares()] == [spare]
