@@ -1,4 +1,4 @@
-"""Two hundred workers that run: half of them are preempted, and return."""
+"""A hundred workers that run: half of them are preempted, and return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import require_networks
 from tests.cluster.jobs import JOB, STATE, Namespace, figure
 
-WORKERS = 200
+# Each has 65 to 80 MB of its own, so 200 of them need 14 GB.
+WORKERS = 100
 MODEL = Path(__file__).parent / "models" / "gated.py"
 GATE = "/data/gate"
 # What a worker imports: nodes that fork workers share the memory of it.
@@ -41,11 +42,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_workers_run_and_half_of_them_are_preempted(
+def test_a_hundred_workers_run_and_half_of_them_are_preempted(
     orders: Cluster, namespace: Namespace
 ) -> None:
     before = orders.control("calls")
-    namespace.prepare(100_000)
+    namespace.prepare(50_000)
     job = namespace.start(
         "run", MODEL, JOB, "--data", "/data/data-*.parquet", "--output", "/data/output",
         "--workers", f"1:{WORKERS}", "--ps", "1", "--batch-size", "20", "--records-per-task", "20",
@@ -55,10 +56,10 @@ def test_two_hundred_workers_run_and_half_of_them_are_preempted(
     )  # fmt: skip
     with contextlib.closing(job):
 
-        def run(count: int) -> bool:
-            return len(namespace.running(JOB, "worker")) == count
+        def run() -> int:
+            return len(namespace.running(JOB, "worker"))
 
-        job.wait_for(lambda: run(WORKERS), 400)
+        job.wait_for(lambda: run() == WORKERS, 400)
         all_run_s = time.monotonic() - job.began
         job.wait_for(lambda: len(job.workers()) == WORKERS, 400)
         registered_s = time.monotonic() - job.began
@@ -70,12 +71,14 @@ def test_two_hundred_workers_run_and_half_of_them_are_preempted(
         namespace.add_priority("high", 1000)
         began = time.monotonic()
         namespace.sleep("other", cpu=str(WORKERS // 2), priority="high", node="node-b")
-        job.wait_for(lambda: run(WORKERS // 2), 200)
+        # The server may be among what is preempted: its model moves to another one, a worker's
+        # process perhaps, and its place goes to workers.
+        job.wait_for(lambda: run() <= WORKERS // 2 + 2, 200)
         gone_s = time.monotonic() - began
         job.trains_on()
         began = time.monotonic()
         namespace.kill("other")
-        job.wait_for(lambda: run(WORKERS), 400)
+        job.wait_for(lambda: run() >= WORKERS, 400)
         back_s = time.monotonic() - began
         job.wait_for(lambda: len(job.workers()) == WORKERS, 400)
         figure(
