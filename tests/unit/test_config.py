@@ -82,3 +82,10 @@ def test_durability_that_cannot_be(changes: dict[str, dict[str, str]], text: str
     fields = {name: changes.get(name, {}) for name in PARTS}
     with pytest.raises(UsageError, match=text):
         JobConfig.of({"name": "j", "model_file": "m.py", **fields})
+
+
+def test_a_ring_takes_no_stream() -> None:
+    parts = {"data": {"train": ("kafka://h/t",), "epochs": 0}, "train": {"strategy": "allreduce"}}
+    fields = {name: parts.get(name, {}) for name in PARTS}
+    with pytest.raises(UsageError, match=r"--epochs stream: with --strategy allreduce.*use --stra"):
+        JobConfig.of({"name": "j", "model_file": "m.py", **fields})
