@@ -11,7 +11,7 @@ from typing import Any
 
 from master.state.actions import Saved
 from torch_edl.config import JobConfig
-from torch_edl.data.task_space import Shard, difference
+from torch_edl.data.task_space import Shard, TaskSpace, difference
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -50,6 +50,26 @@ def nothing_left(config: JobConfig) -> str:
     return (
         "nothing is left to train: the checkpoint is of the end of the job; raise "
         f"{more} to continue from there"
+    )
+
+
+def check_extent(config: JobConfig, saved: Saved, space: TaskSpace) -> None:
+    """Raises UsageError if the checkpoint holds training that is not of this job any more."""
+    progress = saved.progress
+    last = max([progress.retired_before - 1, *progress.offsets])
+    if last < space.total and (
+        space.cut is None or progress.offset(space.cut.id) <= space.cut.records
+    ):
+        return
+    if last < space.tasks_per_epoch * space.epochs:
+        limit = f"--max-steps {config.train.max_steps}"
+    else:
+        limit = f"{'epochs=' if config.kind == 'script' else '--epochs '}{space.epochs}"
+    epoch = last // max(1, space.tasks_per_epoch) + 1
+    raise UsageError(
+        f"--resume {saved.path}: it has {saved.manifest.steps:,} steps, up to epoch {epoch}, and "
+        f"the job is over after {space.total_steps:,} ({limit}); raise that, or --load it to begin "
+        "the data afresh"
     )
 
 

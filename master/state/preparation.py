@@ -12,6 +12,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import DataScanned, Note, Saved
 from master.state.data_identity import (
+    check_extent,
     check_resume,
     check_same,
     check_strategy,
@@ -249,6 +250,8 @@ class Preparation:
     ) -> str:
         if self._resumed is not None:
             check_resume(self._resumed.path, self._resumed.manifest.data, identity)
+            if isinstance(main, TaskSpace) and self.config.trains:
+                check_extent(self.config, self._resumed, main)
         self._tasks.begin(
             main,
             evaluation,

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from master.state.data_identity import check_resume, identity
-from torch_edl.config import DataConfig, JobConfig
-from torch_edl.data.task_space import Shard
+from master.state.actions import Saved
+from master.state.data_identity import check_extent, check_resume, identity
+from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.config import DataConfig, JobConfig, TrainConfig
+from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
+from torch_edl.tables.watermarks import Watermarks
 
 CONFIG = JobConfig(name="j", model_file="/m.py", data=DataConfig(batch_size=4))
 THEN = identity(CONFIG, [Shard("a", 10), Shard("b", 20)])
@@ -65,3 +68,29 @@ def test_a_script_is_told_of_what_it_gave_its_loader(change, files, text):
 
 def test_the_same_is_fine_also_after_json():
     check_resume(Path("/ck"), THEN, identity(CONFIG, [Shard("a", 10), Shard("b", 20)]))
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind", "progress", "text"),
+    [
+        ({"epochs": 3}, "train", Watermarks(9), ""),
+        ({"epochs": 3}, "train", Watermarks(8, {8: 4}), ""),
+        ({"epochs": 2}, "train", Watermarks(7), r"64 steps.* epoch 3.* after 16 \(--epochs 2\)"),
+        ({"epochs": 2}, "train", Watermarks(2, {2: 4, 6: 4}), r"up to epoch 3.* \(--epochs 2\)"),
+        ({"epochs": 2}, "script", Watermarks(7), r"\(epochs=2\); raise that, or --load"),
+        ({"max_steps": 4}, "train", Watermarks(1, {1: 4}), ""),
+        ({"max_steps": 4}, "train", Watermarks(1, {1: 8}), r"epoch 1.* 4 \(--max-steps 4\)"),
+        ({"max_steps": 4}, "train", Watermarks(2), r"\(--max-steps 4\)"),
+    ],
+)
+def test_a_checkpoint_of_a_longer_job_is_refused(limits, kind, progress, text):
+    shards = [Shard("a", 30)]
+    epochs, steps = limits.get("epochs", 1), limits.get("max_steps", 0)
+    config = JobConfig(name="j", model_file="/m.py", kind=kind, train=TrainConfig(max_steps=steps))
+    space = TaskSpace(shards, 12, epochs=epochs, batch_size=4, max_steps=steps)
+    saved = Saved(Path("/ck"), Manifest(job="j", strategy="ps", steps=64, watermarks=progress))
+    if not text:
+        check_extent(config, saved, space)
+        return
+    with pytest.raises(UsageError, match=text):
+        check_extent(config, saved, space)
