@@ -94,7 +94,7 @@ class TrainConfig(Checked):
     eval_every: int = _train_option(
         0,
         "--eval-every STEPS",
-        "steps between two evaluations (default: only at the end)",
+        "steps after which an evaluation is due (default: only at the end)",
         minimum=0,
     )
     on_nan: str = _train_option(
