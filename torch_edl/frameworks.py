@@ -37,7 +37,7 @@ class Framework:
                 raise
             raise UsageError(
                 f"{self.title} is not installed, and the model file imports it: "
-                f"pip install torch-edl[{self.name}]"
+                f"pip install 'torch-edl[{self.name}]'"
             ) from error
 
 

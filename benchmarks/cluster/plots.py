@@ -16,7 +16,7 @@ def figure(rows: int, *, title: str, share: bool = True) -> tuple[Any, Sequence[
         import matplotlib
     except ImportError as error:
         raise SystemExit(
-            "the pictures need matplotlib: pip install torch-edl[benchmarks]"
+            "the pictures need matplotlib: pip install 'torch-edl[benchmarks]'"
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -30,7 +30,7 @@ def writer_class() -> Any:
     except ImportError as error:
         raise UsageError(
             "--tensorboard: the package tensorboard is not installed; "
-            "pip install torch-edl[tensorboard]"
+            "pip install 'torch-edl[tensorboard]'"
         ) from error
     return EventFileWriter
 

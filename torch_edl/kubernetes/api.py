@@ -316,7 +316,7 @@ def _official_client() -> Any:
         import kubernetes.config
     except ImportError as error:
         raise UsageError(
-            "--platform kubernetes needs the Kubernetes client: pip install torch-edl[kubernetes]"
+            "--platform kubernetes needs the Kubernetes client: pip install 'torch-edl[kubernetes]'"
         ) from error
     return kubernetes
 

@@ -30,7 +30,7 @@ try:
     )
 except ImportError as missing:
     raise UsageError(
-        "--store etcd://...: the client of etcd is not installed; run: pip install torch-edl[etcd]"
+        "--store etcd://...: the client of etcd is not installed: pip install 'torch-edl[etcd]'"
     ) from missing
 
 _API = "/v3/"  # of etcd 3.4 and later

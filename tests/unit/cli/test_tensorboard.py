@@ -69,7 +69,7 @@ def test_without_new_steps_nothing_is_written(tmp_path: Path, make_status: Make)
 
 def test_absent_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(UsageError, match=r"pip install torch-edl\[tensorboard\]"):
+    with pytest.raises(UsageError, match=r"pip install 'torch-edl\[tensorboard\]'"):
         Scalars(str(tmp_path))
 
 
