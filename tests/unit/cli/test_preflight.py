@@ -163,7 +163,8 @@ def test_evaluate_names_its_own_options(tmp_path: Path, model_file: Path) -> Non
     words = ["evaluate", str(model_file), "--from", str(tmp_path), "--data", "no.csv"]
     with pytest.raises(UsageError, match=r"^--data no\.csv: no such file"):
         preflight.check(parse(words), "evaluate")
-    words[-1] = str(model_file)
+    (tmp_path / "test.csv").write_text("x,y\n1,2\n")
+    words[-1] = str(tmp_path / "test.csv")
     with pytest.raises(UsageError, match=r"^--from .*: no trained model there"):
         preflight.check(parse(words), "evaluate")
 
