@@ -71,7 +71,19 @@ class Columns:
         return bool(self._fitted) or not self.needs_fit
 
     def buckets(self, name: str) -> int:
-        """The ids of an output are 0 to so many less one; 0: any int64."""
+        """The ids of an output are 0 to so many less one; 0: any int64.
+
+        Args:
+            name: of the output, which is a keyword argument of ``Columns``.
+
+        Raises:
+            UsageError: there is no such output.
+        """
+        if name not in self._outputs:
+            raise UsageError(
+                f"columns.buckets({name!r}): no such output; name an argument of Columns(...): "
+                f"{', '.join(self._outputs)}"
+            )
         return self._outputs[name].buckets
 
     def fitted(self, name: str, number: int = 0) -> Any:
@@ -102,7 +114,8 @@ class Columns:
     def statistics(self) -> Statistics:
         """Those that the fit takes, of no records yet."""
         fitted = {path: each for path, each in self.walk() if each.fitted_step is not None}
-        return Statistics(fitted, self._parsed)
+        needed = {leaf.name: leaf for _, leaf in self.walk() if isinstance(leaf.source, str)}
+        return Statistics(fitted, self._parsed, needed=list(needed))
 
     def _parsed(self, records: Any) -> Any:
         return records if self._parse is None else self._parse(records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from torch_edl.errors import UsageError
+from torch_edl.preprocessing import arrays
 from torch_edl.preprocessing.column import Column
 from torch_edl.preprocessing.fitted import Fitted
 from torch_edl.preprocessing.statistic import Counts, Histogram, Moments, Statistic
@@ -30,10 +31,18 @@ class Statistics:
     Args:
         columns: those with a fitted step, by their paths.
         parse: makes records with these columns of what a source gives.
+        needed: columns of the records that are used without being fitted, too.
     """
 
-    def __init__(self, columns: Mapping[str, Column], parse: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        parse: Callable[[Any], Any],
+        *,
+        needed: Sequence[str] = (),
+    ) -> None:
         self._columns = columns
+        self._needed = needed
         self._parse = parse
         self._of: dict[str, Statistic] = {
             path: _STATISTICS[type(each.fitted_step)](each.fitted_step)
@@ -48,6 +57,9 @@ class Statistics:
             UsageError: a column is missing or of another type, or has too many distinct values.
         """
         parsed = self._parse(records)
+        # Also of columns that are not fitted: training would miss them after the pass.
+        for name in self._needed:
+            arrays.take(parsed, name)
         for path, each in self._columns.items():
             self._of[path].observe(each.observed(parsed), each.name)
 

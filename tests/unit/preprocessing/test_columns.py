@@ -221,6 +221,18 @@ def test_mistakes_are_named(declared: object, wanted: str) -> None:
         declared()  # type: ignore[operator]
 
 
+def test_an_output_without_a_name_is_refused() -> None:
+    columns = Columns(ids=column("city").hash(9), price=column("price"))
+    with pytest.raises(UsageError, match=r"buckets\('idz'\): no such output; .*: ids, price$"):
+        columns.buckets("idz")
+
+
+def test_a_column_that_only_training_uses_is_missed_in_the_pass() -> None:
+    columns = Columns(price=column("price").normalize(), ids=cross("city", "itm").hash(9))
+    with pytest.raises(UsageError, match="no column 'itm' in the records"):
+        columns.fit({"price": [1.0, 2.0], "city": ["a", "b"]})
+
+
 def test_records_that_are_no_table_are_parsed() -> None:
     def parse(records: list[bytes]) -> dict[str, list[str]]:
         first, second = zip(*(record.decode().split("\t") for record in records), strict=True)
