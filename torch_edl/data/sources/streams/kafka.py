@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 ASK_S = 20.0
 """How long an answer of the brokers about a topic is waited for."""
 
+SAY_S = 3.0
+"""After which a log says that it is waited for."""
+
 READ_S = 60.0
 """How long a read waits for the next message."""
 
@@ -56,7 +59,7 @@ def offsets_of(name: KafkaName) -> dict[int, tuple[int, int]]:
     earliest, latest = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
     try:
         topics, client = _clients(name.servers, os.getpid())
-        found = topics.list_topics(name.topic, timeout=ASK_S).topics[name.topic]
+        found = _listed(topics, name).topics[name.topic]
         if found.error is not None:
             raise DataError(str(name), f"{found.error.str()}; check the topic")
         partitions = [TopicPartition(name.topic, number) for number in found.partitions]
@@ -72,6 +75,19 @@ def offsets_of(name: KafkaName) -> dict[int, tuple[int, int]]:
         raise DataError(str(name), error.args[0].str()) from None
     first, last = ends
     return {number: (first[number], last[number]) for number in sorted(first)}
+
+
+def _listed(client: Consumer, name: KafkaName) -> Any:
+    try:
+        return client.list_topics(name.topic, timeout=SAY_S)
+    except KafkaException:
+        log.warning(
+            "%s: no answer of the brokers after %g s; waiting up to %g s more",
+            name,
+            SAY_S,
+            ASK_S - SAY_S,
+        )
+        return client.list_topics(name.topic, timeout=ASK_S - SAY_S)
 
 
 @functools.lru_cache(maxsize=8)

@@ -90,10 +90,12 @@ def test_a_topic_that_is_not_there_is_named(kafka: Kafka) -> None:
         parts([kafka.url("none")])
 
 
-def test_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_broker(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "SAY_S", 0.1)
     monkeypatch.setattr(module, "ASK_S", 0.2)
     with pytest.raises(DataError, match=r"kafka://127\.0\.0\.1:1/t"):
         parts(["kafka://127.0.0.1:1/t"])
+    assert "kafka://127.0.0.1:1/t: no answer of the brokers after 0.1 s; waiting" in caplog.text
 
 
 def test_a_stream_has_no_end(kafka: Kafka) -> None:
