@@ -19,6 +19,7 @@ from pyarrow import json
 from torch_edl.data.sources.files.lines import LineSource, MalformedError
 
 _ROW = re.compile(r" in row (\d+)$")
+_NO_OBJECT = re.compile(r"Column\(\) changed from object to (\w+)")
 
 
 class JsonLinesSource(LineSource):
@@ -64,6 +65,8 @@ def _read(block: bytes, schema: Any) -> Any:
     except pa.ArrowInvalid as error:
         found = _ROW.search(str(error))
         reason = _ROW.sub("", str(error))
+        if other := _NO_OBJECT.search(reason):
+            reason = f"expected one JSON object per line, and found: {other[1]}"
         raise MalformedError(reason, None if found is None else int(found[1])) from error
 
 

@@ -24,6 +24,8 @@ _EXACT = 2.0**53  # above, doubles are no integers
 class LibSvmSource(LineSource):
     """The records of a LibSVM file."""
 
+    has_comments = True
+
     def __init__(self, path: str, *, skip_damaged: bool = False) -> None:
         """See :class:`LineSource`."""
         super().__init__(path, "libsvm", skip_damaged=skip_damaged)

@@ -8,6 +8,7 @@ whole file.
 from __future__ import annotations
 
 import base64
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,6 +43,8 @@ class LineSource(BlockSource):
     """
 
     schema: Any
+    has_comments = False
+    """Lines that begin with ``#`` are no records."""
 
     def __init__(self, path: str, kind: str, *, skip_damaged: bool = False) -> None:
         """Opens and scans ``path`` (absolute, or a URL).
@@ -97,7 +100,7 @@ class LineSource(BlockSource):
     def _scan(self, file: DataFile) -> Index:
         schema = None
         blocks = []
-        damaged = count = 0
+        damaged = count = lines = 0
         for offset, block in _line_blocks(file):
             try:
                 rows, lost = self._sound(block, self.inferred)
@@ -106,8 +109,12 @@ class LineSource(BlockSource):
             except MalformedError as error:
                 where = f"record {count + (error.row or 0):,}"
                 if error.row is None:
-                    where += " or one behind it"
-                raise DataError(file.path, f"{where}: {error}", offset) from error
+                    raise DataError(
+                        file.path, f"{where} or one behind it: {error}", offset
+                    ) from error
+                line = lines + self._line_of(block, error.row)
+                raise DataError(file.path, f"line {line:,}: {error}") from error
+            lines += block.count(b"\n")
             damaged += lost
             count += len(rows)
             blocks.append((offset, len(block), len(rows)))
@@ -116,6 +123,16 @@ class LineSource(BlockSource):
             raise DataError(file.path, "no record has a field", 0)
         serialized = base64.b64encode(schema.serialize().to_pybytes()).decode()
         return Index.of(blocks, damaged, schema=serialized)
+
+    def _line_of(self, block: bytes, row: int) -> int:
+        """The line of a block, from 1, that has a record."""
+        texts = (line.strip() for line in block.split(b"\n"))
+        full = (
+            number
+            for number, text in enumerate(texts, 1)
+            if text and not (self.has_comments and text.startswith(b"#"))
+        )
+        return next(itertools.islice(full, row, None))
 
     def _sound(self, block: bytes, parse: Callable[[bytes], Any]) -> tuple[Any, int]:
         """The table of a block, and how many malformed records were left out of it."""

@@ -55,14 +55,14 @@ def test_a_column_has_one_type_over_the_whole_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1}\n{"a": 2}\n{"a": tru}\n', "at byte 18: record 2: JSON parse error: Invalid"),
-        ('{"a": 1}\n[2]\n', "record 1"),
+        ('{"a": 1}\n{"a": 2}\n{"a": tru}\n', "jsonl: line 3: JSON parse error: Invalid"),
+        ('{"a": 1}\n\n[2]\n', "line 3: expected one JSON object per line, and found: array"),
         ('{"a": 1}\n{"a": "x"}\n', "record 1 or one .*: column 'a' is string, and int64 before"),
         ('{"a": {"b": 1}}\n{"a": {"b": "x"}}\n', r"column 'a\.b' is string, and int64 before"),
         ('{"a": 1}\n{"a": 2} {"a": 3}\n', "2 objects in 1 lines; write one per line"),
-        ('{"a": 1}\n{"a": 18446744073709551615}\n', "record 1: 18446744073709551615 does not fit"),
-        ('{"a": [{"b": -9223372036854775809}]}\n', "record 0: -9223372036854775809 does not fit"),
-        (b'{"a": "x"}\n{"a": "\xff"}\n', "record 1: text that is not UTF-8"),
+        ('{"a": 1}\n{"a": 18446744073709551615}\n', "line 2: 18446744073709551615 does not fit"),
+        ('{"a": [{"b": -9223372036854775809}]}\n', "line 1: -9223372036854775809 does not fit"),
+        (b'{"a": "x"}\n{"a": "\xff"}\n', "line 2: text that is not UTF-8"),
         ("{}\n{}\n", "no record has a field"),
     ],
 )
@@ -104,14 +104,14 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 1:1\n1:2 3:4\n", "record 1: no label and index:value: b'1:2'"),
-        ("1 1:1\n1 2:3:4 5\n", "record 1: no label and index:value: b'2:3:4'"),
-        ("1 2:3\n1 2 3:4\n4:5\n", "record 1: no label and index:value: b'2'"),
-        ("1 :2 3:\n", "record 0: no label and index:value: b':2'"),
-        ("1 1:1\n1 1:x\n", "record 1: not a number: b'1:x'"),
-        ("1,2 1:2\n", "record 0: not a number: b'1,2'"),
-        ("1 1:1\n1 1.5:2\n", r"record 1: an index that is no integer: b'1\.5:2'"),
-        ("1 99999999999999999:2\n", "record 0: an index that is no integer"),
+        ("1 1:1\n1:2 3:4\n", "line 2: no label and index:value: b'1:2'"),
+        ("1 1:1\n1 2:3:4 5\n", "line 2: no label and index:value: b'2:3:4'"),
+        ("1 2:3\n1 2 3:4\n4:5\n", "line 2: no label and index:value: b'2'"),
+        ("1 :2 3:\n", "line 1: no label and index:value: b':2'"),
+        ("1 1:1\n1 1:x\n", "line 2: not a number: b'1:x'"),
+        ("# a\n1 1:2\n1,2 1:2\n", "line 3: not a number: b'1,2'"),
+        ("1 1:1\n1 1.5:2\n", r"line 2: an index that is no integer: b'1\.5:2'"),
+        ("1 99999999999999999:2\n", "line 1: an index that is no integer"),
         ("1 qid:1 1:1\n1 1:1\n", "2 records, and 1 of them have a qid"),
     ],
 )
