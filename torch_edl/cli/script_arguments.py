@@ -21,6 +21,7 @@ _NO_FILE = ("PET_NO_PYTHON", "PET_MODULE")
 log = logging.getLogger(__name__)
 
 DRY_RUN = "--dry-run"
+_DATA = "--data"
 # The least similarity of a misspelled option of ours: --wrokers and --sede are above it;
 # --num-workers and --output_dir, which libraries of many scripts define, are below.
 _ALIKE = 0.83
@@ -131,6 +132,12 @@ def _check_swallowed(file: str, words: Sequence[str]) -> None:
     """
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     for flag in given:
+        if flag == _DATA and flag not in user_file.named_options(file):
+            log.warning(
+                "%s is passed to %s, which is a training script and does not name the option (a "
+                "model file defines model, loss, optimizer and feed)", flag, file,
+            )  # fmt: skip
+            continue
         close = difflib.get_close_matches(flag, [*OWN_OPTIONS, DRY_RUN], n=1, cutoff=_ALIKE)
         if not close or flag in user_file.named_options(file):
             continue

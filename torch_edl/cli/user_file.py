@@ -23,6 +23,8 @@ _OWN_LOOP = ("init", "ElasticTrainer")
 _MODEL_FILE_FUNCTIONS = 2
 _NEEDED = [(name, *each.others) for name, each in SIGNATURES["torch"].items() if each.required]
 _MAIN = "__main__.py"
+# Programs that pip installs have no suffix.
+_SUFFIXES = (".py", ".pyw", "")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def kind_of(path: str, *, has_data: bool, launched: bool = False) -> FileKind:
     runs = trains or _runs(tree)
     if len(defined) >= _MODEL_FILE_FUNCTIONS and (has_data or not runs):
         return FileKind(False, f"it defines {' and '.join(defined[:2])}")
-    is_unclear = bool(defined) or "*" in bound or _is_dynamic(tree)
+    is_unclear = bool(defined) or "*" in bound or _is_dynamic(tree) or _only_defines(tree)
     if is_unclear and not runs and has_data:
         return FileKind(False, "--data names its data")
     return FileKind(True, "it trains by itself" if runs else "it defines no model of the contract")
@@ -152,6 +154,11 @@ def _parse(path: Path, shown: str) -> ast.Module:
     """
     if not path.exists():
         raise UsageError(f"{shown}: no such file; the model file comes first")
+    if path.suffix not in _SUFFIXES:
+        raise UsageError(
+            f"{shown}: no Python file by its name; the model file or the script comes first, and "
+            "its name ends in .py"
+        )
     if path.is_dir():
         raise UsageError(f"{shown}: a folder; name the Python file, such as {shown}/model.py")
     try:
@@ -187,6 +194,16 @@ def _is_dynamic(tree: ast.Module) -> bool:
     return any(
         isinstance(node, ast.Name) and node.id in ("exec", "globals") for node in ast.walk(tree)
     ) or any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body)
+
+
+def _only_defines(tree: ast.Module) -> bool:
+    """Whether the file does nothing of its own when it is run, but for what it imports."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return all(
+        isinstance(statement, kinds)
+        or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for statement in tree.body
+    )
 
 
 def _packed(path: Path) -> str:

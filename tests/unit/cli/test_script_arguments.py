@@ -136,6 +136,7 @@ def test_both_spellings_and_the_rest_are_the_parser_of_torch(place: Path) -> Non
             "--nnodes 1 elastic.py --sede 1",
             "--sede is passed to elastic.py, .*did you mean --seed?",
         ),
+        ("plain.py --data x", "--data is passed to plain.py, which is a training script and does"),
         ("own.py --workers 4 --lr 1", ""),
         ("elastic.py -- --wrokers 2 --dry-run", ""),
         ("elastic.py --workers 2 --width 4", ""),

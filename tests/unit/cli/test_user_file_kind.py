@@ -57,6 +57,10 @@ fit()
         (FLAT_SCRIPT, True, True),
         (MAIN_SCRIPT, True, True),
         ("print('hello')\n", True, True),
+        # Does nothing: its data show what it is to be.
+        ("", True, False),
+        ("", False, True),
+        ("import torch\ndef net(): ...\n", True, False),
         ("exec(open('options.py').read())\nwhile True: ...\n", True, True),
         # Whatever it defines: who trains by itself is a script.
         (CONTRACT + "import torch_edl\njob = torch_edl.init()\n", False, True),
@@ -107,6 +111,15 @@ def test_what_python_runs_and_is_no_source_file(tmp_path: Path, form: str) -> No
         assert user_file.uses_torch_edl(path) is uses
         if uses and form != "it.pyc":
             assert user_file.named_options(path) == {"--lr"}
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.parquet", "notes.txt"])
+def test_data_are_no_program(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('"x"\n1\n')  # valid Python
+    with pytest.raises(UsageError, match="comes first, and its name ends in .py"):
+        user_file.kind_of(str(tmp_path / name), has_data=True)
+    (tmp_path / "train").write_text("import torch\n")
+    assert user_file.kind_of(str(tmp_path / "train"), has_data=False).is_script
 
 
 def test_examples_are_what_they_are() -> None:
