@@ -64,4 +64,5 @@ class CheckpointConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.every or self.resume) and not self.dir:
-            raise UsageError("--checkpoint-every and --resume need --checkpoint-dir DIR")
+            given = "--resume" if self.resume else f"--checkpoint-every {self.every}"
+            raise UsageError(f"{given}: add --checkpoint-dir DIR, where the checkpoints are")

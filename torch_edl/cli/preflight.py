@@ -37,6 +37,10 @@ def check(args: argparse.Namespace, kind: str) -> JobConfig:
     )
     _check_framework(config, args.model_file)
     if config.also:
+        if not Path(config.also).exists():
+            raise UsageError(
+                f"--also {args.also}: no such file; name a model file of another framework"
+            )
         user_file.check_model_file(config.also, evaluates=evaluates)
         first, second = framework_of(config.model_file), framework_of(config.also)
         if first == second:

@@ -105,6 +105,8 @@ def _check(args: argparse.Namespace) -> None:
             )
     if args.module and args.no_python:
         raise UsageError("--no-python and --module: choose one")
+    if args.workers is not None and min(args.workers) < 1:
+        raise UsageError(f"--workers {min(args.workers)}: must be 1 or more")
     if args.workers is not None and args.nproc_per_node != "1":
         raise UsageError(f"--workers and --nproc-per-node {args.nproc_per_node}: choose one")
     if args.workers is not None and args.nnodes not in _ONE_MACHINE:

@@ -104,6 +104,7 @@ def test_words_that_make_no_sense(place: Path, line: str, message: str) -> None:
         ("--nnodes 2", "SCRIPT.py: missing"),
         ("--workers 2 --nproc-per-node 2 elastic.py", "--workers and --nproc-per-node 2: choose"),
         ("--workers 2 --nnodes 2 elastic.py", "--workers and --nnodes 2: --workers is for one"),
+        ("--workers 0 elastic.py", "--workers 0: must be 1 or more"),
         ("--workers x elastic.py", "--workers: 'x': write a number or a range"),
         ("-m --no-python plain", "--no-python and --module: choose one"),
         ("--nnodes 2 none.py", "none.py: no such file"),
