@@ -244,6 +244,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     status = of_job("status", "status.show_job", "show a job: progress, processes, rates")
     add_option(status, "--json", "print one JSON object")
+    add_option(status, "--all", "list the processes that ended long ago, too")
     which.add_options(status)
 
     logs = of_job(

@@ -13,6 +13,9 @@ from torch_edl.cli import which
 from torch_edl.cli.progress import TRAINS, duration, metrics_text, number
 from torch_edl.cli.terminal import stdout, table
 
+_EXITED = "exited"
+# Of each role, in the list of processes.
+_LAST_ENDED = 3
 _STYLES = {"running": "green", "finished": "green", "failed": "red", "dead": "red"}
 
 
@@ -38,13 +41,26 @@ def show_job(args: argparse.Namespace) -> int:
     if found["processes"]:
         processes = table("process", "pid>", "state", "address", "log")
         processes.columns[-1].overflow = "fold"
-        for p in found["processes"]:
+        listed = found["processes"] if args.all else _worth_a_row(found["processes"])
+        for p in listed:
             ended = f" ({p['exit']})" if p.get("exit") else ""
             log = str(p.get("log", "")).removeprefix(f"{job.logs}/")
             name = f"{p['role']}-{p['id']}"
             processes.add_row(name, str(p["pid"]), p["state"] + ended, p["address"], log)
         console.print(processes)
+        if hidden := len(found["processes"]) - len(listed):
+            console.print(f"  {hidden:,} more ended earlier; --all lists them", soft_wrap=True)
     return 0
+
+
+def _worth_a_row(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that live, and of each role the last ones that ended."""
+    ended: dict[str, list[int]] = {}
+    for place, process in enumerate(processes):
+        if process["state"] == _EXITED:
+            ended.setdefault(process["role"], []).append(place)
+    older = {place for places in ended.values() for place in places[:-_LAST_ENDED]}
+    return [process for place, process in enumerate(processes) if place not in older]
 
 
 def list_jobs(args: argparse.Namespace) -> int:
@@ -83,9 +99,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("epoch", _epoch(found)),
         (
             "tasks",
-            f"{tasks['todo']:,} to do, {tasks['doing']:,} at work, {tasks['done']:,} done"
-            if any(tasks.values())
-            else "",
+            _tasks(found) if any(tasks.values()) else "",
         ),
         ("steps", f"{found['steps']:,}" if found.get("steps") else ""),
         ("rates", _rates(rates)),
@@ -94,9 +108,19 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("time", duration(found["wall_s"]) if found.get("wall_s") else ""),
         ("checkpoint", found.get("checkpoint")),
         ("lost", f"{found['updates_lost']:,} updates" if found.get("updates_lost") else ""),
-        ("error", (found.get("error") or "").partition("\n")[0]),
+        (
+            "stopped by" if found["state"] == "stopped" else "error",
+            (found.get("error") or "").partition("\n")[0],
+        ),
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def _tasks(found: dict[str, Any]) -> str:
+    tasks = found["tasks"]
+    # A ring takes the records of all tasks in one order; none is in the hands of one worker.
+    doing = "" if found["strategy"] == "allreduce" else f"{tasks['doing']:,} at work, "
+    return f"{tasks['todo']:,} to do, {doing}{tasks['done']:,} done"
 
 
 def _epoch(found: dict[str, Any]) -> str:

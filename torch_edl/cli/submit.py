@@ -95,9 +95,11 @@ def continue_job(job: JobFolder, display: Display) -> Outcome:
         raise UsageError(f"{job.name}: only the training of a model file continues; start it again")
     if job.is_running():
         raise UsageError(f"{job.name}: it runs; see torch-edl status {job.name}")
-    state = job.last_status().get("state")
-    if state in ENDED:
-        raise UsageError(f"{job.name}: it has {state}; continue from a checkpoint with --resume")
+    last = job.last_status()
+    if last.get("state") in ENDED:
+        kept = last.get("checkpoint")
+        fix = f"continue from {kept} with --resume" if kept else "it kept no checkpoint; start anew"
+        raise UsageError(f"{job.name}: it has {last['state']}; {fix}")
     if left is None:
         raise UsageError(f"{job.name}: it had not begun; start it again with torch-edl run")
     return _stay_with(job, config, display, token=left.token)

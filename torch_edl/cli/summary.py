@@ -89,7 +89,7 @@ def _print(config: JobConfig, outcome: Outcome, console: Console) -> None:
             console.print(line, soft_wrap=True)
     elif outcome.state == "stopped":
         when = "before the start"
-        if status is not None:
+        if status is not None and status.records_total:
             when = f"after {status.records_done:,} of {status.records_total:,} records"
         text = f"{config.name}: stopped {when}" + (f"; {advice}" if advice else "")
         console.print(text, style="yellow", soft_wrap=True)

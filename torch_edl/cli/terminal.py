@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_ANY_WIDTH = 10_000
+
 
 def stdout() -> Console:
-    """The console for results, and for the progress of a training job."""
+    """The console for results, and for the progress of a training job.
+
+    Rows in a file or a pipe are not wrapped: other programs read them line by line.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    width = _ANY_WIDTH if is_wide else None
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def stderr() -> Console:

@@ -99,6 +99,41 @@ def test_status_of_a_running_job(
         assert part in text
 
 
+def test_a_row_of_each_process_that_matters(
+    job: JobFolder, make_status: Make, capsys: pytest.CaptureFixture[str],
+    master: Callable[..., object], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("COLUMNS", raising=False)
+    dead = [
+        pb.ProcessStatus(role="worker", id=id, pid=99, state="exited", exit="signal 9" + 70 * "!")
+        for id in range(20)
+    ]
+    living = [pb.ProcessStatus(role="worker", id=20, pid=7, state="running", address="h:20")]
+    master(make_status(processes=[*dead, *living], strategy="allreduce"))
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split()[0] for line in text.splitlines() if "  worker-" in line]
+    assert rows == ["worker-17", "worker-18", "worker-19", "worker-20"]
+    assert "17 more ended earlier; --all lists them" in text
+    assert f"exited (signal 9{70 * '!'})" in text  # in one row
+    assert "8 to do, 7 done" in text
+    assert main(["status", "--all"]) == 0
+    assert capsys.readouterr().out.count("  worker-") == 21
+    assert main(["status", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["processes"]) == 21
+
+
+def test_who_stopped_a_job_is_no_error(
+    job: JobFolder, make_status: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = as_dict(make_status(state="stopped", error="torch-edl stop"))
+    write_text(job.status_file, json.dumps(stopped))
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    assert "stopped by  torch-edl stop" in text
+    assert "error" not in text
+
+
 def test_json_has_no_nan(make_status: Make) -> None:
     status = make_status(loss=float("nan"), rates={"records_per_s": float("inf")})
     status.evaluations.add(steps=1, metrics={"auc": float("nan")})
