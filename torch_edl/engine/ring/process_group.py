@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import threading
 import weakref
@@ -28,7 +29,8 @@ dist: Any = torch.distributed
 # A collective has no time limit: a member may evaluate for an hour. The master, which knows which
 # members live, ends a stuck collective.
 _COLLECTIVE_S = 7 * 24 * 3600.0
-
+# ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
+_SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 
 _open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -267,4 +269,6 @@ def _shutdown(fd: int) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    """What a person can use of an error of torch: not the place in its source, nor advice."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return _SOURCE.sub("", line).partition(". ")[0][:200]

@@ -338,3 +338,20 @@ def test_a_store_that_is_not_there_is_a_ring_that_is_not_formed() -> None:
     with pytest.raises(RingBrokenError, match="was not formed"):
         ProcessGroup("127.0.0.1:1", 1, 0, 2, host="127.0.0.1", device=CPU)
     assert time.monotonic() - begun < SOON_S
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "[/__w/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:385. Check the logs",
+            "Connection closed by peer [127.0.0.1]:385",
+        ),
+        ("Timed out after 1.5 s\nException raised from", "Timed out after 1.5 s"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_cause_of_a_broken_ring_is_a_sentence(said: str, told: str) -> None:
+    with pytest.raises(RingBrokenError) as caught, group_module._broken_ring():
+        raise RuntimeError(said)
+    assert str(caught.value) == told
