@@ -21,6 +21,8 @@ from torch_edl.frameworks import TENSORFLOW, framework_of
 # Where PyTorch publishes its wheels, a folder for each variant.
 _WHEELS = "https://download.pytorch.org/whl"
 _VARIANT = re.compile(r"cpu|cu\d{2,3}|rocm\d(\.\d)*|xpu")
+# Of a file that pip installs.
+_PACKAGES = (".whl", ".tar.gz", ".zip")
 _USER = 1000
 """As of the pods, see :mod:`torch_edl.kubernetes.pod`."""
 
@@ -124,6 +126,8 @@ def dockerfile(
         folder = Path(install).is_dir()
         copy = f"COPY {_json(place, '/src/' if folder else f'/src/{Path(install).name}')}\n"
         wanted = "/src" if folder else f"/src/{Path(install).name}"
+    elif install.endswith(_PACKAGES) and "://" not in install:
+        raise UsageError(f"--install {install}: no such file")
     needs = ""
     if requirements:
         if not Path(requirements).is_file():

@@ -73,6 +73,7 @@ def test_what_the_model_and_the_data_need_is_installed(
         (["--torch", "cuda"], "--torch cuda: no variant of torch; write cpu"),
         (["--torch", "cu126; rm"], "no variant of torch"),
         (["--requirements", "none.txt"], "--requirements none.txt: no such file"),
+        (["--install", "missing.whl"], "--install missing.whl: no such file"),
         (["--install", "/usr"], "--install /usr: is outside this folder"),
         (["--extra", "etdc"], "--extra etdc: no extra of torch-edl; did you mean etcd?"),
         (["none.py"], "none.py: no such file"),
