@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
+import tempfile
 from pathlib import Path
 
 from torch_edl.checkpoint import layout
@@ -228,8 +228,12 @@ def check_writable(path: Path, option: str, *, is_file: bool) -> None:
         place = place.parent
     if not place.is_dir():
         raise UsageError(f"{option} {path}: {place} is a file")
-    if not os.access(place, os.W_OK | os.X_OK):
+    try:
+        # The answer of the disk: root may write where a disk or a kind of file system does not.
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
         raise UsageError(
-            f"{option} {path}: {place} is not writable; name another place, or allow this user "
-            "to write there"
-        )
+            f"{option} {path}: {place} is not writable ({error.strerror}); name another place, or "
+            "allow this user to write there"
+        ) from error

@@ -103,6 +103,10 @@ def test_output_must_be_free_empty_or_ours(check: Check, tmp_path: Path) -> None
     assert f"{tmp_path}/file is a file" in refused(check, "--output", tmp_path / "file" / "x")
 
 
+def test_a_place_where_not_even_root_can_write(check: Check) -> None:
+    assert "/proc is not writable (" in refused(check, "--output", "/proc/mine")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_place_that_is_not_writable(check: Check, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
