@@ -94,7 +94,8 @@ def check_folders(config: JobConfig) -> JobConfig:
         raise UsageError("--load and --resume: both say where to start; choose one")
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
-        layout.newest_to_resume(keep.dir, resume=keep.resume)
+        newest = layout.newest_to_resume(keep.dir, resume=keep.resume)
+        config = _as_before(config, newest)
     if config.trains and keep.output:
         _check_output_dir(keep.output)
     journal_dir = config.durability.journal_dir
@@ -104,6 +105,20 @@ def check_folders(config: JobConfig) -> JobConfig:
         tensorboard.writer_class()
         check_writable(Path(config.tensorboard), "--tensorboard", is_file=False)
     return dataclasses.replace(config, checkpoint=keep)
+
+
+def _as_before(config: JobConfig, newest: Path | None) -> JobConfig:
+    """With the strategy of the checkpoint to resume, unless the user names one: the number of
+    workers, by which it would be chosen, may have changed."""
+    if newest is None or config.kind != "train" or config.train.strategy != "auto":
+        return config
+    try:
+        then = layout.read(newest).strategy
+    except CheckpointError as error:
+        raise UsageError(f"--resume: {error}") from error
+    if then == "local":  # of one worker, as the choice will be
+        return config
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, strategy=then))
 
 
 def find_model(named: str, *, option: str) -> str:

@@ -44,10 +44,10 @@ def make_output(folder: Path) -> None:
     (folder / "metadata.json").write_text(json.dumps({"format": 1}))
 
 
-def make_checkpoint(root: Path, steps: int) -> Path:
+def make_checkpoint(root: Path, steps: int, strategy: str = "ps") -> Path:
     folder = layout.step_dir(root, steps)
     folder.mkdir(parents=True)
-    manifest = Manifest(job="j", strategy="ps", steps=steps, shards=1)
+    manifest = Manifest(job="j", strategy=strategy, steps=steps, shards=1)
     layout.seal(folder, manifest)
     return folder
 
@@ -105,6 +105,18 @@ def test_output_must_be_free_empty_or_ours(check: Check, tmp_path: Path) -> None
 
 def test_a_place_where_not_even_root_can_write(check: Check) -> None:
     assert "/proc is not writable (" in refused(check, "--output", "/proc/mine")
+
+
+@pytest.mark.parametrize("strategy", ["ps", "allreduce", "local"])
+def test_a_job_that_resumes_has_the_strategy_of_its_checkpoint(
+    check: Check, tmp_path: Path, strategy: str
+) -> None:
+    make_checkpoint(tmp_path / "ckpt", 10, strategy)
+    words = ("--checkpoint-dir", tmp_path / "ckpt", "--resume")
+    config = check(*words)
+    assert config.train.strategy == ("auto" if strategy == "local" else strategy)
+    assert config.cluster.max_workers == 1
+    assert check(*words, "--strategy", "local").train.strategy == "local"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
