@@ -106,7 +106,7 @@ def test_two_hundred_workers_are_asked_for_and_a_few_fit(
     before = orders.control("calls")
     job = submit(
         4000, "--workers", "1:200", "--ps", "1", "--batch-size", "20", "--worker-resources",
-        "cpu=5", "--spares", "0", delay_s=0.05,
+        "cpu=5", "--spares", "0", delay_s=0.5,
     )  # fmt: skip
     job.wait_for(lambda: len(namespace.pods(JOB, "worker")) == 200, 200)
     asked_s = time.monotonic() - job.began
