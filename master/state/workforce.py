@@ -190,9 +190,10 @@ class LaunchedWorkforce(Workforce):
 
     def left(self, exit: ProcessExit) -> Iterable[WorkforceEvent]:
         run = sum(process.state != PENDING for process in self._fleet.alive("worker"))
-        if exit.role != "worker" or run >= self._min_workers:
+        # A user who asks for fewer has them.
+        least = min(self._min_workers, self._fleet.workers_wanted)
+        if exit.role != "worker" or run >= least:
             return ()
-        least = self._min_workers
         text = f"workers left: {run}, minimum: {least}; waiting for replacements"
         return [Note("warning", text)]
 

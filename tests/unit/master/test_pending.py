@@ -324,6 +324,17 @@ def test_a_loss_below_the_minimum_is_said_though_replacements_are_pending() -> N
     assert texts(w)[-1] == "workers left: 0, minimum: 1; waiting for replacements"
 
 
+def test_a_worker_that_the_user_wants_no_more_is_no_loss() -> None:
+    w = world()
+    for id in range(2):
+        w.job.apply(ProcessRuns(role="worker", id=id, node="n1"), w.now)
+    w.job.fleet.workers_wanted = 0
+    before = texts(w)
+    w.job.exited(taken("worker", 0, node="n1"), w.now, log="")
+    w.job.exited(taken("worker", 1, node="n1"), w.now, log="")
+    assert not any("workers left" in text for text in texts(w)[len(before) :])
+
+
 def test_what_a_process_waits_for_is_in_the_status() -> None:
     from master.state.status import describe
     from torch_edl.wire import master_pb2 as pb
