@@ -125,7 +125,8 @@ class Job:
 
     def metrics(self) -> dict[str, float]:
         """Means of the values that this process has logged since the last call, weighted by
-        records."""
+        records. Where it has logged nothing, as in an epoch that was trained before the job
+        resumed, every value is NaN."""
         return self.meter.take()
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,8 +53,10 @@ class Meter:
         self._open.clear()
 
     def take(self) -> dict[str, float]:
-        """The means since the last call."""
-        return {name: total / records for name, (total, records) in self.totals().items()}
+        """The means since the last call. That of no records is NaN: where nothing was noted, any
+        name has it."""
+        means = {name: total / records for name, (total, records) in self.totals().items()}
+        return means or defaultdict(lambda: math.nan)
 
     def totals(self) -> dict[str, tuple[float, int]]:
         """Since the last call (or that of :meth:`take`), by name: the sum of value times records,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -17,6 +19,16 @@ def test_means_are_weighted_by_records() -> None:
         meter.settle(counted=True)
     assert meter.take() == {"loss": 2.0}
     assert meter.take() == {}
+
+
+def test_the_mean_of_nothing_is_nan_and_another_name_a_mistake() -> None:
+    meter = Meter()
+    assert math.isnan(meter.take()["loss"])  # an epoch that was trained before a job resumed
+    meter.open(1)
+    meter.note({"loss": 1.0})
+    meter.settle(counted=True)
+    with pytest.raises(KeyError):
+        meter.take()["los"]
 
 
 def test_an_update_that_failed_leaves_nothing() -> None:
