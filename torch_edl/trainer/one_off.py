@@ -53,6 +53,14 @@ class Evaluated(Protocol):
     def evaluating(self) -> AbstractContextManager[None]: ...
 
 
+def comes_again(error: BaseException) -> bool:
+    """Whether the next try of a task would meet an error again; an exception of the user's code
+    may not come again, but one of ours that was raised in it would."""
+    if isinstance(error, FeedError | UserCodeError):
+        return error.__cause__ is None or isinstance(error.__cause__, UsageError)
+    return isinstance(error, UsageError | NanLossError)
+
+
 class OneOffTasks:
     """Does the tasks of a model file that are not training."""
 
@@ -127,15 +135,11 @@ class OneOffTasks:
         """
         log.error("task %d of %s failed: %s", lease.task_id, lease.shard, error)
         first, last = span or (0, lease.end - lease.start)
-        # What the next try would meet again; an exception of the user's code may not come again.
-        fatal = isinstance(error, UsageError | NanLossError) or (
-            isinstance(error, FeedError | UserCodeError) and error.__cause__ is None
-        )
         text = str(error) if isinstance(error, EdlError) else describe_error(error)
         if lease.kind in MODES:
             text += f" (records {lease.start + first} to {lease.start + last - 1} of {lease.shard})"
         traceback = user_traceback(error, self._file.functions.path)
-        if self._leases.fail(lease, text, traceback, fatal=fatal, done=done):
+        if self._leases.fail(lease, text, traceback, fatal=comes_again(error), done=done):
             raise DismissedError("the job has failed")
 
     def do_last(self) -> None:
