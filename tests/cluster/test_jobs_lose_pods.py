@@ -188,9 +188,12 @@ def test_workers_share_pods_and_are_lost_alone_and_together(
     job.wait_for(lambda: job.workers() == [0, 2, 3, 4], 100)
     figure("one of two workers of a pod killed", replaced_s=time.monotonic() - began)
     assert namespace.running(JOB, "worker") == pods
-    said = namespace.edl("logs", JOB, "--role", "worker", "--id", "4").stdout
-    assert "worker-4 INFO" in said
-    assert "worker-0" not in said
+
+    def log() -> str:
+        return namespace.edl("logs", JOB, "--role", "worker", "--id", "4").stdout
+
+    job.wait_for(lambda: "worker-4 INFO" in log())  # it says so when it has imported torch
+    assert "worker-0" not in log()
     # The next master finds them all.
     [master] = namespace.running(JOB, "master")
     namespace.kill(master)
