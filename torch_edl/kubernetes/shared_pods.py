@@ -145,7 +145,8 @@ class SharedPods:
                     code = 128 + signal.SIGTERM
                     self._events.append(ProcessExit(role=role, id=id, code=code))
                 else:
-                    member.grace_s = min(grace_s, member.grace_s or grace_s)
+                    before = grace_s if member.grace_s is None else member.grace_s
+                    member.grace_s = min(grace_s, before)
                     member.overdue_at = self._clock() + member.grace_s + _OVERDUE_S
                 break
             self._tend(pod, self._clock())
