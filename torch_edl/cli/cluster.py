@@ -56,8 +56,8 @@ def _show(config: JobConfig, sent: dict[str, bytes]) -> int:
             "folder"
         )
     pods = config.kubernetes
-    api = Api.of_kubeconfig(context=pods.context, namespace=pods.namespace)
-    print(as_yaml(config, sent, namespace=api.namespace), end="")
+    namespace = pods.namespace or Api.namespace_of(pods.context)
+    print(as_yaml(config, sent, namespace=namespace), end="")
     return 0
 
 

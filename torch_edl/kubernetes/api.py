@@ -91,22 +91,37 @@ class Api:
         """
         kubernetes = _official_client()
         configuration = kubernetes.client.Configuration()
-        # The client reads the variable once, when it is imported.
-        file = os.environ.get("KUBECONFIG") or None
+        file = _kubeconfig()
         try:
             kubernetes.config.load_kube_config(
                 file, context=context or None, client_configuration=configuration
             )
-            contexts, current = kubernetes.config.list_kube_config_contexts(file)
         except kubernetes.config.ConfigException as error:
-            named = f"--context {context}: " if context else ""
-            raise UsageError(
-                f"{named}no cluster: {error}; set KUBECONFIG to a file with which kubectl get "
-                "pods works"
-            ) from error
-        chosen = next((each for each in contexts if each["name"] == context), current)
-        of_context = chosen["context"].get("namespace") or "default"
-        return cls(_client(kubernetes, configuration), namespace or of_context)
+            raise _no_cluster(context, error) from error
+        chosen = namespace or cls.namespace_of(context)
+        return cls(_client(kubernetes, configuration), chosen)
+
+    @staticmethod
+    def namespace_of(context: str = "") -> str:
+        """The namespace of a context of the user's kubeconfig, or ``default``.
+
+        Args:
+            context: empty: the current one, or none where there is no kubeconfig.
+
+        Raises:
+            UsageError: there is no such context.
+        """
+        kubernetes = _official_client()
+        try:
+            contexts, current = kubernetes.config.list_kube_config_contexts(_kubeconfig())
+        except kubernetes.config.ConfigException as error:
+            if context:
+                raise _no_cluster(context, error) from error
+            return "default"
+        chosen = next((each for each in contexts if each["name"] == context), None)
+        if chosen is None and context:
+            raise _no_cluster(context, f"the contexts are {[each['name'] for each in contexts]}")
+        return str((chosen or current)["context"].get("namespace") or "default")
 
     def create(self, manifest: Manifest) -> Manifest:
         """Makes an object, and returns it as the server has it.
@@ -308,6 +323,18 @@ class Api:
 def _path(kind: str, *rest: str) -> str:
     group, plural = KINDS[kind]
     return "/".join([group, "namespaces/{namespace}", plural, *map(quote, rest)])
+
+
+def _kubeconfig() -> str | None:
+    """The file, where it is not the client's own: that reads the variable once, when imported."""
+    return os.environ.get("KUBECONFIG") or None
+
+
+def _no_cluster(context: str, cause: object) -> UsageError:
+    named = f"--context {context}: " if context else ""
+    return UsageError(
+        f"{named}no cluster: {cause}; set KUBECONFIG to a file with which kubectl get pods works"
+    )
 
 
 def _official_client() -> Any:

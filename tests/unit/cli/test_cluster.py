@@ -49,6 +49,20 @@ def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, dict[
     return text, {each["kind"]: each for each in yaml.safe_load_all(text)}
 
 
+def test_a_dry_run_needs_no_kubeconfig(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
+    words = [*RUN[:-2], "--dry-run"]  # without --namespace
+    assert main(words) == 0
+    assert "namespace: of-context" in capsys.readouterr().out
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/kubeconfig")
+    assert main(words) == 0
+    assert "namespace: default" in capsys.readouterr().out
+    assert main([*words, "--context", "test"]) == 2
+    assert "--context test: no cluster" in capsys.readouterr().err
+
+
 def test_a_dry_run_prints_valid_objects_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="needs torch-edl[test]")
     text, objects = dry_run(capsys, "--output", "/data/out", "--", "--width", "3")
