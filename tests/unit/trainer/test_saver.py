@@ -227,8 +227,8 @@ def test_under_torchrun_a_run_goes_on_from_its_own_checkpoints(
     [
         ({"every": -1, "directory": "x"}, "checkpoint_every -1: must be 0 or more"),
         ({"keep": 0}, "keep_checkpoints 0: must be 1 or more"),
-        ({"every": 2}, "^checkpoint_every and resume need checkpoint_dir"),
-        ({"resume": True}, "need checkpoint_dir"),
+        ({"every": 2}, "^checkpoint_every 2: add checkpoint_dir"),
+        ({"resume": True}, "^resume: add checkpoint_dir"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any], words: str) -> None:
