@@ -272,13 +272,16 @@ class Texts:
         wide: offsets are int64, else int32.
 
     Raises:
-        ValueError: the buffers are shorter than that.
+        ValueError: the buffers are shorter than that, or an offset is outside of the data.
     """
 
     def __init__(
         self, offsets: Any, data: Any, valid: Any, start: int, count: int, wide: bool
     ) -> None: ...
     def __len__(self) -> int: ...
+    @property
+    def is_ascii(self) -> bool:
+        """Whether no byte is above 127, those of missing texts included."""
 
 class TextCounts:
     """Distinct texts, each with a count. Thread-safe."""

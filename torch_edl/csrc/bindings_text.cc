@@ -53,6 +53,17 @@ class Texts {
   std::unique_ptr<edl::View> valid_;
 };
 
+// A byte above 127 makes UTF-8 that somebody has to look at.
+bool is_ascii(const Texts& texts) {
+  const TextColumn& column = texts.column;
+  const auto from = static_cast<size_t>(column.offset(0));
+  const auto to = static_cast<size_t>(column.offset(column.count));
+  const Unlocked unlocked((to - from) / 16);
+  unsigned char any = 0;
+  for (size_t i = from; i < to; ++i) any |= static_cast<unsigned char>(column.data[i]);
+  return any < 128;
+}
+
 // One seed for all, or one for each.
 const uint64_t* checked_seeds(const Array& seeds, size_t n) {
   return checked<uint64_t>(seeds, "seeds", {length(seeds) == 1 ? 1 : ssize(n)});
@@ -163,7 +174,8 @@ void bind_text(py::module_& m) {
       .def(py::init<py::handle, py::handle, py::handle, int64_t, int64_t, bool>(),
            py::arg("offsets"), py::arg("data"), py::arg("valid"), py::arg("start"),
            py::arg("count"), py::arg("wide"))
-      .def("__len__", [](const Texts& texts) { return texts.column.count; });
+      .def("__len__", [](const Texts& texts) { return texts.column.count; })
+      .def_property_readonly("is_ascii", &is_ascii);
   py::class_<edl::TextCounts>(m, "TextCounts")
       .def(py::init<>())
       .def("add", &add, py::arg("texts"), py::arg("counts") = py::none())

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from pyarrow import types
 
-_all, _greatest = np.logical_and.reduce, np.maximum.reduce
-_ASCII = 128
+from torch_edl import _core
+
 _FEW_ROWS = 4000  # below, Arrow's way is as fast
 
 
@@ -25,7 +24,7 @@ class RowCheck:
 
     def __init__(self, schema: Any) -> None:
         kinds = dict(enumerate(schema.types))
-        self._texts = {n: of for n, kind in kinds.items() if (of := _offsets_of(kind))}
+        self._texts = {n: w for n, kind in kinds.items() if (w := _is_wide(kind)) is not None}
         self._others = [n for n in kinds if n not in self._texts and not _is_number(kinds[n])]
         self.is_flat = all(types.is_primitive(kinds[n]) for n in self._others)
 
@@ -39,9 +38,9 @@ class RowCheck:
             rows.validate(full=True)
             return
         rows.validate()
-        for place, offsets in self._texts.items():
+        for place, wide in self._texts.items():
             column = rows.column(place)
-            if not _is_simple(column, offsets):
+            if not _is_simple(column, wide):
                 column.validate(full=True)
         for place in self._others:
             rows.column(place).validate(full=True)
@@ -51,21 +50,19 @@ def _is_number(kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
-def _offsets_of(kind: Any) -> np.dtype[Any] | None:
-    """The type of the offsets of texts; None: it is another type."""
+def _is_wide(kind: Any) -> bool | None:
+    """Whether the offsets of texts are of 64 bits; None: it is another type."""
     if types.is_string(kind) or types.is_binary(kind):
-        return np.dtype("<i4")
-    return np.dtype("<i8") if types.is_large_string(kind) or types.is_large_binary(kind) else None
+        return False
+    return True if types.is_large_string(kind) or types.is_large_binary(kind) else None
 
 
-def _is_simple(column: Any, kind: np.dtype[Any]) -> bool:
+def _is_simple(column: Any, wide: bool) -> bool:
     """Whether texts follow each other within their buffer, and are ASCII."""
     _, offsets, content = column.buffers()
     if content is None:
         return False
-    ends = np.frombuffer(offsets, kind, len(column) + 1, column.offset * kind.itemsize)
-    first, last = int(ends[0]), int(ends[-1])
-    # Methods of arrays pass through Python, which takes as long as the work.
-    if not 0 <= first < last <= content.size or not _all(np.greater_equal(ends[1:], ends[:-1])):
+    try:
+        return _core.Texts(offsets, content, None, column.offset, len(column), wide).is_ascii
+    except ValueError:
         return False
-    return bool(_greatest(np.frombuffer(content, np.uint8, last - first, first)) < _ASCII)
