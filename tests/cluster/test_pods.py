@@ -174,10 +174,11 @@ def test_a_pod_is_asked_to_end_and_then_killed(pods: Pods) -> None:
         "time.sleep(1000)"
     )
     pods.start("polite", ["python", "-S", "-c", polite], terminationGracePeriodSeconds=30)
-    # Process 1 without a handler takes no SIGTERM.
-    pods.start("deaf", SLEEP, terminationGracePeriodSeconds=1)
+    # Process 1 without a handler takes no SIGTERM; what becomes process 1 does, before.
+    deaf = "import time; print(1, flush=True); time.sleep(1000)"
+    pods.start("deaf", ["python", "-S", "-c", deaf], terminationGracePeriodSeconds=1)
     pods.wait_for(lambda: pods.phase("polite") == pods.phase("deaf") == "Running")
-    pods.wait_for(lambda: pods.log("polite"))
+    pods.wait_for(lambda: pods.log("polite") and pods.log("deaf"))
     began = time.monotonic()
     for name in ("polite", "deaf"):
         pods.core.delete_namespaced_pod(name, pods.namespace)
