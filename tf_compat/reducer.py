@@ -10,15 +10,13 @@ import tensorflow as tf
 
 from tf_compat.trained import Trained, dense
 from torch_edl.engine.ring.group import RingBrokenError
-from torch_edl.engine.ring.replicated import Phase, Receive, Send
+from torch_edl.engine.ring.replicated import Phase, Phases, Receive, Send
 from torch_edl.engine.ring.stream_group import StreamGroup
 
 Array = npt.NDArray[Any]
 
-_UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
-
-class Reducer:
+class Reducer(Phases):
     """See :class:`~torch_edl.engine.ring.replicated.Reducer`.
 
     Gradients travel in float32, or in float64 where a variable has that type. Slices, as those of a
@@ -28,8 +26,6 @@ class Reducer:
     """
 
     def __init__(self, trained: Trained, controls: int, send: Send, receive: Receive) -> None:
-        self.phase = Phase.IDLE
-        self.failure = ""
         self.covered = 1.0
         self._trained = trained
         self._send, self._receive = send, receive
@@ -75,18 +71,10 @@ class Reducer:
         else:
             self.phase = Phase.REDUCE if last else Phase.ACCUMULATE
 
-    def begin_warm_up(self) -> None:
-        self.begin_update(can_undo=True)
-        self.phase = Phase.WARM_UP
-
     def reduce_nothing(self) -> None:
         self._clear_unusable()
         self.phase, self._share = Phase.REDUCE, 0.0
         self._take()
-
-    def end_update(self) -> None:
-        self._clear_unusable()
-        self.phase = Phase.IDLE
 
     def undo_update(self) -> None:
         self._reset()
@@ -96,10 +84,6 @@ class Reducer:
 
     def clear_gradients(self) -> None:
         self._trained.gradients = {}
-
-    def fail(self, why: str) -> None:
-        if self.phase is not Phase.BROKEN:
-            self.phase, self.failure = Phase.BROKEN, why
 
     def before_step(self, optimizer: Any, *, live: bool) -> None:
         assert live, "the body of a model file steps only then"
@@ -114,10 +98,6 @@ class Reducer:
         self.phase, self.failure = Phase.IDLE, ""
         self._has.clear()
         self._share_before = 0.0
-
-    def _clear_unusable(self) -> None:
-        if self.phase in _UNUSABLE:
-            self.clear_gradients()
 
     def _take(self) -> None:
         """The tape has given the gradients of a minibatch."""

@@ -18,7 +18,7 @@ from torch_edl.engine.gradient_hooks import ManualAccumulation, weak_hook
 from torch_edl.engine.ring.buckets import Bucket, RunningStatistics, make_buckets
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.process_group import ProcessGroup
-from torch_edl.engine.ring.replicated import Phase, Receive, Send
+from torch_edl.engine.ring.replicated import Phase, Phases, Receive, Send
 from torch_edl.errors import UsageError
 
 # A sum of shares that rounding left of 1.
@@ -26,10 +26,9 @@ _WHOLE = 1 - 1e-3
 
 
 _COLLECTING = (Phase.ACCUMULATE, Phase.ACCUMULATED, Phase.REDUCE, Phase.REDUCED)
-_UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
-class Reducer:
+class Reducer(Phases):
     """The gradients of those parameters of a model that require gradients now: a
     :class:`~torch_edl.engine.ring.replicated.Reducer` for torch.
 
@@ -47,8 +46,6 @@ class Reducer:
         send: Send = lambda: (),
         receive: Receive = lambda sums: "",
     ) -> None:
-        self.phase = Phase.IDLE
-        self.failure = ""
         self.covered = 1.0
         self._controls, self._send, self._receive = controls, send, receive
         self._group: ProcessGroup | None = None
@@ -95,30 +92,15 @@ class Reducer:
         self._make_buckets()
         self._add_hooks()
 
-    def begin_warm_up(self) -> None:
-        self.begin_update(can_undo=True)
-        self.phase = Phase.WARM_UP
-
     def reduce_nothing(self) -> None:
         self._clear_unusable()
         self.phase, self._share = Phase.REDUCE, 0.0
         self._finish_backward()
 
-    def end_update(self) -> None:
-        """Closes the update; the parameters keep its gradients, but none that is unusable."""
-        self._clear_unusable()
-        self.phase = Phase.IDLE
-
     def undo_update(self) -> None:
         self._reset()
         self._statistics.restore()
         self.clear_gradients()
-
-    def fail(self, why: str) -> None:
-        # Only a text is kept of the cause: a traceback would keep the sockets of the ring open, and
-        # the other members waiting.
-        if self.phase is not Phase.BROKEN:
-            self.phase, self.failure = Phase.BROKEN, why
 
     def use(self, group: ProcessGroup | None) -> None:
         self._group = group
@@ -167,10 +149,6 @@ class Reducer:
         self._next = 0
         for bucket in self._buckets:
             bucket.reset()
-
-    def _clear_unusable(self) -> None:
-        if self.phase in _UNUSABLE:
-            self.clear_gradients()
 
     def _make_buckets(self) -> None:
         if not self._buckets:

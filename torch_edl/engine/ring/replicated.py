@@ -67,6 +67,41 @@ Receive = Callable[[list[float]], str]
 rejected."""
 
 
+_UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
+
+
+class Phases:
+    """What the phases mean for a :class:`Reducer` of any framework; it is to inherit this."""
+
+    phase = Phase.IDLE
+    failure = ""
+
+    def begin_update(self, *, can_undo: bool = False) -> None:
+        raise NotImplementedError
+
+    def clear_gradients(self) -> None:
+        raise NotImplementedError
+
+    def begin_warm_up(self) -> None:
+        self.begin_update(can_undo=True)
+        self.phase = Phase.WARM_UP
+
+    def end_update(self) -> None:
+        """Closes the update; the parameters keep its gradients, but none that is unusable."""
+        self._clear_unusable()
+        self.phase = Phase.IDLE
+
+    def fail(self, why: str) -> None:
+        # Only a text is kept of the cause: a traceback would keep the sockets of the ring open, and
+        # the other members waiting.
+        if self.phase is not Phase.BROKEN:
+            self.phase, self.failure = Phase.BROKEN, why
+
+    def _clear_unusable(self) -> None:
+        if self.phase in _UNUSABLE:
+            self.clear_gradients()
+
+
 class Reducer(Protocol):
     """Turns the gradients of the members into their sum, each weighted by its share of the records.
     The control numbers travel with the gradients."""
