@@ -44,8 +44,8 @@ from master.state.processes import PENDING
 from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
 from torch_edl.checkpoint import layout
-from torch_edl.checkpointing import PREPROCESSING_FILE
 from torch_edl.config import JobConfig
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.files import replacing

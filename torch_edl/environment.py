@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_edl.experiment import Experiment
+from torch_edl.config import Experiment
 
 ENV_HOME = "TORCH_EDL_HOME"
 ENV_TOKEN = "TORCH_EDL_TOKEN"

@@ -11,8 +11,7 @@ from typing import Any
 
 from master.state.lifecycle import Outcome
 from torch_edl.checkpoint import layout
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.environment import ENV_HOST, ENV_TOKEN
 from torch_edl.errors import CheckpointError, StoreConflictError, UsageError
 from torch_edl.files import write_text

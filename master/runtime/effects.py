@@ -40,7 +40,7 @@ from master.state.actions import (
 from master.state.tasks import steps_of
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
-from torch_edl.checkpointing import PREPROCESSING_FILE
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.data.stream_space import saved_plan
 from torch_edl.errors import CheckpointError, EdlError
 from torch_edl.files import replacing

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torch_edl.config import JobConfig
-from torch_edl.experiment import Experiment
+from torch_edl.config import Experiment, JobConfig
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from torch_edl.config import KubernetesConfig
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.launcher import KubernetesLauncher
 from torch_edl.kubernetes.pod import process_pod
-from torch_edl.placement import KubernetesConfig
 from torch_edl.processes.launcher import Known
 from torch_edl.processes.spec import (
     ProcessEvent,

@@ -15,9 +15,8 @@ from kubernetes import client
 
 from tests.cluster.cluster import Cluster
 from tests.debian_package import require_package
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.kubernetes import job, names
-from torch_edl.placement import KubernetesConfig
 
 JOB = "ctr"
 SERVE = (

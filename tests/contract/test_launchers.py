@@ -52,9 +52,9 @@ class Pods:
             self._api.create({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data})
 
     def launcher(self) -> Launcher:
+        from torch_edl.config import KubernetesConfig
         from torch_edl.kubernetes.launcher import KubernetesLauncher
         from torch_edl.kubernetes.pod import process_pod
-        from torch_edl.placement import KubernetesConfig
 
         def manifest(spec: ProcessSpec) -> dict[str, Any]:
             return process_pod(

@@ -20,8 +20,8 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch_edl.agent.reporter import Reporter
 from torch_edl.agent.restart_policy import RestartDecision, RestartPolicy
 from torch_edl.agent.workers import Placement, Worker, Workers, failure_text
+from torch_edl.config import Experiment
 from torch_edl.errors import JobFailedError
-from torch_edl.experiment import Experiment
 from torch_edl.jobs.master_host import JobMaster
 from torch_edl.jobs.master_process import MasterProcess
 from torch_edl.processes.signals import StopSignals, describe_exit, parse_signals

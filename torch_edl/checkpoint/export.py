@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.reader import FORMAT, CheckpointReader, SavedTable
-from torch_edl.checkpointing import PREPROCESSING_FILE
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError
 
 _ROWS = 1 << 14

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.cli import config_file
-from torch_edl.config import PARTS, ClusterConfig, JobConfig
+from torch_edl.config import ClusterConfig, Experiment, JobConfig
+from torch_edl.config.job import PARTS
+from torch_edl.config.option import OF_MODEL_FILE, TRAINING, Option, options_of
 from torch_edl.errors import UsageError
-from torch_edl.experiment import Experiment
-from torch_edl.option import OF_MODEL_FILE, TRAINING, Option, options_of
 
 _SECTION_OF_SCRIPTS = "options of torch-edl, for a script that uses torch_edl"
 _PATHS = ("DIR", "FILE")

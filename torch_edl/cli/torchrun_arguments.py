@@ -20,9 +20,9 @@ from torch_edl.cli import config_file, user_file
 from torch_edl.cli.options import add_options, default_name
 from torch_edl.cli.parser import plain, run_options
 from torch_edl.cli.script_arguments import why_not
+from torch_edl.config import Experiment
 from torch_edl.environment import this_experiment
 from torch_edl.errors import UsageError
-from torch_edl.experiment import Experiment
 from torch_edl.jobs import master_host
 from torch_edl.torchrun_plugin import options as rendezvous
 

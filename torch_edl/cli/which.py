@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from torch_edl.cli.options import add_option
+from torch_edl.config.job import PLATFORMS
 from torch_edl.errors import UsageError
 from torch_edl.jobs import catalog
-from torch_edl.placement import PLATFORMS
 
 if TYPE_CHECKING:
     from torch_edl.jobs.asked import AskedJob

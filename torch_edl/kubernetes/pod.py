@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_edl.config import KubernetesConfig
 from torch_edl.environment import ENV_HOME, ENV_HOST, ENV_MASTER_AWAY, ENV_PROCESS, ENV_TOKEN
 from torch_edl.kubernetes import names, template
-from torch_edl.placement import KubernetesConfig
 
 Manifest = dict[str, Any]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from torch_edl.checkpointing import PREPROCESSING_FILE
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.preprocessing import arrays
 from torch_edl.preprocessing.column import Column, OneSpace

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from torch_edl import _core
 from torch_edl.checkpoint.reader import CheckpointReader
-from torch_edl.config import TRANSPORTS
-from torch_edl.durability import FSYNC_MODES
+from torch_edl.config.cluster import TRANSPORTS
+from torch_edl.config.durability import FSYNC_MODES
+from torch_edl.config.training import SYNC_MODES, TrainConfig
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN, own_host
 from torch_edl.errors import EdlError, JournalDamagedError, StateLostError, UsageError
 from torch_edl.processes.output import setup_logging
@@ -28,7 +29,6 @@ from torch_edl.ps_server.replica import Replica
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
-from torch_edl.training import SYNC_MODES, TrainConfig
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire.server import serve
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_edl.durability import FSYNC_MODES
+from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.files import sync
 from torch_edl.ps_server import segments

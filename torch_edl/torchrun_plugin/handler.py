@@ -28,8 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import EdlError, describe_error
 from torch_edl.jobs.master_host import JobMaster, find_or_start

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import CheckpointConfig
 from torch_edl.contract import report_model
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine

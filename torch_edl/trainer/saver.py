@@ -14,7 +14,8 @@ from pathlib import Path
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import replacing_folder, write_metadata
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import PREPROCESSING_FILE, CheckpointConfig
+from torch_edl.config import CheckpointConfig
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.rendezvous import RingRendezvous
 from torch_edl.engine.state_dict import copied

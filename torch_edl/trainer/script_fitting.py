@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
-from torch_edl.checkpointing import PREPROCESSING_FILE
+from torch_edl.config.checkpoint import PREPROCESSING_FILE
 from torch_edl.data.batches import is_paths, open_sources, samples
 from torch_edl.data.sources import Source
 from torch_edl.data.task_space import Shard, Task, TaskSpace

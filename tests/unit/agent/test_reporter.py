@@ -8,8 +8,7 @@ from master.runtime.service import Service
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
 from torch_edl.agent.reporter import Reporter
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub

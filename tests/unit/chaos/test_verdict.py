@@ -11,8 +11,7 @@ from torch_edl.chaos.plan import Plan, faults
 from torch_edl.chaos.promise import restraint, risks
 from torch_edl.chaos.storm import Blow, Target
 from torch_edl.chaos.verdict import Verdict, Watch
-from torch_edl.config import ClusterConfig, JobConfig
-from torch_edl.durability import DurabilityConfig
+from torch_edl.config import ClusterConfig, DurabilityConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -19,12 +19,11 @@ from tests.cluster.cluster import Cluster
 from torch_edl.cli.attend import Attendance
 from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import Outcome
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.submit import submit
-from torch_edl.placement import KubernetesConfig
 from torch_edl.processes.signals import StopSignals
 
 CODE = {"model.py": b""}

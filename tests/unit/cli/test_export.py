@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import torch_edl
 from torch_edl._core import init_rows
-from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.cli.__main__ import main
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.engine.replica import read_model as state_dict
 from torch_edl.errors import CheckpointError
 from torch_edl.jobs.folder import JobFolder

@@ -4,12 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.cli.options import default_name, model_file_job, script_job
 from torch_edl.cli.parser import parse
 from torch_edl.cli.torchrun_arguments import parse as parse_script
-from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
-from torch_edl.durability import DurabilityConfig
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    DurabilityConfig,
+    JobConfig,
+    TrainConfig,
+)
 from torch_edl.errors import UsageError
 
 

@@ -90,8 +90,8 @@ def test_a_page_is_not_wider_than_a_terminal() -> None:
 
 
 def test_formats_of_the_help_page_are_those_there_are() -> None:
+    from torch_edl.config.data import FORMATS
     from torch_edl.data.sources import FORMATS as known
-    from torch_edl.records import FORMATS
 
     assert ("auto", *known) == FORMATS
 

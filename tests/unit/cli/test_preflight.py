@@ -10,10 +10,9 @@ import pytest
 
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.cli import preflight
 from torch_edl.cli.parser import parse
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.jobs.folder import JobFolder
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from torch_edl.cli.__main__ import main
-from torch_edl.config import JobConfig, TrainConfig
+from torch_edl.config import JobConfig, KubernetesConfig, TrainConfig
 from torch_edl.files import write_text
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.jobs.status import as_dict
-from torch_edl.placement import KubernetesConfig
 from torch_edl.wire import master_pb2 as pb
 
 Make = Callable[..., pb.GetStatusResponse]

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from torch_edl.checkpointing import CheckpointConfig
 from torch_edl.cli import summary
 from torch_edl.cli.submit import Outcome
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
 
 CONFIG = JobConfig(

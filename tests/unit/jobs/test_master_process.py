@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
 from torch_edl.jobs import calls, catalog

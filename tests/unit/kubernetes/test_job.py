@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.kubernetes import job, names
-from torch_edl.placement import KubernetesConfig
 
 TOKEN = "a-token-of-forty-characters-and-more-0123456789"
 CODE = {"model.py": b"import net.layers\n", "net/layers.py": b"# -*- coding: latin-1 -*-\n# \xe4\n"}

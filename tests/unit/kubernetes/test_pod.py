@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch_edl.config import KubernetesConfig
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.pod import Owner, process_pod
-from torch_edl.placement import KubernetesConfig
 
 
 def made(config: KubernetesConfig | None = None, **more: Any) -> dict[str, Any]:

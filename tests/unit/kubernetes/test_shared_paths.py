@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import JobConfig
-from torch_edl.durability import DurabilityConfig
+from torch_edl.config import CheckpointConfig, DurabilityConfig, JobConfig, KubernetesConfig
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes import shared_paths
-from torch_edl.placement import KubernetesConfig
 
 CLAIM = "claim=data,path=/data"
 

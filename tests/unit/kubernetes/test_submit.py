@@ -14,14 +14,13 @@ import pytest
 pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
-from torch_edl.config import JobConfig
+from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.errors import UsageError
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, names
 from torch_edl.kubernetes.api import KINDS, Api
 from torch_edl.kubernetes.failures import ForbiddenError, NoAnswerError
 from torch_edl.kubernetes.submit import submit
-from torch_edl.placement import KubernetesConfig
 
 TOKEN = "a-token-of-forty-characters-and-more-0123456789"
 CODE = {"model.py": b"import net\n", "net.py": b""}

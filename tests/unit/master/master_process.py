@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessSpec
 from torch_edl.wire import master_pb2 as pb

@@ -28,11 +28,16 @@ from master.state.tasks import steps_of
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    DurabilityConfig,
+    JobConfig,
+    KubernetesConfig,
+    TrainConfig,
+)
 from torch_edl.data.task_space import Shard
-from torch_edl.durability import DurabilityConfig
-from torch_edl.placement import KubernetesConfig
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 

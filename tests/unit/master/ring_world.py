@@ -23,8 +23,7 @@ from master.state.tasks import steps_of
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.tables.watermarks import Watermarks

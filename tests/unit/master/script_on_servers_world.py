@@ -16,8 +16,7 @@ from master.state.server_calls import ServerCalls
 from master.state.status import describe
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 

@@ -15,9 +15,7 @@ from master.state.script_fleet import ScriptFleet
 from master.state.status import describe
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
-from torch_edl.experiment import Experiment
+from torch_edl.config import CheckpointConfig, ClusterConfig, Experiment, JobConfig, TrainConfig
 from torch_edl.wire import master_pb2 as pb
 
 TIMEOUT_S = 10.0

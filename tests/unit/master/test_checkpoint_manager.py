@@ -18,8 +18,7 @@ from master.state.actions import (
 )
 from master.state.checkpoint_manager import CheckpointManager
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb

@@ -9,13 +9,16 @@ import pytest
 
 from master.runtime.cluster import Cluster
 from master.state.lifecycle import Outcome
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig
-from torch_edl.durability import DurabilityConfig
+from torch_edl.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    DurabilityConfig,
+    JobConfig,
+    KubernetesConfig,
+)
 from torch_edl.errors import StoreConflictError, UsageError
 from torch_edl.jobs.folder import JobFolder
 from torch_edl.kubernetes import names
-from torch_edl.placement import KubernetesConfig
 from torch_edl.processes.signals import StopSignals
 
 

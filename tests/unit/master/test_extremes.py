@@ -18,8 +18,7 @@ from master.state.job import Job
 from master.state.restart import to_state
 from master.state.script_fleet import ScriptFleet
 from tests.unit.wire.extremes import variants
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.sources import open_source
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import UsageError

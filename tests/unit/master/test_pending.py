@@ -11,8 +11,7 @@ from master.state.machines import Machines
 from master.state.processes import Gone
 from master.state.waiting import Census, Waiting
 from tests.unit.master.model_file_world import World
-from torch_edl.config import JobConfig
-from torch_edl.durability import DurabilityConfig
+from torch_edl.config import DurabilityConfig, JobConfig
 from torch_edl.processes.spec import ProcessExit, ProcessRefused, ProcessRuns, ProcessWaits
 
 NO_ROOM = "no node has room: 0/3 nodes are available: 3 Insufficient cpu"

@@ -14,8 +14,7 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 
 
 class Renewals(Lock):

@@ -13,8 +13,7 @@ from master.state.job import Job
 from master.state.processes import CRASH_LIMIT
 from master.state.script_fleet import ScriptFleet
 from master.state.user_calls import UserCalls
-from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
-from torch_edl.placement import KubernetesConfig
+from torch_edl.config import ClusterConfig, JobConfig, KubernetesConfig, TrainConfig
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
 from torch_edl.wire import master_pb2 as pb
 

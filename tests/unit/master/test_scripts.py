@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.master.script_world import TIMEOUT_S, World
+from torch_edl.config import Experiment
 from torch_edl.errors import UsageError
-from torch_edl.experiment import Experiment
 from torch_edl.wire import master_pb2 as pb
 
 

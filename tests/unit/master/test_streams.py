@@ -11,8 +11,7 @@ from master.state.checkpoint_manager import CheckpointManager
 from master.state.streams import StreamGrown, Streams
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.checkpoint.manifest import Manifest
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import DataConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.stream_space import StreamSpace
 from torch_edl.wire import master_pb2 as pb
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import torch_edl
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import ClusterConfig, JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
 from torch_edl.jobs import master_host
 from torch_edl.trainer import opening
 from torch_edl.trainer.job import Job

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from torch_edl.checkpoint import layout
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import JobConfig
+from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.torch_model import TorchModel
@@ -101,7 +100,7 @@ import os, signal, sys
 import torch
 from torch import nn
 from torch_edl.checkpoint import layout
-from torch_edl.checkpointing import CheckpointConfig
+from torch_edl.config import CheckpointConfig
 from torch_edl.config import JobConfig
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine

@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from master.state.ring import Ring
-from torch_edl.checkpointing import CheckpointConfig
-from torch_edl.config import JobConfig, TrainConfig
+from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
 from torch_edl.errors import DismissedError

@@ -6,8 +6,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from torch_edl.config.option import TRAINING, Checked, Option, declare, option
 from torch_edl.errors import UsageError
-from torch_edl.option import TRAINING, Checked, Option, declare, option
 
 PREPROCESSING_FILE = "preprocessing.safetensors"
 """What :mod:`torch_edl.preprocessing` fitted, in a checkpoint or in the folder of a model."""

@@ -1,13 +1,13 @@
-"""Where the records of a job are, and how they are cut into tasks: a part of the configuration.
-Pure."""
+"""Where the records of a job are, and how they are cut into tasks: a part of the configuration of a
+job."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 
+from torch_edl.config.option import TRAIN, Checked, Option, option
 from torch_edl.errors import UsageError
-from torch_edl.option import TRAIN, Checked, Option, option
 
 FORMATS = (
     "auto",

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_edl.config import JobConfig
+from torch_edl.config import Experiment, JobConfig
 from torch_edl.environment import this_experiment
-from torch_edl.experiment import Experiment
 
 FIRST = Experiment(
     script="/a/train.py",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from torch_edl.config.option import TRAIN, TRAINING, Checked, Option, option
 from torch_edl.errors import UsageError
-from torch_edl.option import TRAIN, TRAINING, Checked, Option, option
 
 STRATEGIES = ("auto", "ps", "allreduce", "local")
 SYNC_MODES = ("async", "sync")

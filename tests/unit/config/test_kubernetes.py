@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_edl.config import ClusterConfig, JobConfig
+from torch_edl.config import ClusterConfig, JobConfig, KubernetesConfig
 from torch_edl.errors import UsageError
-from torch_edl.placement import KubernetesConfig
 
 
 def test_options_are_parts_of_manifests() -> None:

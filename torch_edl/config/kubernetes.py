@@ -1,4 +1,4 @@
-"""Where the processes of a job run, and with what: the part of the configuration for Kubernetes.
+"""The pods of a job on Kubernetes: a part of the configuration of a job.
 
 The fields are texts as the user writes them; the properties are the parts of manifests that they
 stand for.
@@ -12,15 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch_edl import pod_settings
+from torch_edl.config import pod_settings
+from torch_edl.config.option import JOB_KINDS, Checked, declare, option
 from torch_edl.errors import UsageError
-from torch_edl.option import JOB_KINDS, Checked, declare, option
 
-PLATFORMS = ("local", "kubernetes")
-KINDS = JOB_KINDS
-"""The kinds of jobs that can run on Kubernetes."""
-
-_option = functools.partial(option, kinds=KINDS)
+_option = functools.partial(option, kinds=JOB_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from torch_edl.config.option import JOB_KINDS, TRAIN, TRAINING, Checked, option
 from torch_edl.errors import UsageError
-from torch_edl.option import JOB_KINDS, TRAIN, TRAINING, Checked, option
 
 DURABILITIES = ("checkpoint", "journal", "replica")
 FSYNC_MODES = ("never", "interval", "always")

@@ -8,9 +8,10 @@ import pytest
 
 from torch_edl.cli.options import given
 from torch_edl.cli.parser import build_parser
-from torch_edl.config import PARTS, JobConfig
+from torch_edl.config import JobConfig
+from torch_edl.config.job import PARTS
+from torch_edl.config.option import JOB_KINDS, options_of
 from torch_edl.errors import UsageError
-from torch_edl.option import JOB_KINDS, options_of
 
 FIELDS = [
     field
