@@ -9,9 +9,10 @@ from typing import Any
 import keras
 
 from tf_compat.datasets import of_dataset
+from torch_edl.contract.functions import UserFunctions
+from torch_edl.contract.loading import load_functions
+from torch_edl.contract.signatures import SIGNATURES
 from torch_edl.errors import ContractError
-from torch_edl.signatures import SIGNATURES
-from torch_edl.user_functions import UserFunctions, load_functions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch_edl import _core
+from torch_edl.contract.framework import framework_of
 from torch_edl.errors import (
     CheckpointError,
     DismissedError,
@@ -28,7 +29,6 @@ from torch_edl.errors import (
     UsageError,
     UserCodeError,
 )
-from torch_edl.frameworks import framework_of
 from torch_edl.master_client.place import Place
 from torch_edl.master_client.session import MasterSession
 from torch_edl.processes.child_group import end_own_group
@@ -39,7 +39,7 @@ from torch_edl.processes.role_change import become
 
 if TYPE_CHECKING:
     from torch_edl.config import JobConfig
-    from torch_edl.user_functions import UserFunctions
+    from torch_edl.contract.functions import UserFunctions
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def _warm_up(place: Place, worker_id: int) -> UserFunctions:
     config = place.config().of_worker(worker_id)
     for module in ("torch_edl.trainer.run_file", "numpy.random"):
         importlib.import_module(module)
+    from torch_edl.contract.user_traceback import user_traceback
     from torch_edl.data.sources import expand, import_reader
-    from torch_edl.user_functions import user_traceback
 
     try:
         functions = _load(config)
@@ -139,10 +139,10 @@ def _work(master: MasterSession, functions: UserFunctions | None) -> int:
     """
     # Only now, with the heartbeat running: importing a framework takes seconds on a busy machine.
     master.progress.phase = "importing"
+    from torch_edl.contract.user_traceback import user_traceback
     from torch_edl.data.feeder import FeedError
     from torch_edl.trainer.fitting import fit
     from torch_edl.trainer.run_file import run
-    from torch_edl.user_functions import user_traceback
 
     config = master.config.of_worker(master.worker_id)
     try:

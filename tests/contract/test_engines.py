@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from tests.unit.engine.conftest import TOKEN, start_servers
-from torch_edl.argument_order import labels_first
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.contract import Contract
+from torch_edl.contract.argument_order import labels_first
+from torch_edl.contract.torch_contract import Contract
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.base import Engine, LeasedEngine
 from torch_edl.engine.local import LocalEngine

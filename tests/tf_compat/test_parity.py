@@ -33,7 +33,7 @@ from tf_compat.step import Step as KerasStep
 from tf_compat.step import body as keras_body
 from tf_compat.trained import Trained
 from torch_edl.config import JobConfig, TrainConfig
-from torch_edl.contract import load_contract as load_torch
+from torch_edl.contract.torch_contract import load_contract as load_torch
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.base import LeasedEngine
 from torch_edl.engine.local import LocalEngine

@@ -18,11 +18,11 @@ from tf_compat.served import KerasModel
 from tf_compat.step import Step, body
 from tf_compat.tables import swap_large
 from tf_compat.trained import Trained
-from torch_edl.argument_order import labels_first
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.export import write_output
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig, TrainConfig
+from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.local import LocalEngine
 from torch_edl.engine.servers.engine import ServersEngine

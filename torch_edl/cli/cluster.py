@@ -20,9 +20,9 @@ from torch_edl.cli.submit import Outcome
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stdout
 from torch_edl.config import JobConfig
+from torch_edl.contract.framework import framework_of
 from torch_edl.data.sources.schemes import checked_name, is_database, is_object
 from torch_edl.errors import UsageError
-from torch_edl.frameworks import framework_of
 from torch_edl.jobs import cluster_job
 from torch_edl.kubernetes import job, shared_paths, template
 from torch_edl.kubernetes.api import Api

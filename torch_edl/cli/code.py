@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_edl import source_files
+from torch_edl.contract import source_files
 from torch_edl.errors import UsageError
 
 MAX_BYTES = 900 << 10

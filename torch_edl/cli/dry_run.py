@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from torch_edl.cli.progress import counted
 from torch_edl.cli.terminal import stdout, table
 from torch_edl.config import JobConfig
+from torch_edl.contract.framework import framework_of
+from torch_edl.contract.functions import argument_orders
+from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.feeder import FeedError
 from torch_edl.data.sources import open_source, parts
 from torch_edl.data.task_space import Shard
 from torch_edl.engine.choose import choose
 from torch_edl.errors import ContractError, NanLossError, UsageError, UserCodeError
-from torch_edl.frameworks import framework_of
 from torch_edl.master_client.leases import Lease
 from torch_edl.trainer.user_model import UserModel
-from torch_edl.user_functions import argument_orders, user_traceback
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -16,8 +16,8 @@ from torch_edl.cli.progress import Display, Observer
 from torch_edl.cli.tensorboard import Scalars
 from torch_edl.cli.terminal import stderr, stdout, table
 from torch_edl.config import JobConfig
+from torch_edl.contract.framework import TENSORFLOW, framework_of
 from torch_edl.errors import JobFailedError, UsageError
-from torch_edl.frameworks import TENSORFLOW, framework_of
 from torch_edl.jobs import catalog
 
 _EXPORTS, _KERAS_EXPORTS = (".pt", ".pth", ".safetensors"), (".keras", "")

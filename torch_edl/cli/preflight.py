@@ -11,8 +11,8 @@ from torch_edl.checkpoint import layout
 from torch_edl.cli import tensorboard, user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
+from torch_edl.contract.framework import TENSORFLOW, TORCH, framework_of
 from torch_edl.errors import CheckpointError, UsageError
-from torch_edl.frameworks import TENSORFLOW, TORCH, framework_of
 from torch_edl.jobs.folder import JobFolder
 
 SUFFIXES = (".parquet", ".csv", ".npz")

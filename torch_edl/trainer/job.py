@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from torch_edl.config import CheckpointConfig
-from torch_edl.contract import report_model
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.engine.ring.process_group import StoreServer
@@ -29,6 +28,7 @@ from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.in_ring import Make, Merge, ScriptInRing
 from torch_edl.trainer.loader import Loader, close_loops
 from torch_edl.trainer.metrics import Meter
+from torch_edl.trainer.model_report import report_model
 from torch_edl.trainer.saver import Saver, under_torchrun
 from torch_edl.trainer.script_fitting import fit_script
 from torch_edl.trainer.user_parts import check_parts, check_tables, gate, gate_scaler

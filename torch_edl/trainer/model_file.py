@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_edl.config import JobConfig
-from torch_edl.contract import Contract, load_contract, report_model
+from torch_edl.contract.torch_contract import Contract, load_contract
 from torch_edl.data.batch import Batch
 from torch_edl.data.batches import Batches
 from torch_edl.data.datasets import TorchDatasets
@@ -30,11 +30,12 @@ from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.engine.servers.torch_model import TorchModel
 from torch_edl.environment import ENV_TOKEN
 from torch_edl.errors import ContractError
-from torch_edl.lazy_dynamo import defer_dynamo
 from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.embedding import Table
 from torch_edl.nn.model_tables import bind_tables, set_defaults, swap_large
+from torch_edl.trainer.lazy_dynamo import defer_dynamo
 from torch_edl.trainer.lockstep import watermarks
+from torch_edl.trainer.model_report import report_model
 from torch_edl.trainer.step import Step, contract_body
 from torch_edl.trainer.torch_values import TorchValues
 from torch_edl.trainer.user_model import UserModel

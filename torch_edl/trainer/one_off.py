@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
+from torch_edl.contract.functions import UserFunctions
+from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.data.batch import Update
 from torch_edl.data.feeder import MODES, FeedError
 from torch_edl.data.tasks import ModelTask, RecordTask, TaskFailed
@@ -34,7 +36,6 @@ from torch_edl.errors import (
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.task_results import TaskMetrics, TaskPredictions, Values, summarize
-from torch_edl.user_functions import UserFunctions, user_traceback
 from torch_edl.wire import master_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.contract import Contract
+from torch_edl.contract.torch_contract import Contract
 from torch_edl.data.batch import Batch
 from torch_edl.engine.base import Engine
 from torch_edl.errors import EdlError, UserCodeError, describe_error

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.argument_order import labels_first
+from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch
 from torch_edl.errors import ContractError
 from torch_edl.wire import codec

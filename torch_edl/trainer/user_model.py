@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torch_edl.config import JobConfig
+from torch_edl.contract.functions import UserFunctions
 from torch_edl.data.batch import Batch
 from torch_edl.data.feeder import Datasets, Feeder
 from torch_edl.data.passes import Pass
@@ -20,7 +21,6 @@ from torch_edl.errors import ContractError, describe_error
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.lockstep import MemberBatches
 from torch_edl.trainer.task_results import Values
-from torch_edl.user_functions import UserFunctions
 from torch_edl.wire import master_pb2 as pb
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from torch_edl.argument_order import LabelsFirst, labels_first, refuse_class
+from torch_edl.contract.argument_order import LabelsFirst, labels_first, refuse_class
 from torch_edl.engine.ring.engine import RingEngine
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Table

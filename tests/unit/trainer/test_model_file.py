@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torch_edl.config import JobConfig
-from torch_edl.contract import load_contract
+from torch_edl.contract.torch_contract import load_contract
 from torch_edl.errors import ContractError
 from torch_edl.trainer.model_file import ModelFile
 

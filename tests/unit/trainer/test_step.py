@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from torch_edl.argument_order import labels_first
 from torch_edl.config import DataConfig
-from torch_edl.contract import Contract
+from torch_edl.contract.argument_order import labels_first
+from torch_edl.contract.torch_contract import Contract
 from torch_edl.data.batch import Batch, slice_tensors
 from torch_edl.data.datasets import TorchDatasets
 from torch_edl.errors import UserCodeError

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import torch_edl
-from torch_edl.argument_order import labels_first
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
-from torch_edl.contract import Contract
+from torch_edl.contract.argument_order import labels_first
+from torch_edl.contract.torch_contract import Contract
 from torch_edl.data.batch import Batch, Minibatch, Update
 from torch_edl.engine.servers.engine import ServersEngine
 from torch_edl.engine.servers.torch_model import TorchModel

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_edl.errors import UnsupportedOptimizerError
-from torch_edl.nn.embedding import Table
-from torch_edl.optim import optimizer_config
-from torch_edl.signatures import SIGNATURES
-from torch_edl.user_functions import UserFunctions, load_functions
-from torch_edl.wire import master_pb2 as pb
+from torch_edl.contract.functions import UserFunctions
+from torch_edl.contract.loading import load_functions
+from torch_edl.contract.signatures import SIGNATURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,24 +66,3 @@ def load_contract(path: str, args: Sequence[str] = ()) -> Contract:
     signatures = Contract.signatures
     found, _ = load_functions(path, args, signatures, lambda value: isinstance(value, nn.Module))
     return Contract(**found)
-
-
-def report_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> pb.ReportModelRequest:
-    """What the master needs to know of a model to choose a strategy."""
-    report = pb.ReportModelRequest(
-        optimizer=type(optimizer).__name__,
-        dense_elements=sum(p.numel() for p in module.parameters()),
-    )
-    try:
-        optimizer_config(optimizer)
-    except UnsupportedOptimizerError as error:
-        report.optimizer_error = str(error)
-    for name, part in module.named_modules():
-        if isinstance(part, Table | nn.Embedding | nn.EmbeddingBag):
-            report.embeddings.add(
-                name=name,
-                num_embeddings=part.num_embeddings or 0,
-                dim=part.embedding_dim,
-                dynamic=isinstance(part, Table),
-            )
-    return report

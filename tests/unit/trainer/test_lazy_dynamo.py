@@ -10,7 +10,7 @@ import textwrap
 _BEGIN = """
 import sys
 import torch
-from torch_edl.lazy_dynamo import defer_dynamo
+from torch_edl.trainer.lazy_dynamo import defer_dynamo
 
 def loaded():
     return "torch._dynamo" in sys.modules

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_edl.contract.source_files import imported, local_trees
 from torch_edl.errors import UsageError
-from torch_edl.source_files import imported, local_trees
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanSquaredError
 from torchmetrics.functional import mean_squared_error
 
-from torch_edl.argument_order import labels_first
+from torch_edl.contract.argument_order import labels_first
 from torch_edl.data.batch import Batch
 from torch_edl.metrics import AUC
 from torch_edl.trainer.task_results import TaskMetrics

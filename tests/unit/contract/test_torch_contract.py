@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_edl.contract import load_contract, report_model
+from torch_edl.contract.torch_contract import load_contract
+from torch_edl.contract.user_traceback import user_traceback
 from torch_edl.errors import ContractError, UsageError, UserCodeError
+from torch_edl.trainer.model_report import report_model
 from torch_edl.trainer.step import Step
-from torch_edl.user_functions import user_traceback
 
 GOOD = """
 import torch

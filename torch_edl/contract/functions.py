@@ -1,0 +1,115 @@
+"""The functions of a model file that all frameworks call alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch_edl.contract.argument_order import LabelsFirst, labels_first, refuse_class
+from torch_edl.contract.signatures import Signature
+from torch_edl.data.sources import Source
+from torch_edl.errors import ContractError, describe_error
+
+if TYPE_CHECKING:
+    from torch_edl.preprocessing import Columns
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFunctions:
+    """The functions of a model file that mean the same in all frameworks, under the first of their
+    accepted names."""
+
+    path: str
+    model: Callable[[], Any]
+    loss: LabelsFirst
+    feed: Callable[[Any, str, Any], Any]
+    eval_metrics_fn: Callable[[], Metrics] | None
+    callbacks: Callable[[], Sequence[Any]] | None
+    data_source: Callable[..., Any] | None
+    prediction_outputs_processor: Any | None
+    preprocessing: Columns | None
+    """What the file makes of columns, fitted before training where it has to be."""
+
+    signatures: ClassVar[Mapping[str, Signature]]
+    """Of the functions in the framework of the file."""
+
+    def check_metric(self, what: str, metric: Any) -> None:
+        """Refuses what cannot be a metric.
+
+        Raises:
+            UsageError: it is a class, or nothing that is called or updated.
+        """
+        refuse_class(f"{self.path}: {what}", metric)
+        if not (callable(metric) or hasattr(metric, "update")):
+            raise self._wrong(what, metric, "a function or a metric")
+
+    def make_metrics(self) -> dict[str, Any]:
+        """Calls ``eval_metrics_fn``: name to a function of labels and predictions, or to an
+        object that is updated, merged and computed."""
+        if self.eval_metrics_fn is None:
+            return {}
+        made = self._call("eval_metrics_fn()", self.eval_metrics_fn)
+        if not isinstance(made, Mapping) or not all(isinstance(k, str) for k in made):
+            raise self._wrong("eval_metrics_fn", made, "a dict of name to metric")
+        for name, metric in made.items():
+            self.check_metric(f"eval_metrics_fn()[{name!r}]", metric)
+        return dict(made)
+
+    def make_sources(self, paths: Sequence[str]) -> dict[str, Source]:
+        """Calls ``data_source``, if there is one: the sources by name."""
+        if self.data_source is None:
+            return {}
+        made = self._call("data_source()", partial(self.data_source, paths))
+        sources = list(made) if isinstance(made, list | tuple) else [made]
+        by_name: dict[str, Source] = {}
+        for source in sources:
+            if not isinstance(source, Source):
+                raise self._wrong(
+                    "data_source", source,
+                    "an object (or a list) with name, count, damaged, metadata and "
+                    "read(start, end)",
+                )  # fmt: skip
+            if source.name in by_name:
+                raise ContractError(
+                    f"{self.path}: data_source returned two sources named {source.name!r}; give "
+                    "each a name of its own"
+                )
+            by_name[source.name] = source
+        return by_name
+
+    def make_callbacks(self) -> list[Any]:
+        """Calls ``callbacks``, if there is one."""
+        if self.callbacks is None:
+            return []
+        made = self._call("callbacks()", self.callbacks)
+        if not isinstance(made, Sequence):
+            raise self._wrong("callbacks", made, "a list of objects")
+        return list(made)
+
+    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except (Exception, SystemExit) as error:
+            raise ContractError(f"{self.path}: {name} raised {describe_error(error)}") from error
+
+    def _wrong(self, name: str, got: Any, expected: str) -> ContractError:
+        example = self.signatures[name.partition("(")[0]].example
+        return ContractError(
+            f"{self.path}: {name} returned {type(got).__name__}, expected {expected}; "
+            f"for example:\n    {example}"
+        )
+
+
+def argument_orders(functions: UserFunctions) -> list[tuple[str, str]]:
+    """Of the loss and of each metric that is a function: what it is, and how it is called."""
+    found = [("loss", functions.loss)]
+    found += [
+        (f"metric {name}", labels_first(metric))
+        for name, metric in functions.make_metrics().items()
+        if not hasattr(metric, "update")
+    ]
+    return [(what, f"{f.name}{f.order}: {f.reason}") for what, f in found]
