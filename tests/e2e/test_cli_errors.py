@@ -60,6 +60,7 @@ def torch_edl(
             "--epochs: 0: must be 1 or more, or the word stream",
         ),
         ("run net.py --data train.csv --workers 8:2", "--workers 8:2: the minimum is above the"),
+        ("run net.py --data train.csv --eval-every 9", "--eval-every 9: there is nothing to"),
         ("run net.py --data train.csv --output mine", "--output "),
         ("run net.py --data train.csv --wrokers 2", "--wrokers: no such option of torch-edl run;"),
         ("run net.py --data train.csv --resume", "--resume: add --checkpoint-dir DIR"),

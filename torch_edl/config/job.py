@@ -121,6 +121,11 @@ class JobConfig(Checked):
             f"--epochs stream: with --strategy {self.train.strategy}, every process must know the "
             "order of all records before; use --strategy ps",
         )
+        _require(
+            not self.train.eval_every or bool(self.data.eval),
+            f"--eval-every {self.train.eval_every}: there is nothing to evaluate on; add "
+            "--eval-data, or leave it out",
+        )
         durability, servers = self.durability.mode, self.cluster.servers
         _require(
             durability == "checkpoint" or self.train.strategy not in ("allreduce", "local"),

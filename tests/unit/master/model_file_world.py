@@ -74,7 +74,12 @@ class World:
             name="j",
             kind=kind,
             model_file="/m.py",
-            data=DataConfig(batch_size=2, records_per_task=4, epochs=epochs),
+            data=DataConfig(
+                batch_size=2,
+                records_per_task=4,
+                epochs=epochs,
+                eval=("eval.csv",) if eval_records else (),
+            ),
             train=TrainConfig(
                 strategy=strategy, mode=mode, max_steps=max_steps, eval_every=eval_every
             ),

@@ -45,7 +45,7 @@ class World:
             name="j",
             kind=kind,
             model_file="/m.py",
-            data=DataConfig(batch_size=2, records_per_task=4),
+            data=DataConfig(batch_size=2, records_per_task=4, eval=("eval.csv",)),
             train=TrainConfig(strategy=strategy, eval_every=2),
             cluster=ClusterConfig(max_workers=2, servers=1),
             checkpoint=CheckpointConfig(dir="/ck"),
