@@ -13,7 +13,7 @@ from master.state.data_identity import nothing_left
 from master.state.evaluation import EvaluationResult
 from master.state.left_out import LeftOut
 from master.state.task_scheduler import SnapshotWritten, TaskScheduler
-from master.state.tasks import steps_of
+from master.state.tasks import TaskQueue, steps_of
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import saved_plan
@@ -87,7 +87,7 @@ class Milestones:
         main = self._tasks.main
         if main is None:
             return False
-        self._epoch = main.epoch
+        self._epoch = _epochs_over(main)
         self.left_out.begin(main.space.total_records - main.records_done)
         at_end = not main.space.open  # a stream goes on
         return at_end and self._checkpoints.resume_at_end(main.space.total_steps)
@@ -151,17 +151,30 @@ class Milestones:
         return events
 
     def _epochs(self) -> list[Note]:
+        """The ends of epochs since the last call, and the limit that cut the last one."""
         main = self._tasks.main
         if main is None or not self._config.trains:
             return []
-        epoch, epochs = main.epoch, main.space.epochs
+        told, self._epoch = self._epoch, _epochs_over(main)
+        epochs, whole = main.space.epochs, _whole_epochs(main)
         every = -(-epochs // _EPOCHS_TOLD)
-        over, self._epoch = range(self._epoch + 1, epoch + 1), epoch
-        return [
+        notes = [
             Note("info", f"epoch {number:,} of {epochs:,} is done")
-            for number in over
+            for number in range(told + 1, whole + 1)
             if number % every == 0 or number == epochs
         ]
+        if whole < self._epoch != told:
+            notes.append(Note("info", self._limit(main)))
+        return notes
+
+    def _limit(self, main: TaskQueue) -> str:
+        """What ended the training before its last epoch was done."""
+        most = self._config.train.max_steps
+        if not most or main.steps_done < most:
+            return f"--max-records {self._config.data.max_records} is reached"
+        epochs, whole = main.space.epochs, _whole_epochs(main)
+        after = f" after {whole:,} of {epochs:,} epochs" if whole else ""
+        return f"--max-steps {most} is reached{after}"
 
     def _settle(self) -> list[Note]:
         if self.settled:
@@ -215,3 +228,13 @@ class Milestones:
     def _manifest(self, strategy: str) -> Manifest:
         data = dict(self._tasks.identity)
         return Manifest(job=self._config.name, strategy=strategy, steps=0, data=data)
+
+
+def _epochs_over(main: TaskQueue) -> int:
+    """Epochs in which nothing is left to train: all, if a limit ends the job before."""
+    return main.space.epochs if main.complete else _whole_epochs(main)
+
+
+def _whole_epochs(main: TaskQueue) -> int:
+    """Epochs all of whose records are trained."""
+    return main.space.epochs_before(main.retired_before)

@@ -115,10 +115,11 @@ def percent(status: pb.GetStatusResponse) -> float:
 def epoch_of(status: pb.GetStatusResponse) -> str:
     """``epoch 2/3``; ``epoch 2`` if their number is unknown; empty if there is one epoch."""
     done, total = extent(status)
-    at = status.epoch + (done < total or not total)
     if not status.epochs:
+        at = status.epoch + (done < total or not total)
         return f"epoch {at}" if at > 1 else ""
-    return f"epoch {min(at, status.epochs)}/{status.epochs}" if status.epochs > 1 else ""
+    at = min(status.epoch + 1, status.epochs)
+    return f"epoch {at}/{status.epochs}" if status.epochs > 1 else ""
 
 
 def plain_line(status: pb.GetStatusResponse) -> str:

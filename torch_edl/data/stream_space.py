@@ -195,6 +195,10 @@ class StreamSpace:
         """0; 1 when the stream is over."""
         return int(not self.open and id >= self.total)
 
+    def epochs_before(self, id: int) -> int:
+        """0: a stream that is over ended at a limit."""
+        return 0
+
     # ---- what happens to it ----
 
     def grow(self, offsets: Mapping[str, tuple[int, int]], *, done: int, idle: bool) -> list[str]:

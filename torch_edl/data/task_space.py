@@ -234,8 +234,16 @@ class TaskSpace:
         return pieces
 
     def epoch_of(self, id: int) -> int:
-        """Epoch of a task; ``epochs`` past the last one."""
-        return id // self.tasks_per_epoch if id < self.total else self.epochs
+        """Epoch of a task. Past the last one ``epochs``, or that of the last one where
+        ``max_steps`` ended the pass before."""
+        if id < self.total:
+            return id // self.tasks_per_epoch
+        limited = self.cut is not None or self.total < self.tasks_per_epoch * self.epochs
+        return (self.total - 1) // self.tasks_per_epoch if limited else self.epochs
+
+    def epochs_before(self, id: int) -> int:
+        """Epochs all of whose tasks are below ``id``."""
+        return id // self.tasks_per_epoch if self.tasks_per_epoch else self.epochs
 
     def _before(self, id: int, size: Callable[[int], int]) -> int:
         if not self.tasks_per_epoch:

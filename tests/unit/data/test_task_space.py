@@ -76,6 +76,8 @@ class TestTaskSpace:
             full = tasks[len(cut) - 1]
             assert (cut[-1].start, cut[-1].shard) == (full.start, full.shard)
             assert cut[-1].end == full.end or cut[-1].records % batch == 0
+        limited = space.total_records < whole.total_records
+        assert space.epoch_of(space.total) == (cut[-1].epoch if limited else epochs)
 
     def test_epochs_differ_and_repeat_with_the_seed(self):
         def order(seed: int) -> list[list[int]]:

@@ -99,6 +99,23 @@ class TestTheGoodWay:
         assert sum(w.counted.values()) == 22
         assert w.outcome.state == "finished"
 
+    @pytest.mark.parametrize(
+        ("steps", "told"),
+        [
+            (11, ["--max-steps 11 is reached"]),
+            (16, ["epoch 1 of 2 is done", "--max-steps 16 is reached after 1 of 2 epochs"]),
+            (17, ["epoch 1 of 2 is done", "--max-steps 17 is reached after 1 of 2 epochs"]),
+            (32, ["epoch 1 of 2 is done", "epoch 2 of 2 is done"]),
+        ],
+    )
+    def test_an_epoch_that_max_steps_cut_is_not_said_to_be_done(self, steps, told):
+        w = World(max_steps=steps, epochs=2)
+        w.all_up()
+        w.work()
+        w.tick()
+        w.tick()
+        assert [text for text in w.texts() if "epoch" in text or "max" in text] == told
+
     def test_evaluations_while_training_and_at_the_end(self):
         w = World(eval_records=6, eval_every=5)
         w.all_up()
