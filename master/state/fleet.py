@@ -255,9 +255,7 @@ class Fleet:
     def exited(self, exit: ProcessExit, now: float, *, log: str) -> Gone | Failure | Note | None:
         """A process ended. Returns what that means, if anything."""
         process = self._processes[exit.role, exit.id]
-        was, process.state = process.state, EXITED
-        # Not to be taken for one that somebody else has asked to leave.
-        process.exit = "stopped" if was == STOPPING and exit.was_terminated else str(exit)
+        was = process.ended(exit, over=self._ending is not None)
         text = f"{process.name} {exit.how}"
         named = f"{text}; its log is {log}"
         if exit.role == "ps":

@@ -150,6 +150,19 @@ class Process:
             at_once = self.state == PENDING or (self.state == STARTING and starting_too)
             self.state, self.stop_by = DRAINING, now if at_once else by
 
+    def ended(self, exit: ProcessExit, *, over: bool) -> str:
+        """The process has ended; returns its state before.
+
+        Args:
+            over: the job is over, so that all were asked to leave.
+        """
+        was, self.state, self.exit = self.state, EXITED, str(exit)
+        if was == STOPPING and (exit.was_terminated or exit.is_unknown):
+            self.exit = "stopped"  # not to be taken for one that somebody else has asked to leave
+        elif (was == DRAINING or over) and exit.is_unknown:
+            self.exit = "left when asked"
+        return was
+
     def become(self, server: Process) -> None:
         """The process of this worker is that of a server from now on."""
         self.state, self.exit = EXITED, f"became {server.name}"

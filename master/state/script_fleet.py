@@ -13,7 +13,6 @@ from master.state.actions import Action, Failure, Note, Stop
 from master.state.fleet import Fleet
 from master.state.processes import (
     DRAINING,
-    EXITED,
     PENDING,
     RUNNING,
     STARTING,
@@ -79,7 +78,7 @@ class ScriptFleet(Fleet):
         if exit.role != AGENT:
             return super().exited(exit, now, log=log)
         process = self._processes[AGENT, exit.id]
-        was, process.state, process.exit = process.state, EXITED, str(exit)
+        was = process.ended(exit, over=self._ending is not None)
         text = f"{process.name} {exit.how}"
         self._complete |= exit.code == 0 and not exit.was_taken
         asked = exit.was_terminated or was in (DRAINING, STOPPING)

@@ -115,7 +115,10 @@ class LocalLauncher:
                 continue
             del self._running[key]
             code = child.code
-            if code is not None and code < 0:
+            if code is None:
+                why = "the process that started it is gone"
+                ended.append(ProcessExit(role=key[0], id=key[1], why=why))
+            elif code < 0:
                 ended.append(ProcessExit(role=key[0], id=key[1], signal=-code))
             else:
                 ended.append(ProcessExit(role=key[0], id=key[1], code=code))

@@ -84,7 +84,7 @@ class ProcessExit:
         it ended may be unknown, which proves no fault of its own."""
         if self.own_fault is not None:
             return False
-        return self._is_unknown or ended_by(self._number, signal.SIGKILL)
+        return self.is_unknown or ended_by(self._number, signal.SIGKILL)
 
     @property
     def was_taken(self) -> bool:
@@ -96,19 +96,22 @@ class ProcessExit:
         return self.code or 0 if self.signal is None else -self.signal
 
     @property
-    def _is_unknown(self) -> bool:
+    def is_unknown(self) -> bool:
+        """Neither an exit code nor a signal is known."""
         return self.code is None and self.signal is None
 
     @property
     def how(self) -> str:
         """``ended with exit code 1``: behind the name of the process, a sentence."""
-        return f"was taken away: {self.why}" if self.was_taken else f"ended with {self}"
+        if self.was_taken:
+            return f"was taken away: {self.why}"
+        return f"ended{', ' if self.is_unknown else ' with '}{self}"
 
     def __str__(self) -> str:
         if self.was_taken:
             return self.why
-        if self._is_unknown:
-            text = "an unknown exit code"
+        if self.is_unknown:
+            text = "exit code not known"
         else:
             text = f"exit code {self.code}" if self.signal is None else f"signal {self.signal}"
         return f"{text}: {self.why}" if self.why else text

@@ -6,7 +6,7 @@ import pytest
 
 from master.state.actions import Failure, Start, Stop
 from master.state.fleet import Fleet
-from master.state.processes import Gone
+from master.state.processes import STOPPING, Gone
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.scaling import check_workers
@@ -112,6 +112,24 @@ def test_a_dead_worker_is_replaced_under_a_new_id():
     assert gone == Gone("worker-1 ended with signal 9", expected=False)
     assert names(f.plan(5.0)) == ["start worker-2"]
     assert not f.registered(1)
+
+
+def test_what_is_said_of_an_end_without_an_exit_code():
+    """Only who started a process learns its exit code, and a master may be another one."""
+    f, why = running(workers=3), "the process that started it is gone"
+    f.trained(0)
+
+    def end(role: str, id: int) -> str:
+        f.exited(ProcessExit(role=role, id=id, why=why), 1.0, log="")
+        return f.process(role, id).exit
+
+    assert f.exited(ProcessExit(role="worker", id=0, why=why), 1.0, log="") == Gone(
+        "worker-0 ended, exit code not known: the process that started it is gone"
+    )
+    assert f.process("worker", 0).exit == f"exit code not known: {why}"
+    f.leaves(1, 1.0, by=9.0)
+    f.process("worker", 2).state = STOPPING
+    assert [end("worker", 1), end("worker", 2)] == ["left when asked", "stopped"]
 
 
 def test_workers_that_trained_may_die_for_ever():
