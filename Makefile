@@ -4,19 +4,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard torch_edl/wire/*.proto)
 
-.PHONY: help install quickstart test test-kubernetes lint proto proto-check storm bench bench-cluster clean
+.PHONY: help install install-all quickstart test test-kubernetes lint proto proto-check storm bench bench-cluster clean
 
 help:  ## Lists the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-install: $(VENV)/.installed  ## Makes a virtual environment with everything in it
+install: $(or $(wildcard $(VENV)/.installed),$(VENV)/.installed-examples)  ## Makes a virtual environment that runs the examples
 
-$(VENV)/.installed: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard torch_edl/csrc/*)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python tools/refuse_cuda.py -c constraints.txt torch
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check \
-	  --editable '.[examples,tensorboard,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,benchmarks,tensorflow,test,dev]'
-	touch $@
+install-all: $(VENV)/.installed  ## Adds all extras and what the tests need
+
+$(VENV)/.installed-examples: EXTRAS := examples
+$(VENV)/.installed-examples: SIZE := 1.4 GB
+$(VENV)/.installed: EXTRAS := examples,tensorboard,etcd,sql,kafka,maxcompute,kubernetes,s3,gcs,http,avro,benchmarks,tensorflow,test,dev
+$(VENV)/.installed: SIZE := 4 GB
+
+$(VENV)/.installed $(VENV)/.installed-examples: constraints.txt setup.cfg setup.py pyproject.toml $(wildcard torch_edl/csrc/*)
+	@echo "Installing torch-edl[$(EXTRAS)] in $(VENV): $(SIZE), some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python tools/refuse_cuda.py -c constraints.txt torch
+	@quiet=--quiet; if [ -t 1 ]; then quiet=; fi; PIP_CONSTRAINT=$(CURDIR)/constraints.txt \
+	  $(BIN)/pip install $$quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
 
 quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, and evaluates
 	$(BIN)/python examples/mnist/prepare.py quickstart/data
@@ -26,23 +34,23 @@ quickstart: install  ## Trains handwritten digits on 2 servers and 2 workers, an
 	$(BIN)/torch-edl evaluate examples/mnist/model.py --from quickstart/model \
 	  --data quickstart/data/test.recordio
 
-test: install lint  ## All tests but the storms
+test: install-all lint  ## All tests but the storms
 	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile --no-loadscope-reorder
 
-lint: install proto-check  ## ruff, mypy --strict, the import contracts
+lint: install-all proto-check  ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-kubernetes: install  ## Jobs on a cluster: KUBECONFIG=FILE IMAGE=NAME, or the tests' own one
+test-kubernetes: install-all  ## Jobs on a cluster: KUBECONFIG=FILE IMAGE=NAME, or the tests' own one
 	EDL_TEST_KUBECONFIG=$(KUBECONFIG) EDL_TEST_IMAGE=$(IMAGE) \
 	  $(BIN)/python -m pytest tests/cluster/test_jobs*.py
 
-storm: install  ## The long fault storms
+storm: install-all  ## The long fault storms
 	$(BIN)/python -m pytest -m slow
 
-bench: install  ## The benchmarks, each one JSON line a point
+bench: install-all  ## The benchmarks, each one JSON line a point
 	$(BIN)/python benchmarks/ps_push_pull.py
 	$(BIN)/python benchmarks/deepfm.py
 	$(BIN)/python benchmarks/start.py
@@ -62,15 +70,15 @@ bench: install  ## The benchmarks, each one JSON line a point
 	$(BIN)/python -m benchmarks.sources_databases
 	$(BIN)/python -m benchmarks.sources
 
-bench-cluster: install  ## The published experiments on a simulated cluster, with pictures
+bench-cluster: install-all  ## The published experiments on a simulated cluster, with pictures
 	$(BIN)/python -m benchmarks.cluster.two_jobs
 	$(BIN)/python -m benchmarks.cluster.beside_nginx
 	$(BIN)/python -m benchmarks.cluster.many_workers
 
-proto: install  ## Generates torch_edl/wire/*_pb2.py from the schemas
+proto: install-all  ## Generates torch_edl/wire/*_pb2.py from the schemas
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS)
 
-proto-check: install
+proto-check: install-all
 	@mkdir -p build/proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=build/proto --pyi_out=build/proto $(PROTOS)
 	@for f in build/proto/torch_edl/wire/*; do \

@@ -9,7 +9,7 @@ from tests.object_server import ObjectServer, free_port, require_packages
 
 
 def require_gcs() -> None:
-    """Skips the test where the packages are missing; `make install` installs them."""
+    """Skips the test where the packages are missing; `make install-all` installs them."""
     require_packages(("gcp_storage_emulator", "gcsfs"))
 
 

