@@ -20,12 +20,13 @@ class EvaluationResult:
     """An evaluation is over."""
 
     steps: int
-    """Training steps when it began."""
+    """Training steps of the job when it began; 0: the job only evaluates."""
     metrics: Mapping[str, float]
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))
-        return f"evaluation at step {self.steps}: {values}"
+        at = f" at step {self.steps:,}" if self.steps else ""
+        return f"evaluation{at}: {values}"
 
 
 @dataclass

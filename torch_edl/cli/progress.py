@@ -91,9 +91,10 @@ def newest_metrics(status: pb.GetStatusResponse) -> str:
 
 
 def metrics_text(metrics: Mapping[str, float | None], steps: int) -> str:
-    """``accuracy 0.9532, auc 0.81 (step 200)``; None is not a number."""
+    """``accuracy 0.9532, auc 0.81 (step 200)``; None is not a number. Without the step where the
+    job only evaluates."""
     values = (f"{k} {number(math.nan if v is None else v)}" for k, v in metrics.items())
-    return f"{', '.join(values)} (step {steps:,})"
+    return ", ".join(values) + (f" (step {steps:,})" if steps else "")
 
 
 def extent(status: pb.GetStatusResponse) -> tuple[int, int]:

@@ -38,6 +38,7 @@ def test_live_frame_at_80_columns(make_status: Make) -> None:
         "epoch 2/3, 1,500 records/s, 0:12 left, loss 0.3457, 2 workers, 1 server"
     )
     assert metrics.rstrip() == "accuracy 0.95, auc 0.8123 (step 200)"
+    assert progress.metrics_text({"auc": 0.5}, 0) == "auc 0.5"  # of a job that only evaluates
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])

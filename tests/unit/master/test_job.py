@@ -134,6 +134,7 @@ class TestTheGoodWay:
             assert w.counted == every_record()
         else:
             assert w.job.tasks.evaluations.results[0].metrics == {"loss": 8 / 32}
+            assert "evaluation: loss 0.25" in w.texts()
 
     def test_predictions_are_merged_before_the_job_is_finished(self):
         w = World(kind="predict", load="/model", output="/p.csv", parts="/parts")
