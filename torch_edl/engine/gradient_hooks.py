@@ -1,4 +1,4 @@
-"""Hooks on the gradients of a model's parameters."""
+"""Hooks on the gradients of a model's parameters, and on the steps that take them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from torch_edl.errors import UsageError
 
@@ -34,6 +36,37 @@ def on_every_gradient(model: nn.Module, method: Callable[[], None]) -> None:
     for p in model.parameters():
         if p.requires_grad:
             p.register_post_accumulate_grad_hook(lambda _: hook())  # type: ignore[no-untyped-call]
+
+
+def on_step(optimizer: Optimizer, method: Callable[[Optimizer], None]) -> RemovableHandle:
+    """Calls a method before each step of an optimizer, when the gradients of the step are complete.
+
+    A closure computes them within the step. It runs before the method, and the step gets its loss.
+    LBFGS runs its closure several times, by itself: it trains in a single process only.
+
+    Raises (the step):
+        UsageError: an optimizer that is not torch's has a closure, and nobody says how often it
+            runs it.
+    """
+
+    def hook(stepping: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(zip(("self", "closure"), args, strict=False)) | kwargs
+        closure = given.get("closure")
+        if closure is None or isinstance(stepping, torch.optim.LBFGS):
+            method(stepping)
+            return None
+        kind = type(stepping)
+        if kind.__module__.partition(".")[0] not in ("torch", "torch_edl"):
+            raise UsageError(
+                f"{kind.__name__}.step(closure): the gradients of a batch are computed once; call "
+                "backward() first, and step() without a closure"
+            )
+        with torch.enable_grad():
+            loss = closure()
+        method(stepping)
+        return (stepping,), {"closure": lambda: loss}
+
+    return optimizer.register_step_pre_hook(hook)
 
 
 class ManualAccumulation:

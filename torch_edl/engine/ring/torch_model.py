@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch_edl.engine.gradient_hooks import on_step
 from torch_edl.engine.replica import Replica
 from torch_edl.engine.ring.process_group import ProcessGroup
 from torch_edl.engine.ring.reducer import Reducer
@@ -27,7 +28,7 @@ class TorchModel:
             hook
             for optimizer in self.replica.optimizers
             for hook in (
-                optimizer.register_step_pre_hook(lambda optimizer, *_: before_step(optimizer)),
+                on_step(optimizer, before_step),
                 optimizer.register_step_post_hook(lambda *_: after_step()),
             )
         ]

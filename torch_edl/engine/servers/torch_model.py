@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torch_edl.engine import state_dict
-from torch_edl.engine.gradient_hooks import ManualAccumulation, on_every_gradient
+from torch_edl.engine.gradient_hooks import ManualAccumulation, on_every_gradient, on_step
 from torch_edl.engine.servers import dense
 from torch_edl.engine.servers.plan import PullRows
 from torch_edl.engine.servers.rows import ServerRows
@@ -63,7 +63,7 @@ class TorchModel:
     def attach(
         self, before_step: Callable[[], None], on_gradient: Callable[[], None] | None
     ) -> None:
-        self._optimizer.register_step_pre_hook(lambda *_: before_step())
+        on_step(self._optimizer, lambda _: before_step())
         if on_gradient is not None:
             on_every_gradient(self.model, on_gradient)
 
