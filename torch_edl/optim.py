@@ -158,23 +158,37 @@ def optimizer_config(optimizer: torch.optim.Optimizer) -> pb.OptimizerConfig:
     Raises:
         UnsupportedOptimizerError: the class has no kernel, or decays in a way that has none.
     """
+    kind, _ = _kernel(optimizer)
+    config = pb.OptimizerConfig(kind=kind)
+    for group, values in zip(optimizer.param_groups, hyperparameters(optimizer), strict=True):
+        if group.get("decoupled_weight_decay") and kind == "adam":
+            raise UnsupportedOptimizerError(
+                "Adam(decoupled_weight_decay=True): the servers call that AdamW; use AdamW"
+            )
+        hyper = config.groups.add().hyper
+        for name, value in values.items():
+            hyper[name] = value
+    return config
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    """What the kernel of an optimizer needs to know, for each parameter group as it is now.
+
+    Raises:
+        UnsupportedOptimizerError: the class has no kernel.
+    """
+    _, names = _kernel(optimizer)
+    return [{name: _value(group, name) for name in names} for group in optimizer.param_groups]
+
+
+def _kernel(optimizer: torch.optim.Optimizer) -> tuple[str, tuple[str, ...]]:
     found = _KERNELS.get(type(optimizer))
     if found is None:
         raise UnsupportedOptimizerError(
             f"optimizer {type(optimizer).__name__}: parameter servers and the tables of "
             f"torch_edl.nn have no kernel for it; use one of {', '.join(SUPPORTED)}"
         )
-    kind, names = found
-    config = pb.OptimizerConfig(kind=kind)
-    for group in optimizer.param_groups:
-        if group.get("decoupled_weight_decay") and kind == "adam":
-            raise UnsupportedOptimizerError(
-                "Adam(decoupled_weight_decay=True): the servers call that AdamW; use AdamW"
-            )
-        hyper = config.groups.add().hyper
-        for name in names:
-            hyper[name] = float(_value(group, name))
-    return config
+    return found
 
 
 def _value(group: dict[str, Any], name: str) -> float:

@@ -140,6 +140,33 @@ def one_worker(**options: Any) -> tuple[Any, Model, torch.optim.Optimizer]:
     return job, model, optimizer
 
 
+def test_rates_set_by_hand_are_those_of_the_servers(start: Callable[..., Stub]) -> None:
+    """The rate at the step counts, not a later one; other values are the servers' own."""
+    start(servers=1)
+    job, model, optimizer = one_worker()
+    before = model.out.bias.item()
+    for number, _ in enumerate(job.loader(data(), batch_size=BATCH)):
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 2.0 if number == 2 else 0.5
+        (-model.out.bias.sum()).backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 1000.0
+    assert job.state_dict()["out.bias"].item() - before == pytest.approx(0.5 * (STEPS - 1) + 2)
+    job.close()
+
+
+def test_a_momentum_that_changes_is_refused(start: Callable[..., Stub]) -> None:
+    start(servers=1)
+    model = Model(torch_edl.nn.Embedding(None, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS)
+    job = torch_edl.init()
+    job.prepare(model, optimizer, scheduler)
+    with pytest.raises(UsageError, match=r"Adam began with beta1 0.95 .*cycle_momentum=False"):
+        loop(job.loader(data(), batch_size=BATCH), model, optimizer, scheduler, clip=False)
+    job.close()
+
+
 def test_the_trainer_class_goes_epoch_by_epoch(start: Callable[..., Stub]) -> None:
     master = start()
     model = Model(torch_edl.nn.Embedding(None, 4))

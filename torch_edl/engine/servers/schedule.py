@@ -1,4 +1,5 @@
-"""Learning rates of a model on servers: the versions of the servers drive the user's scheduler."""
+"""Learning rates of a model on servers: the versions of the servers drive the user's scheduler, and
+without one each push has the rates at its step."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from typing import Any
 
 import torch
 
+from torch_edl.errors import UsageError
+from torch_edl.optim import hyperparameters
+
 
 class ServerSchedule:
     """Takes over a scheduler: its ``step`` does nothing any more when the body calls it.
 
     Args:
-        scheduler: of ``torch.optim.lr_scheduler``; None: the rates of the servers stay.
+        scheduler: of ``torch.optim.lr_scheduler``; None: the rates are those that the optimizer
+            has at a step, which a script may change by hand.
         steps: minibatches in an update.
     """
 
@@ -22,6 +27,7 @@ class ServerSchedule:
         self._steps = steps
         self._scheduler = scheduler
         self._made = 0
+        self._began = self._at_step = hyperparameters(optimizer)
         if scheduler is None:
             return
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -39,10 +45,33 @@ class ServerSchedule:
         self._scheduler.load_state_dict(state)
         self._made = 0
 
+    def note_step(self) -> None:
+        """The user's optimizer steps now, with the values that it has.
+
+        Raises:
+            UsageError: one that servers keep is another than at the beginning.
+        """
+        self._at_step = hyperparameters(self._optimizer)
+        if len(self._at_step) != len(self._began):
+            raise UsageError(
+                "optimizer: a group of parameters was added after the beginning; parameter "
+                "servers have those of the beginning"
+            )
+        for before, now in zip(self._began, self._at_step, strict=True):
+            for name, value in now.items():
+                if value != before[name] and name != "lr":
+                    raise UsageError(
+                        f"optimizer: {type(self._optimizer).__name__} began with {name} "
+                        f"{before[name]:g} and has {value:g} now; parameter servers follow changes "
+                        "of the learning rate alone: give OneCycleLR and CyclicLR "
+                        "cycle_momentum=False, or use --strategy allreduce"
+                    )
+
     def learning_rates(self, version: int) -> list[float]:
-        """Of each parameter group, for the update after ``version``; empty: they stay."""
+        """Of each parameter group, for the update after ``version``; empty: as at the beginning."""
         if self._scheduler is None:
-            return []
+            rates = [group["lr"] for group in self._at_step]
+            return [] if rates == [group["lr"] for group in self._began] else rates
         with warnings.catch_warnings():
             # The optimizer steps on the servers; torch cannot see that.
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")

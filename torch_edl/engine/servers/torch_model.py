@@ -115,6 +115,7 @@ class TorchModel:
             flat.forget(gradients=gradients)
 
     def collect(self, plan: TorchPlan, *, last: bool, lost: bool) -> None:
+        self._schedule.note_step()
         for flat in self._flat:
             if not lost:
                 flat.collect()
