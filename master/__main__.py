@@ -161,6 +161,10 @@ def main(
     # Workers of a master that went before look for its successor where it was.
     earlier = folder.master() if left is not None else None
     try:
+        if left is not None:
+            # Its leases and moves are numbered by its place among the masters of the job: before
+            # it answers anybody, the next one must know that there was this one.
+            _with_room(service.keep, stop, waits=goes_on)
         address = service.listen(token, place.listen(earlier.listen if earlier is not None else ""))
         fleet.env.update({ENV_MASTER: place.address(name, address), ENV_TOKEN: token})
         where = MasterAddress(address=address, listen=service.listens, pid=os.getpid(), token=token)

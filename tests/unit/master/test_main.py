@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from master.runtime.store.sqlite import SqliteStore
 from tests.unit.master.master_process import TOKEN, Master, alive, every_record, kept, wait_for
 from torch_edl.ps_server.identity import run_of
 from torch_edl.wire import master_pb2 as pb
@@ -165,6 +166,7 @@ def test_a_master_that_is_killed_goes_on_with_the_same_processes(start, strategy
     for number in (1, 2):
         kill(master)
         restart(master, number)
+        assert restarts(master) == number, "before it leases: its leases are numbered by that"
         master.until(lambda s: s.state == "running", "its status")
     assert {(p.role, p.id): p.pid for p in master.children()} == before
     assert where(master)["address"] == address
@@ -202,6 +204,15 @@ def restart(master: Master, number: int) -> None:
     master.start(id=number)
     wait_for(lambda: where(master)["pid"] != before, "the next master")
     master.pid = where(master)["pid"]
+
+
+def restarts(master: Master) -> int:
+    """As the store says, which the next master reads."""
+    store = SqliteStore(master.folder / "state.sqlite")
+    state = store.get("state")
+    store.close()
+    assert state is not None
+    return int(json.loads(state.value)["job"]["restarts"])
 
 
 def where(master: Master) -> dict[str, object]:
