@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from master.runtime import persistence
+from master.runtime.clock import Clock
 from master.runtime.cluster import Cluster
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
@@ -121,31 +122,32 @@ def main(
             workers_per_pod=place.workers_per_pod(config),
             **options,
         )
+    clock = Clock()
     job = Job(
         config,
         fleet,
         folder=temporary,
         resumed=resumed,
         preprocessing=_preprocessing(preprocessing, config, resumed, restarted=left is not None),
-        wall_offset_s=time.time() - time.monotonic(),
+        wall_offset_s=time.time() - clock(),
     )
     journal = Journal(folder.events_file)
     job.lifecycle.log.continue_after(journal.written)
     if left is None:
         for text in [*_left_journals(config, journals), *place.warnings(config)]:
-            job.lifecycle.note("warning", text, time.monotonic())
+            job.lifecycle.note("warning", text, clock())
     else:
-        from_state(job, left, time.monotonic())
+        from_state(job, left, clock())
         try:
-            _adopt(fleet, launcher, time.monotonic())
+            _adopt(fleet, launcher, clock())
         except EdlError as error:  # it does not answer where the processes are
             log.error("%s", error)
             lock.release()
             return place.refused(error)
-    job.start(time.monotonic())
+    job.start(clock())
     service = Service(
         job,
-        clock=time.monotonic,
+        clock=clock,
         log_path=launcher.log_path,
         cores=place.cores(config),
         shared=launcher if isinstance(launcher, SharedPods) else None,
@@ -183,7 +185,7 @@ def main(
                 target=lambda: service.apply(scan(config)), name="scan", daemon=True
             ).start()
         watch.start()
-        over = run(service, launcher, effects, stop, journal, hands_over=place.hands_over)
+        over = run(service, launcher, effects, stop, journal, clock, hands_over=place.hands_over)
         # Whoever started us may be gone; nobody else waits for the end.
         if over and job.workforce.awaits_outcome and os.getppid() == parent:
             service.end_seen.wait(_LINGER_S)

@@ -6,6 +6,7 @@ import logging
 import time
 
 from master.runtime import pace
+from master.runtime.clock import Clock
 from master.runtime.effects import Effects
 from master.runtime.journal import Journal
 from master.runtime.service import Service
@@ -37,12 +38,14 @@ def run(
     effects: Effects,
     stop: StopSignals,
     journal: Journal,
+    clock: Clock,
     *,
     hands_over: bool = False,
 ) -> bool:
     """Runs the job until every process has ended; returns whether it did.
 
     Args:
+        clock: of the job.
         hands_over: a signal ends this master, and not the job: another one goes on with it.
     """
     job = service.job
@@ -54,7 +57,11 @@ def run(
             return False
         heard = launcher.poll()
         with service.changed:
-            now = time.monotonic()
+            began, now = time.monotonic(), clock()
+            if pause_s := clock.take_pause():
+                text = "paused, or waiting for a disk, for %.0f s: nobody is declared lost for that"
+                log.warning(text, pause_s)
+                job.lifecycle.paused(pause_s)
             if stop.name:
                 job.stop(stop.name, now, at_once=stop.count > 1)
             for each in heard:
@@ -68,7 +75,7 @@ def run(
                 service.changed.notify_all()
             over = job.lifecycle.over
             events = job.lifecycle.log.after(journal.written)
-            ticks.took(time.monotonic() - now, time.monotonic())
+            ticks.took(time.monotonic() - began, time.monotonic())
         journal.write(events)
         for action in actions:
             if _waits(action):

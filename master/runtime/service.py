@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -93,8 +94,9 @@ class Service:
         self.keeper: Keeper | None = None
         """Writes what a restarted master must know, before an answer that others rely on leaves."""
         self.leases_until = math.inf
-        """On the clock: until then, no other master of the job can grant leases. Afterwards nothing
-        is leased until the lock of the job has been renewed."""
+        """Of ``time.monotonic``, which goes on while this process is paused: until then, no other
+        master of the job can grant leases. Afterwards nothing is leased until the lock of the job
+        has been renewed."""
         self._clock = clock
         self._log_path = log_path
         self._server: grpc.Server | None = None
@@ -236,7 +238,11 @@ class Service:
 
     def _leasing(self, event: Event) -> Event:
         """Has an event wait while another master of the job may be granting leases."""
-        return lambda request, now: event(request, now) if now < self.leases_until else None
+
+        def lease(request: Any, now: float) -> Any:
+            return event(request, now) if time.monotonic() < self.leases_until else None
+
+        return lease
 
     def _complete_task(self) -> Callable[[Any, Any], Any]:
         at_once = self._at_once(self._calls.complete_task)

@@ -193,6 +193,10 @@ class Lifecycle:
         """Appends an event to the log of the job."""
         self.log.add(level, text, now + self._wall_offset_s, traceback)
 
+    def paused(self, seconds: float) -> None:
+        """The clock of the events stood still for so long."""
+        self._wall_offset_s += seconds
+
     def began(self, now: float) -> None:
         """A worker has work: the job runs."""
         self._began_at = now if self._began_at is None else self._began_at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.faults.test_master_kills import kill_master
 
 # Enough for a ring to train on while its master is started again, twice.
 RECORDS = 4800
+PAUSE_S = 15.0  # more than the timeout of heartbeats
 MODEL = Path(__file__).with_name("counting_ring_model.py")
 
 
@@ -58,6 +60,21 @@ def test_the_master_is_killed(ring: Job, tmp_path: Path) -> None:
         done = ring.done()
         ring.wait_for(lambda n=done: ring.done() > n)
     assert set(ring.pids("worker")) == before, ring.report()
+    check(ring, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_master_is_paused(ring: Job, tmp_path: Path) -> None:
+    """For longer than members may be silent: they wait for its word, and no model is lost."""
+    trains(ring, 2)
+    before = set(ring.pids("worker"))
+    (master,) = ring.pids("master")
+    os.kill(master, signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    os.kill(master, signal.SIGCONT)
+    trains(ring, 2)
+    assert set(ring.pids("worker")) == before, ring.report()
+    assert ring.status().rollbacks == 0, ring.report()
     check(ring, tmp_path)
 
 
