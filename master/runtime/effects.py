@@ -9,7 +9,6 @@ import os
 import queue
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +183,7 @@ def save_servers(action: SaveServers, token: str, preprocessing: Path | None = N
         OSError: the disk is full or read-only.
     """
     called = _Servers(action.servers, action.manifest.job, token)
-    # Above those of earlier masters, too.
-    move = time.time_ns() if action.moves else 0
+    move = action.move
     if move:
         shutil.rmtree(action.root, ignore_errors=True)  # of an attempt that came to nothing
     with contextlib.closing(called) as servers, _releasing(servers, move):

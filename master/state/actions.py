@@ -88,8 +88,10 @@ class SaveServers:
     """Without what is known when the servers have written."""
     space: AnySpace
     root: Path
-    moves: bool = False
-    """The model moves to other servers: these accept no push after it. ``root`` is for it alone."""
+    move: int = 0
+    """The model moves to other servers: these accept no push after it, and ``root`` is for it
+    alone. The number is above those of all earlier attempts, whichever master made them; 0: the
+    model stays."""
 
 
 @dataclass(frozen=True)

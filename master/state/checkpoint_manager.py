@@ -38,6 +38,8 @@ _RETRY_S = 5.0
 _EARLY_RETRY_S = 0.5
 _FINAL_ATTEMPTS = 3
 _CUT = "cut-"
+# More attempts to move a model than a master makes.
+_MOVES_OF_A_MASTER = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class CheckpointManager:
         self._not_before = 0.0
         self._failures = 0
         self._snapshots = 0
+        self._moves = 0
         self._life = 0  # of the master
         self._by_worker = False  # a worker writes what is taken
         self._commit: CommitLocal | None = None  # under way
@@ -188,9 +191,13 @@ class CheckpointManager:
         if cluster.servers:
             servers, of = cluster.servers, cluster.incarnation
             self._cut_servers = tuple(server.incarnation for server in servers)
-            root = self.root / f"{_CUT}{of}" if moves else self.root
+            root, move = self.root, 0
+            if moves:
+                self._moves += 1
+                # Of no clock: that of the machine of an earlier master may be ahead of ours.
+                root, move = root / f"{_CUT}{of}", self._life * _MOVES_OF_A_MASTER + self._moves
             self._actions.append(
-                SaveServers(servers, of, progress, manifest, space, root, moves=moves)
+                SaveServers(servers, of, progress, manifest, space, root, move=move)
             )
             return None
         self._snapshots += 1
@@ -361,6 +368,7 @@ class CheckpointManager:
         """The servers no longer hold back what an earlier master meant to save."""
         self._actions.append(Release(cluster.servers, self._job))
 
-    def name_snapshots_after(self, life: int) -> None:
-        """No snapshot of this master has the folder of one that an earlier master asked for."""
+    def begin_life(self, life: int) -> None:
+        """No snapshot of this master has the folder of one that an earlier master asked for, and
+        its moves have higher numbers."""
         self._life = life

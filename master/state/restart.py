@@ -33,7 +33,7 @@ def from_state(job: Job, state: Mapping[str, Any], now: float) -> None:
         part.from_state(state[name], now)
     job.config = job.preparation.config
     job.tasks.begin_leases_after(job.restarts * _LEASES_OF_A_MASTER)
-    job.checkpoints.name_snapshots_after(job.restarts)
+    job.checkpoints.begin_life(job.restarts)
     cluster = job.fleet.cluster()
     if cluster is not None and cluster.servers:
         job.checkpoints.release(cluster)

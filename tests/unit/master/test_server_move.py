@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from master.runtime.service import Service
 from master.state.actions import CheckpointFailed, CheckpointSaved, Remove, Saved, SaveServers
 from master.state.job import Job
+from master.state.restart import to_state
 from master.state.server_calls import ServerCalls
 from master.state.server_move import ServerMove
 from tests.unit.master.model_file_world import World, every_record
@@ -32,7 +34,7 @@ def cut(w: World) -> SaveServers:
     """The cut that is asked for now."""
     w.tick()
     effect = w.settle(SaveServers)
-    assert effect.moves
+    assert effect.move
     return effect
 
 
@@ -158,6 +160,21 @@ def test_a_cut_of_a_server_that_was_replaced_is_void() -> None:
     assert len(servers(w)) == 3
 
 
+def test_attempts_are_numbered_over_all_masters() -> None:
+    """Whatever clocks say: a server that an attempt has sealed heeds those with a higher number."""
+    w = world()
+    scale(w, 3)
+    numbers = [(effect := cut(w)).move]
+    for _ in range(2):
+        w.job.apply(CheckpointFailed("no answer", effect.incarnation), w.now)
+        w.tick(10)
+        numbers.append((effect := w.settle(SaveServers)).move)
+        left = json.loads(json.dumps(to_state(w.job)))
+        w = World(workers=2, left=left, now=w.now)
+        numbers.append((effect := cut(w)).move)
+    assert numbers == sorted(set(numbers))
+
+
 def test_a_later_loss_goes_back_to_the_cut() -> None:
     w = world()
     w.work(tasks=3)
@@ -193,7 +210,7 @@ def test_a_checkpoint_under_way_comes_first() -> None:
     w.work(tasks=2)
     scale(w, 1)
     w.tick()
-    assert not w.settle(SaveServers).moves
+    assert not w.settle(SaveServers).move
 
 
 def test_a_job_that_stops_does_not_move() -> None:
@@ -208,7 +225,7 @@ def test_a_job_that_stops_does_not_move() -> None:
     for id in list(w.alive):
         w.exit("worker", id, code=0)
     w.tick()
-    assert not w.settle(SaveServers).moves
+    assert not w.settle(SaveServers).move
 
 
 def test_the_journals_of_the_old_servers_are_removed_when_these_have_ended() -> None:
