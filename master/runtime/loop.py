@@ -16,6 +16,7 @@ from master.state.actions import (
     KeepPlan,
     NotStarted,
     PlanKept,
+    Prune,
     Remove,
     Start,
     Started,
@@ -104,10 +105,11 @@ def run(
 
 def _waits(action: Action) -> bool:
     """Whether a master that takes this one's place must know why it was done: it would start the
-    process again, count on the server, or restore the folder that is gone. And one that was paused
-    must know whether another has taken its place: the processes are then the other one's. Tasks of
-    a stream mean what is kept of them, whoever asks."""
-    return isinstance(action, Start | Stop | Remove | KeepPlan)
+    process again, count on the server, or restore the folder that is gone. And one that was paused,
+    or is cut off from the store, must know whether another has taken its place: the processes are
+    then the other one's, and so are the checkpoints that may go. Tasks of a stream mean what is
+    kept of them, whoever asks."""
+    return isinstance(action, Start | Stop | Remove | Prune | KeepPlan)
 
 
 def _is_kept(service: Service) -> bool:
