@@ -215,8 +215,7 @@ class Journal:
 
     def _append(self, sequence: int, entry: Entry) -> int:
         assert self._read, "read the journal to its end first"
-        if self._lost:
-            raise StaleIncarnationError(self._lost)
+        self._require_kept()
         try:
             if self._writer is None or self._writer.size >= SEGMENT_BYTES:
                 self._rotate()
@@ -263,17 +262,17 @@ class Journal:
                     self._commit()
 
     def _commit(self) -> None:
-        if self._lost:
-            raise StaleIncarnationError(self._lost)
+        self._require_kept()
         last = self._last
         if self._fsync == "always":
-            try:
-                self.sync()
-            except OSError as error:
-                self._lose(f"journal: {error.strerror}: {self.folder}")
-                raise
+            self.sync()
+            self._require_kept()
         self._require_owned()
         self._durable = last
+
+    def _require_kept(self) -> None:
+        if self._lost:
+            raise StaleIncarnationError(self._lost)
 
     def _require_owned(self) -> None:
         try:
@@ -300,20 +299,30 @@ class Journal:
         """Forces to the disk what was appended before the call.
 
         Raises:
-            OSError: the disk lost a part of it.
+            OSError: the disk lost a part of it. The kernel says so once, so whoever asks first has
+                to end the journal: the next call would find nothing wrong.
+            StaleIncarnationError: a later server has taken over.
         """
         with self._sync_lock:
-            with self._write_lock:
-                complete, self._unsynced = self._unsynced, []
-                current = self._writer
-            for writer in complete:
-                writer.sync()
-                writer.close()
-            if current is not None:
-                current.sync()
-            if current is not self._listed:
-                sync(self.folder)
-                self._listed = current
+            try:
+                self._sync()
+            except OSError as error:
+                self._require_owned()
+                self._lose(f"journal: {error.strerror}: {self.folder}")
+                raise
+
+    def _sync(self) -> None:
+        with self._write_lock:
+            complete, self._unsynced = self._unsynced, []
+            current = self._writer
+        for writer in complete:
+            writer.sync()
+            writer.close()
+        if current is not None:
+            current.sync()
+        if current is not self._listed:
+            sync(self.folder)
+            self._listed = current
 
     def _sync_regularly(self) -> None:
         synced = self._last
@@ -322,9 +331,8 @@ class Journal:
             if last != synced:
                 try:
                     self.sync()
-                except OSError as error:
-                    self._lose(f"journal: {error.strerror}: {self.folder}")
-                    return
+                except (OSError, StaleIncarnationError):
+                    return  # the process ends
                 synced = last
 
     def close(self) -> None:

@@ -132,3 +132,27 @@ def test_a_disk_that_loses_what_was_written_ends_the_server(
     assert len(lost) == 1
     assert "Input/output error" in lost[0]
     monkeypatch.undo()
+
+
+def test_what_a_disk_lost_is_acknowledged_to_nobody_whoever_hears_of_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says once that it lost something: here to a snapshot."""
+    lost: list[str] = []
+    journal = server.open(fsync="always", on_lost=lost.append)
+    write(journal, [b"a"])
+    position = journal.append(Entry.of(Kind.FLUSH, b""))
+    real, told = os.fdatasync, []
+
+    def fail_once(file: int) -> None:
+        if not told:
+            told.append(file)
+            raise OSError(errno.EIO, "Input/output error")
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", fail_once)
+    with journal.new_base() as folder, pytest.raises(OSError, match="Input/output error"):
+        journal.commit_snapshot(folder, journal.rotate())
+    with pytest.raises(StaleIncarnationError, match="Input/output error"):
+        journal.wait_durable(position)
+    assert len(lost) == 1
