@@ -14,11 +14,13 @@ import grpc
 
 from torch_edl.environment import master_away_s
 from torch_edl.wire import master_pb2 as pb
+from torch_edl.wire.absence import Absence
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
+_CALL_S = 5.0
 MASTER_AWAY_S = master_away_s()
 """How long the processes of a job wait for a master that was killed, and is started again."""
 # At most so many names of logged values in a heartbeat.
@@ -117,6 +119,7 @@ class Heartbeat:
         """Called (in this thread) when the master has been away for longer than it may be."""
         self.stale_ring = 0
         self._contact = time.monotonic()
+        self._absence = Absence(HEARTBEAT_INTERVAL_S + _CALL_S)
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -145,14 +148,15 @@ class Heartbeat:
         request = self._progress.request(self._worker_id)
         sent = time.monotonic()
         try:
-            answer = self._master.call(request, timeout_s=5)
+            answer = self._master.call(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             # Not fatal by itself: training continues, on the leases that are held.
             log.debug("heartbeat: %s", error.code())
-            if self.silence_s > MASTER_AWAY_S:
+            if self._absence.failed() > MASTER_AWAY_S:
                 self.on_silence()
             return
         self._contact = sent
+        self._absence.answered()
         self.stale_ring = max(self.stale_ring, answer.stale_ring, answer.broken_ring)
         if answer.broken_ring:
             self.on_broken_ring(answer.broken_ring)

@@ -15,6 +15,7 @@ from torch_edl.master_client.heartbeat import MASTER_AWAY_S
 from torch_edl.processes.child_group import end_own_group
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
+from torch_edl.wire.absence import Absence
 from torch_edl.wire.channel import Stub
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class MasterLink:
         """Whether pushes wait for an answer of the master."""
         self.leaving = False
         """The process was asked to end."""
-        self._contact = time.monotonic()
+        self._absence = Absence(_INTERVAL_S + _CALL_S)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="master-link", daemon=True)
 
@@ -141,12 +142,12 @@ class MasterLink:
             answer = self._stub.call(request, timeout_s=_CALL_S)
         except grpc.RpcError as error:
             log.debug("heartbeat: %s", error.code())
-            if time.monotonic() - self._contact > MASTER_AWAY_S:
+            if self._absence.failed() > MASTER_AWAY_S:
                 # Those that would end this process are gone.
                 log.error("the master is gone, and nobody has started it again")
                 end_own_group()
             return False
-        self._contact = time.monotonic()
+        self._absence.answered()
         if not answer.known:
             self._closed.set()
             if not self.leaving:

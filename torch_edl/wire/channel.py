@@ -20,6 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from torch_edl.errors import UsageError
 from torch_edl.wire import credentials
+from torch_edl.wire.absence import Absence
 from torch_edl.wire.endpoint import bare, is_secure
 from torch_edl.wire.keys import require_text
 from torch_edl.wire.services import PSERVER, REPLICAS, Services, method_of, methods
@@ -216,20 +217,20 @@ class Stub:
 
         Args:
             timeout_s: deadline in seconds of each call.
-            away_s: seconds for which the other side may be away.
+            away_s: seconds for which the other side may be away, see :class:`Absence`.
             until: whether an answer will do.
             before_call: is called before each call; what it raises ends the wait.
 
         Raises:
             grpc.RpcError: the other side rejected the call, or was away for too long.
         """
-        deadline, told = time.monotonic() + away_s, False
+        absence, told = Absence(timeout_s), False
         while True:
             before_call()
             try:
                 answer = self.call(request, timeout_s=timeout_s, wait=True)
             except grpc.RpcError as error:
-                if error.code() in AWAY and time.monotonic() < deadline:
+                if error.code() in AWAY and absence.failed() < away_s:
                     method = method_of(request).name
                     log.warning("%s does not answer %s; calling again", self.address, method)
                     continue
@@ -243,7 +244,7 @@ class Stub:
                 told = False
                 if until(answer):
                     return answer
-            deadline = time.monotonic() + away_s
+            absence.answered()
 
     def start(self, request: Message, *, timeout_s: float, wait: bool = False) -> Future[Any]:
         """Starts the call; the returned future's ``result()`` gives the answer or raises. Calls
