@@ -386,9 +386,11 @@ class ReplicaLog:
         """
         try:
             with self._condition:
-                stub = self._peer.stub
+                stub, had_copy = self._peer.stub, self._complete
             if stub is None:
                 raise PeerGoneError("there is no peer")
+            if had_copy and self._durable < newest:  # or, until they come, the copy had a gap
+                self._send_kept(stub, self._durable, newest)
             replica_transfer.send(partial(self._peer.call, stub), temporary, sequence, newest)
             if not self._catch_up(stub, sequence):
                 raise PeerGoneError("there is another peer")

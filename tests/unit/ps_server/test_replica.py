@@ -25,6 +25,7 @@ from tests.unit.ps_server.replicas import (
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.records import Entry, Kind, Record, batch, pack, unpack
 from torch_edl.ps_server.replica_log import ReplicaLog
+from torch_edl.ps_server.replica_peer import PeerGoneError
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -249,6 +250,28 @@ def test_a_base_replaces_the_log_that_it_covers(job: Job, tmp_path: Path) -> Non
     assert recovered(job.owner(), peer) == ({"state": b"\4"}, [b"after"])
     stored = sum(p.stat().st_size for p in tmp_path.glob("peer-*/**/*") if p.is_file())
     assert stored < 1000
+
+
+def test_a_base_comes_after_the_records_that_parts_of_it_have(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies right after it: a push that was on its way is in a part of the base."""
+    peer = job.peer()
+    log = job.first(peer)
+    settle(log, peer)
+    push(log, b"1")
+
+    def die(stub: object, last: int) -> bool:
+        raise PeerGoneError("this server is gone")
+
+    monkeypatch.setattr(log, "_catch_up", die)
+    sequence = log.rotate()
+    newest = log.append(Entry.of(Kind.GRADIENTS, b"2"))
+    with log.new_base() as folder:
+        (folder / "state").write_bytes(b"1, and a part of 2")
+        with pytest.raises(OSError, match="replica of shard 0"):
+            log.commit_snapshot(folder, sequence, newest)
+    assert recovered(job.owner(), peer) == ({"state": b"1, and a part of 2"}, [b"2"])
 
 
 def test_a_successor_continues_the_log_and_has_a_successor(job: Job) -> None:
