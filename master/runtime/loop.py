@@ -18,6 +18,7 @@ from master.state.actions import (
     PlanKept,
     Prune,
     Remove,
+    SaveServers,
     Start,
     Started,
     Stop,
@@ -79,7 +80,7 @@ def run(
             ticks.took(time.monotonic() - began, time.monotonic())
         journal.write(events)
         for action in actions:
-            if _waits(action):
+            if waits(action):
                 waiting.append(action)
             else:
                 _act(action, service, launcher, effects)
@@ -103,13 +104,14 @@ def run(
             service.changed.wait(_POLL_S)
 
 
-def _waits(action: Action) -> bool:
+def waits(action: Action) -> bool:
     """Whether a master that takes this one's place must know why it was done: it would start the
     process again, count on the server, or restore the folder that is gone. And one that was paused,
     or is cut off from the store, must know whether another has taken its place: the processes are
-    then the other one's, and so are the checkpoints that may go. Tasks of a stream mean what is
-    kept of them, whoever asks."""
-    return isinstance(action, Start | Stop | Remove | Prune | KeepPlan)
+    then the other one's, and so are the checkpoints that may go, and the servers that a move seals.
+    Tasks of a stream mean what is kept of them, whoever asks."""
+    moves = isinstance(action, SaveServers) and action.move > 0
+    return moves or isinstance(action, Start | Stop | Remove | Prune | KeepPlan)
 
 
 def _is_kept(service: Service) -> bool:

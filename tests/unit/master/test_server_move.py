@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from master.runtime import loop
 from master.runtime.service import Service
-from master.state.actions import CheckpointFailed, CheckpointSaved, Remove, Saved, SaveServers
+from master.state.actions import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Prune,
+    Remove,
+    Saved,
+    SaveServers,
+)
 from master.state.job import Job
 from master.state.restart import to_state
 from master.state.server_calls import ServerCalls
@@ -211,6 +219,22 @@ def test_a_checkpoint_under_way_comes_first() -> None:
     scale(w, 1)
     w.tick()
     assert not w.settle(SaveServers).move
+
+
+def test_only_a_master_that_its_store_knows_seals_servers_and_removes_checkpoints() -> None:
+    """One that is cut off from its store would remove what its successor goes back to."""
+    w = world(dir="/ck", every=4)
+    w.work(tasks=2)
+    w.tick()
+    effect = w.settle(SaveServers)
+    assert not loop.waits(effect), "a checkpoint harms nobody"
+    saved = w.made(effect.progress)
+    w.job.apply(CheckpointSaved(saved, effect.incarnation), w.now)
+    (prune,) = w.job.checkpoints.take_actions()
+    assert prune == Prune(saved.path, w.config.checkpoint.keep)
+    assert loop.waits(prune)
+    scale(w, 1)
+    assert loop.waits(cut(w))
 
 
 def test_a_job_that_stops_does_not_move() -> None:
