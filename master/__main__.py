@@ -47,6 +47,7 @@ from master.state.script_fleet import ScriptFleet
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.data.resuming import continued
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import CheckpointError, EdlError, UsageError
 from torch_edl.files import replacing
@@ -94,6 +95,8 @@ def main(
         lock = _with_room(lambda: _open(config, folder, place.store_key(name)), stop, waits=goes_on)
         left = persistence.left_behind(lock.store, token)
         resumed = _prepare_checkpoints(config) if left is None else _newest(config, left)
+        if resumed is not None:
+            config = continued(config, resumed.path, resumed.manifest)
         _prepare_parts(config, anew=left is None)
         journals = _journals(config, folder, token)
         life = left["fleet"]["life"] if left is not None else secrets.token_hex(3)

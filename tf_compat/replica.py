@@ -16,15 +16,19 @@ from tf_compat.trained import Trained
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.replica_files import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STEM,
+    header,
+    keras_optimizer,
+)
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError
 from torch_edl.tables.watermarks import Watermarks
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
-
-_STEM = "shard-0-of-1"
-_MODEL, _OPTIMIZER = f"{_STEM}.dense.safetensors", f"{_STEM}.optimizer.safetensors"
 
 
 class Replica:
@@ -59,14 +63,14 @@ class Replica:
             table.core.end_snapshot()  # of a copy that was never written
             table.core.begin_snapshot()
         # No optimizers and schedulers of torch, whose worker says so when it is to resume this.
-        header = json.dumps({**self._header(), "optimizers": [], "stateful": []})
+        about = json.dumps({**self._header(), "optimizers": [], "stateful": []})
 
         def write_to(directory: Path) -> Snapshot:
             directory.mkdir(parents=True, exist_ok=True)
             written = {
-                **files.write_tables(tables, directory, _STEM),
-                _MODEL: files.write(directory / _MODEL, model, {"format": "pt"}),
-                _OPTIMIZER: files.write(directory / _OPTIMIZER, slots, {"state": header}),
+                **files.write_tables(tables, directory, STEM),
+                MODEL_FILE: files.write(directory / MODEL_FILE, model, {"format": "pt"}),
+                OPTIMIZER_FILE: files.write(directory / OPTIMIZER_FILE, slots, {"state": about}),
             }
             return Snapshot(files=written, watermarks=watermarks, version=version)
 
@@ -120,8 +124,8 @@ class Replica:
             for name, variable in self._variables()
         ]
 
-    def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
-        source = CheckpointReader(folder, values_only=values_only, strategy=strategy)
+    def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
+        source = CheckpointReader(folder, values_only=values_only, on_servers=False)
         load_values(self._trained, source, folder)
         for rows in self._trained.local_rows():
             rows.restore(source)
@@ -131,9 +135,9 @@ class Replica:
         return source.manifest
 
     def _load_optimizer(self, folder: Path) -> None:
-        path, optimizer = folder / _OPTIMIZER, self._trained.optimizer
-        header = json.loads(files.metadata(path).get("state", "{}"))
-        saved, own = header.get("keras"), type(optimizer).__name__
+        path, optimizer = folder / OPTIMIZER_FILE, self._trained.optimizer
+        found = header(folder)
+        saved, own = keras_optimizer(found), type(optimizer).__name__
         if saved != own:
             raise CheckpointError(
                 f"{folder}: the state of {saved or 'an optimizer of torch'}, and this model file "
@@ -144,7 +148,7 @@ class Replica:
             if not slots or slots[str(number)].shape != tuple(variable.shape):
                 raise CheckpointError(f"{path}: the state of another model")
             variable.assign(slots[str(number)])
-        self.position = Position(**header["position"])
+        self.position = Position(**found["position"])
 
 
 def load_values(trained: Trained, source: CheckpointReader, where: object) -> None:

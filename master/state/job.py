@@ -128,7 +128,7 @@ class Job:
     def start(self, now: float) -> None:
         """The master listens: what is certain to be needed starts at once."""
         if not self.fleet.strategy:  # not started again
-            self.prepare(self.preparation.start(self.fleet.workers_wanted), now)
+            self.prepare(self.preparation.start(), now)
 
     def prepare(self, events: Iterable[PreparationEvent], now: float) -> None:
         """Takes what the preparation has found, unless the job is over."""

@@ -11,16 +11,10 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import DataScanned, Note, Saved
-from master.state.data_identity import (
-    check_extent,
-    check_resume,
-    check_same,
-    check_strategy,
-    identity,
-    with_data,
-)
+from master.state.data_identity import check_same, with_data
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
+from torch_edl.data.resuming import check_data, check_extent, check_options, identity
 from torch_edl.data.stream_space import AnySpace, StreamSpace
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.engine.choose import Choice, choose
@@ -80,17 +74,11 @@ class Preparation:
         """Workers may begin; a script reports its data later."""
         return self._model is not None and (self._tasks.ready or self.config.kind == "script")
 
-    def start(self, workers: int) -> Iterator[PreparationEvent]:
-        """The master listens; a strategy that needs no look at the model is decided at once.
-
-        Args:
-            workers: how many are wanted.
-        """
+    def start(self) -> Iterator[PreparationEvent]:
+        """The master listens; a strategy that needs no look at the model is decided at once."""
         wanted = self.config.train.strategy
-        if wanted == "local":
-            self._choose(pb.ReportModelRequest(), workers)
         if wanted == "ps" or (wanted == "allreduce" and self.config.kind == "script"):
-            yield self._decided(wanted, "a training script" if wanted == "allreduce" else "")
+            yield Decided(wanted, "a training script" if wanted == "allreduce" else "")
         if self._resumed is not None:
             yield Note("info", f"training continues from {self._resumed.path}")
         elif self.config.checkpoint.resume:
@@ -115,8 +103,11 @@ class Preparation:
             return
         self._model = model
         choice = self._choose(model, workers)
-        yield self._decided(choice.name, choice.reason)
-        yield Note("info", f"strategy {choice.name}: {choice.reason}")
+        reason = choice.reason
+        if self._resumed is not None:
+            reason = f"continues a checkpoint of the strategy {self._resumed.manifest.strategy}"
+        yield Decided(choice.name, reason)
+        yield Note("info", f"strategy {choice.name}: {reason}")
         yield from self._make_tasks()
 
     def data_reported(self, data: pb.ScriptData) -> Iterable[PreparationEvent]:
@@ -132,11 +123,6 @@ class Preparation:
             check_same(self._data, data)
             return ()
         return self._make_script_tasks(with_data(self.config, data), data)
-
-    def _decided(self, strategy: str, reason: str) -> Decided:
-        if self._resumed is not None:
-            check_strategy(self.config, self._resumed, strategy)
-        return Decided(strategy, reason)
 
     def _choose(self, model: pb.ReportModelRequest, workers: int) -> Choice:
         config = self.config
@@ -249,9 +235,12 @@ class Preparation:
         identity: Mapping[str, Any],
     ) -> str:
         if self._resumed is not None:
-            check_resume(self._resumed.path, self._resumed.manifest.data, identity)
+            path, manifest = self._resumed.path, self._resumed.manifest
+            if self.config.kind == "train":
+                check_options(self.config, path, manifest.data)
+            check_data(path, manifest.data, identity)
             if isinstance(main, TaskSpace) and self.config.trains:
-                check_extent(self.config, self._resumed, main)
+                check_extent(self.config, path, manifest, main)
         self._tasks.begin(
             main,
             evaluation,

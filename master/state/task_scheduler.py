@@ -174,7 +174,7 @@ class TaskScheduler:
             main: the tasks of training or prediction.
             evaluation: the tasks of the evaluation data.
             shards: those of ``main``.
-            identity: see :func:`master.state.data_identity.identity`.
+            identity: see :func:`torch_edl.data.resuming.identity`.
             resumed: the checkpoint to continue from.
             preprocessing: its declaration; empty: the model file has none.
 

@@ -231,7 +231,7 @@ def test_a_checkpoint_of_a_ring_is_resumed_where_it_is_in_the_data(
     layout.seal(tmp_path / "c", manifest)
     other = network(2)
     replica = Replica(other, 7)
-    replica.restore(tmp_path / "c", strategy="allreduce", values_only=False)
+    replica.restore(tmp_path / "c", values_only=False)
     same(trained, other)
     assert replica.position == engine.replica.position
     assert (replica.position.step, replica.position.records) == (3, 12)

@@ -60,6 +60,17 @@ class Manifest:
     data: dict[str, Any] = field(default_factory=dict)
     """What fixes the meaning of a task id: shards, records_per_task, batch size, seed, ..."""
 
+    @property
+    def on_servers(self) -> bool:
+        """Parameter servers wrote the files, with the state of their kernels; otherwise one worker
+        did, with the state of its own optimizer."""
+        return self.strategy == "ps"
+
+    @property
+    def has_tables(self) -> bool:
+        """Rows of embedding tables are in it."""
+        return any(".table-" in name for name in self.files)
+
     def to_json(self) -> str:
         """The text of ``manifest.json``."""
         raw = {"format": FORMAT, **asdict(self)}

@@ -157,7 +157,8 @@ class CheckpointReader:
         values_only: read the values alone, without watermarks, versions, slots and steps, as an
             exported model has them: for the first values of another job. A checkpoint of any
             strategy will do.
-        strategy: the strategy that must have written the checkpoint, unless ``values_only``.
+        on_servers: whether parameter servers must have written the checkpoint, or a worker, unless
+            ``values_only``.
 
     Raises:
         CheckpointError: the folder holds neither, or is damaged.
@@ -170,10 +171,10 @@ class CheckpointReader:
         shards: int = 1,
         *,
         values_only: bool = False,
-        strategy: str = "ps",
+        on_servers: bool = True,
     ) -> None:
         self._shard, self._shards = shard, shards
-        self._strategy = strategy
+        self._on_servers = on_servers
         self._values_only = values_only
         self.watermarks = Watermarks()
         self.version = 0
@@ -191,7 +192,7 @@ class CheckpointReader:
 
     def _open_checkpoint(self, directory: Path, shard: int, shards: int) -> None:
         self.manifest = layout.read(directory)
-        if self.manifest.strategy != self._strategy and not self._values_only:
+        if self.manifest.on_servers != self._on_servers and not self._values_only:
             raise CheckpointError(
                 f"{directory}: a checkpoint of the strategy {self.manifest.strategy}; resume it "
                 f"with --strategy {self.manifest.strategy}, or start from its values with --load"

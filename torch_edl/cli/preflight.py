@@ -12,6 +12,7 @@ from torch_edl.cli import tensorboard, user_file
 from torch_edl.cli.options import model_file_job
 from torch_edl.config import DataConfig, JobConfig
 from torch_edl.contract.framework import TENSORFLOW, TORCH, framework_of
+from torch_edl.data.resuming import continued
 from torch_edl.errors import CheckpointError, UsageError
 from torch_edl.jobs.folder import JobFolder
 
@@ -95,7 +96,7 @@ def check_folders(config: JobConfig) -> JobConfig:
     if keep.dir:
         check_writable(Path(keep.dir), "--checkpoint-dir", is_file=False)
         newest = layout.newest_to_resume(keep.dir, resume=keep.resume)
-        config = _as_before(config, newest)
+        config = _continued(config, newest)
     if config.trains and keep.output:
         _check_output_dir(keep.output)
     journal_dir = config.durability.journal_dir
@@ -107,18 +108,29 @@ def check_folders(config: JobConfig) -> JobConfig:
     return dataclasses.replace(config, checkpoint=keep)
 
 
-def _as_before(config: JobConfig, newest: Path | None) -> JobConfig:
-    """With the strategy of the checkpoint to resume, unless the user names one: the number of
-    workers, by which it would be chosen, may have changed."""
-    if newest is None or config.kind != "train" or config.train.strategy != "auto":
+def _continued(config: JobConfig, newest: Path | None) -> JobConfig:
+    """The job, checked against the checkpoint from which it continues."""
+    if newest is None:
         return config
+    # Imported when needed: it brings numpy.
+    from torch_edl.checkpoint.replica_files import header, keras_optimizer
+
     try:
-        then = layout.read(newest).strategy
+        manifest = layout.read(newest)
+        is_keras = not manifest.on_servers and bool(keras_optimizer(header(newest)))
     except CheckpointError as error:
         raise UsageError(f"--resume: {error}") from error
-    if then == "local":  # of one worker, as the choice will be
-        return config
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, strategy=then))
+    config = continued(config, newest, manifest)
+    if not manifest.on_servers and config.kind == "train":
+        wrote = TENSORFLOW if is_keras else TORCH
+        own = framework_of(config.model_file)
+        if wrote != own:
+            raise UsageError(
+                f"--resume {newest}: it has the state of an optimizer of {wrote.title}, and "
+                f"{config.model_file} is a model file of {own.title}; begin the data afresh with "
+                f"its values: --load {newest}, and another --checkpoint-dir"
+            )
+    return config
 
 
 def find_model(named: str, *, option: str) -> str:

@@ -94,6 +94,12 @@ class JobConfig(Checked):
             "--strategy local: it is for model files; a script of one worker runs without "
             "torch-edl too, or with --strategy allreduce",
         )
+        most = self.cluster.max_workers
+        _require(
+            self.train.strategy != "local" or most == 1,
+            f"--workers {most}: the strategy local runs one worker; use --workers 1, --strategy "
+            "allreduce or --strategy ps",
+        )
         _require(
             self.platform == "kubernetes" or self.kubernetes == KubernetesConfig(),
             "--platform local: an option for Kubernetes is given, too; add --platform kubernetes, "

@@ -33,7 +33,7 @@ class HeldModel(Protocol):
         """The optimizer has stepped for these minibatches."""
         ...
 
-    def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
+    def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
         """See :meth:`~torch_edl.engine.replica.Replica.restore`."""
         ...
 
@@ -68,9 +68,8 @@ class LocalEngine:
     def connect(self, cluster: pb.Cluster) -> None:
         """Loads the checkpoint (or the exported model) that the cluster names, the first time."""
         if cluster.restored_from and self._watermarks == Watermarks():
-            manifest = self._held.restore(
-                Path(cluster.restored_from), strategy="local", values_only=cluster.values_only
-            )
+            folder = Path(cluster.restored_from)
+            manifest = self._held.restore(folder, values_only=cluster.values_only)
             if manifest is not None:
                 self._watermarks = manifest.watermarks.copy()
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest, Snapshot
 from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE, STEM, header
 from torch_edl.engine import state_dict
 from torch_edl.engine.position import Position
 from torch_edl.errors import CheckpointError, UsageError
@@ -32,10 +33,6 @@ from torch_edl.tables.table import EmbeddingTable
 from torch_edl.tables.watermarks import Watermarks
 
 Bytes = npt.NDArray[np.uint8]
-
-_STEM = "shard-0-of-1"
-MODEL_FILE = f"{_STEM}.dense.safetensors"
-OPTIMIZER_FILE = f"{_STEM}.optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -217,20 +214,19 @@ class Replica:
             for name, value in values.items():
                 own[name].copy_(value)
 
-    def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
+    def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
         """Loads a checkpoint, or the values of an exported model.
 
         Args:
-            strategy: the strategy that must have written a checkpoint, unless ``values_only``.
-            values_only: load the values of the model alone; a checkpoint of any strategy will do.
+            values_only: load the values of the model alone; a checkpoint of servers will do, too.
 
         Returns:
             The manifest of a checkpoint that was loaded whole; None: values alone were loaded.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or of another strategy or model.
+            CheckpointError: the checkpoint is damaged, or of servers or another model.
         """
-        source = CheckpointReader(folder, values_only=values_only, strategy=strategy)
+        source = CheckpointReader(folder, values_only=values_only, on_servers=False)
         own = {module.table for module in self.tables}
         whole = layout.is_checkpoint(folder) and not values_only
         if whole:
@@ -279,7 +275,7 @@ def write(state: State, folder: Path) -> dict[str, int]:
     slots = {n: t for n, t in state.tensors.items() if not n.startswith("model.")}
     header = {key: value for key, value in state.header.items() if key != "tensors"}
     return {
-        **files.write_tables(state.tables, folder, _STEM),
+        **files.write_tables(state.tables, folder, STEM),
         MODEL_FILE: _write_file(folder / MODEL_FILE, state.model, {"format": "pt"}),
         OPTIMIZER_FILE: _write_file(folder / OPTIMIZER_FILE, slots, {"state": json.dumps(header)}),
     }
@@ -291,13 +287,8 @@ def read(folder: Path, without: Collection[str] = ()) -> State:
     Raises:
         CheckpointError: the folder holds something else.
     """
-    file = folder / OPTIMIZER_FILE
-    try:
-        header = json.loads(files.metadata(file)["state"])
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{file}: not the state of optimizers: {error}") from error
-    model = read_model(folder, without)
-    return State(header, {f"model.{n}": t for n, t in model.items()} | _read_file(file))
+    model, optimizer = read_model(folder, without), _read_file(folder / OPTIMIZER_FILE)
+    return State(header(folder), {f"model.{n}": t for n, t in model.items()} | optimizer)
 
 
 def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -312,7 +303,7 @@ def read_model(folder: Path, without: Collection[str] = ()) -> dict[str, torch.T
         CheckpointError: the folder is neither, or damaged.
     """
     source = CheckpointReader(folder, values_only=True)
-    if layout.is_checkpoint(folder) and source.manifest.strategy == "ps":
+    if layout.is_checkpoint(folder) and source.manifest.on_servers:
         values = {name: torch.from_numpy(value) for name, value in source.dense()[0].items()}
     else:  # with types that numpy does not have
         name = MODEL_FILE if layout.is_checkpoint(folder) else layout.EXPORTED_MODEL

@@ -76,7 +76,7 @@ class ScriptInRing:
         restored = saver.newest()
         self.restored = restored is not None
         if restored is not None and rendezvous is None:
-            engine.replica.restore(restored, strategy="allreduce", values_only=False)
+            engine.replica.restore(restored, values_only=False)
             self._first_step = self.step
             log.info("going on from %s, step %d", restored, self.step)
 

@@ -228,6 +228,7 @@ def watermarks(space: TaskSpace, position: int) -> Watermarks:
     """What a model has that has had the records up to a position: whole tasks in their order, and
     the beginning of one."""
     if position >= space.total_records:
-        return Watermarks(space.total)
+        cut = space.cut  # the task that continues with a later limit
+        return Watermarks(space.total) if cut is None else Watermarks(cut.id, {cut.id: cut.records})
     task, offset = space.at(position)
     return Watermarks(task, {task: offset} if offset else {})

@@ -3,13 +3,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from torch_edl.checkpoint import layout
+from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.replica_files import OPTIMIZER_FILE
 from torch_edl.cli import preflight
 from torch_edl.cli.parser import parse
 from torch_edl.config import CheckpointConfig, JobConfig
@@ -43,10 +44,16 @@ def make_output(folder: Path) -> None:
     (folder / "metadata.json").write_text(json.dumps({"format": 1}))
 
 
-def make_checkpoint(root: Path, steps: int, strategy: str = "ps") -> Path:
+def make_checkpoint(
+    root: Path, steps: int, strategy: str = "ps", header: Mapping[str, str] = {}
+) -> Path:
     folder = layout.step_dir(root, steps)
     folder.mkdir(parents=True)
-    manifest = Manifest(job="j", strategy=strategy, steps=steps, shards=1)
+    found = {}
+    if strategy != "ps":
+        about = {"state": json.dumps(header)}
+        found[OPTIMIZER_FILE] = files.write(folder / OPTIMIZER_FILE, {}, about)
+    manifest = Manifest(job="j", strategy=strategy, steps=steps, shards=1, files=found)
     layout.seal(folder, manifest)
     return folder
 
@@ -112,10 +119,16 @@ def test_a_job_that_resumes_has_the_strategy_of_its_checkpoint(
 ) -> None:
     make_checkpoint(tmp_path / "ckpt", 10, strategy)
     words = ("--checkpoint-dir", tmp_path / "ckpt", "--resume")
-    config = check(*words)
-    assert config.train.strategy == ("auto" if strategy == "local" else strategy)
-    assert config.cluster.max_workers == 1
-    assert check(*words, "--strategy", "local").train.strategy == "local"
+    assert check(*words).train.strategy == strategy
+    if strategy == "ps":
+        assert "continue with --strategy ps" in refused(check, *words, "--strategy", "local")
+
+
+def test_an_optimizer_of_another_framework_is_not_resumed(check: Check, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "ckpt", 10, "local", {"keras": "SGD"})
+    message = refused(check, "--checkpoint-dir", tmp_path / "ckpt", "--resume")
+    assert "an optimizer of TensorFlow, and " in message
+    assert "is a model file of PyTorch; begin the data afresh with its values: --load" in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

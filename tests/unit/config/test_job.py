@@ -85,6 +85,13 @@ def test_durability_that_cannot_be(changes: dict[str, dict[str, str]], text: str
         JobConfig.of({"name": "j", "model_file": "m.py", **fields})
 
 
+def test_one_worker_is_all_that_local_has() -> None:
+    parts = {"cluster": {"max_workers": 2}, "train": {"strategy": "local"}}
+    fields = {name: parts.get(name, {}) for name in PARTS}
+    with pytest.raises(UsageError, match="--workers 2: the strategy local runs one worker"):
+        JobConfig.of({"name": "j", "model_file": "m.py", **fields})
+
+
 def test_a_ring_takes_no_stream() -> None:
     parts = {"data": {"train": ("kafka://h/t",), "epochs": 0}, "train": {"strategy": "allreduce"}}
     fields = {name: parts.get(name, {}) for name in PARTS}

@@ -16,6 +16,8 @@ from torch.optim import lr_scheduler as schedulers
 import torch_edl
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
+from torch_edl.checkpoint.reader import CheckpointReader
+from torch_edl.checkpoint.replica_files import MODEL_FILE, OPTIMIZER_FILE
 from torch_edl.engine import replica as replicas
 from torch_edl.engine.replica import Replica, State
 from torch_edl.engine.ring import recovery
@@ -204,7 +206,7 @@ def test_names_that_differ_are_named() -> None:
         )
 
 
-@pytest.mark.parametrize("name", [replicas.MODEL_FILE, replicas.OPTIMIZER_FILE])
+@pytest.mark.parametrize("name", [MODEL_FILE, OPTIMIZER_FILE])
 def test_a_damaged_file_is_said_to_be_damaged(name: str, tmp_path: Path) -> None:
     source = Parts("adam", "step", 1)
     source.step(0)
@@ -215,7 +217,7 @@ def test_a_damaged_file_is_said_to_be_damaged(name: str, tmp_path: Path) -> None
         replicas.read(tmp_path)
 
 
-@pytest.mark.parametrize("name", [replicas.MODEL_FILE, replicas.OPTIMIZER_FILE])
+@pytest.mark.parametrize("name", [MODEL_FILE, OPTIMIZER_FILE])
 def test_a_single_bit_that_has_changed_is_found(name: str, tmp_path: Path) -> None:
     source = Parts("adam", "step", 1)
     source.step(0)
@@ -230,7 +232,7 @@ def test_a_single_bit_that_has_changed_is_found(name: str, tmp_path: Path) -> No
 def test_the_files_are_those_of_safetensors(tmp_path: Path) -> None:
     model = Odd()
     commit(Replica(model, []).copy(), tmp_path)
-    found = safetensors.torch.load_file(tmp_path / replicas.MODEL_FILE)
+    found = safetensors.torch.load_file(tmp_path / MODEL_FILE)
     wanted = model.state_dict()
     assert found.keys() == wanted.keys()
     for name, value in found.items():
@@ -296,13 +298,13 @@ def test_tables_of_this_process_are_restored_with_their_slots(tmp_path: Path) ->
     directory, manifest = layout.save(tmp_path, 3, write)
     again, its_optimizer, other = rows_and_optimizer(2)
     with pytest.raises(CheckpointError, match="a checkpoint of the strategy local"):
-        other.restore(directory, strategy="allreduce", values_only=False)
-    assert other.restore(directory, strategy="local", values_only=False) == manifest
+        CheckpointReader(directory)
+    assert other.restore(directory, values_only=False) == manifest
     train(again, its_optimizer, [1, 2, 3, 4])
     wanted = model.state_dict()
     for name, value in again.state_dict().items():
         seen = [1, 2, 3, 4] if name == "bounded.weight" else slice(None)
         assert torch.equal(value[seen], wanted[name][seen]), name
     fresh, _, third = rows_and_optimizer(3)
-    assert third.restore(directory, strategy="allreduce", values_only=True) is None
+    assert third.restore(directory, values_only=True) is None
     assert fresh.state_dict()["unbounded.ids"].tolist() == [1 - 2**40, 2 - 2**40, 3 - 2**40]

@@ -18,7 +18,6 @@ from master.state.actions import (
     Stop,
 )
 from master.state.calls import Calls
-from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.processes import RUNNING, Process
@@ -37,6 +36,7 @@ from torch_edl.config import (
     KubernetesConfig,
     TrainConfig,
 )
+from torch_edl.data.resuming import identity
 from torch_edl.data.task_space import Shard
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb

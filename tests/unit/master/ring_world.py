@@ -16,7 +16,6 @@ from master.state.actions import (
     Stop,
 )
 from master.state.calls import Calls
-from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.tasks import steps_of
@@ -24,6 +23,7 @@ from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
+from torch_edl.data.resuming import identity
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.tables.watermarks import Watermarks

@@ -8,7 +8,6 @@ from typing import Any
 from master.state.actions import CheckpointSaved, Saved, SaveServers, Start, Stop
 from master.state.agent_calls import AgentCalls
 from master.state.calls import Calls
-from master.state.data_identity import identity
 from master.state.job import Job
 from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
@@ -17,6 +16,7 @@ from master.state.status import describe
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig, TrainConfig
+from torch_edl.data.resuming import identity
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.wire import master_pb2 as pb
 

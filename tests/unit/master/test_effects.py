@@ -20,13 +20,13 @@ from master.state.actions import (
     PreprocessingKept,
     Saved,
 )
-from master.state.data_identity import identity
 from master.state.fleet import Fleet
 from master.state.job import Job
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
+from torch_edl.data.resuming import identity
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb

@@ -221,13 +221,6 @@ class TestDecisions:
         w.all_up()
         assert w.report_model(0).torch_threads == 2
 
-    def test_local_with_several_workers_is_refused_before_anything_starts(self):
-        w = World(strategy="local", workers=2)
-        assert w.job.fleet.alive() == []
-        assert w.outcome.exit_code == 2
-        assert "--workers 2: the strategy local runs one worker" in w.outcome.error
-        assert w.job.lifecycle.over
-
     def test_an_error_of_the_model_file_fails_the_job(self):
         w = World(strategy="auto")
         w.calls.register(pb.RegisterRequest(worker_id=0), 0.0)

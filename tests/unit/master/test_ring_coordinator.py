@@ -147,14 +147,6 @@ def test_a_resumed_job_begins_there() -> None:
     assert w.job.done()[0] == 14
 
 
-def test_tasks_in_many_hands_cannot_be_resumed() -> None:
-    config = World(dir="/ck").config
-    w = World(dir="/ck", resume=True, resumed=made_from(config, Watermarks(1, {1: 2, 2: 4})))
-    w.up()
-    assert "use --strategy ps, or --load it" in w.outcome.error
-    assert w.outcome.usage_error
-
-
 def test_who_drains_leaves_once_another_has_the_model() -> None:
     w = World(workers=1)
     w.up()

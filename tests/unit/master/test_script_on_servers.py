@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from master.state.actions import Saved
 from tests.unit.master.script_on_servers_world import (
     CHANGED,
     DRAIN,
@@ -15,7 +12,6 @@ from tests.unit.master.script_on_servers_world import (
     World,
     begun,
 )
-from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 
@@ -72,17 +68,6 @@ def test_an_optimizer_that_servers_cannot_run_fails_the_job() -> None:
     w.report(w.register(1), UNBOUND, optimizer_error="servers cannot run LBFGS")
     assert w.outcome.exit_code == 2
     assert "LBFGS" in w.outcome.error
-
-
-def test_a_checkpoint_of_another_strategy_is_refused() -> None:
-    manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
-    saved = Saved(Path("/c/5"), manifest)
-    for strategy in ("ps", "auto"):
-        w = World(strategy=strategy, checkpoints=True, resumed=saved)
-        w.report(w.register(1) if w.outcome is None else 0, UNBOUND)
-        assert w.outcome.usage_error
-        assert "a checkpoint of the strategy allreduce" in w.outcome.error
-        assert not w.started
 
 
 # ---- the data ----

@@ -151,9 +151,7 @@ def test_a_process_that_dies_while_it_saves(
     assert len(names(tmp_path)) == left, "the older checkpoint, and the new one or what is left"
     assert layout.newest(tmp_path) == layout.step_dir(tmp_path, newest)
     found = engine(0)
-    found.replica.restore(
-        layout.step_dir(tmp_path, newest), strategy="allreduce", values_only=False
-    )
+    found.replica.restore(layout.step_dir(tmp_path, newest), values_only=False)
     assert found.steps == newest
     # Another process takes its place.
     Saver(CheckpointConfig(dir=str(tmp_path), keep=1, resume=True), None).save_last(engine(3))

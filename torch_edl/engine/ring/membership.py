@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from torch_edl.data.resuming import records_of
 from torch_edl.engine.ring.group import Group, RingBrokenError
 from torch_edl.engine.ring.recovery import NO_MODEL, synchronize
 from torch_edl.engine.ring.rendezvous import RingRendezvous
@@ -162,7 +163,9 @@ class Membership:
         elif own is not None:
             log.info("going on from %s", own)
         if own is not None:
-            self._replica.restore(own, strategy="allreduce", values_only=values_only)
+            manifest = self._replica.restore(own, values_only=values_only)
+            if manifest is not None and manifest.strategy == "local":  # which leases its tasks
+                self._replica.position.records = records_of(own, manifest)
 
     def _stand_by(self, rendezvous: RingRendezvous) -> None:
         while (ring := rendezvous.stand_by(self.ring, self._progress(0))) is not None:

@@ -29,7 +29,7 @@ class SharedReplica(Protocol):
         over when all of it is there; nothing changes before."""
         ...
 
-    def restore(self, folder: Path, *, strategy: str, values_only: bool) -> Manifest | None:
+    def restore(self, folder: Path, *, values_only: bool) -> Manifest | None:
         """See :meth:`~torch_edl.engine.replica.Replica.restore`."""
         ...
 

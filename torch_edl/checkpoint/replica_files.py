@@ -1,0 +1,37 @@
+"""The files of a checkpoint that one worker writes, which holds the whole model and its optimizer;
+see :mod:`torch_edl.engine.replica` and :mod:`tf_compat.replica`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch_edl.checkpoint import files
+from torch_edl.errors import CheckpointError
+
+STEM = "shard-0-of-1"
+MODEL_FILE = f"{STEM}.dense.safetensors"
+OPTIMIZER_FILE = f"{STEM}.optimizer.safetensors"
+_KERAS = "keras"
+
+
+def header(folder: Path) -> dict[str, Any]:
+    """What is not a tensor of a checkpoint: the position in the data, and of each optimizer what
+    its tensors do not say.
+
+    Raises:
+        CheckpointError: the folder holds something else.
+    """
+    file = folder / OPTIMIZER_FILE
+    try:
+        found = json.loads(files.metadata(file)["state"])
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{file}: not the state of optimizers: {error}") from error
+    assert isinstance(found, dict)
+    return found
+
+
+def keras_optimizer(found: dict[str, Any]) -> str:
+    """The class of the optimizer, if a model of Keras wrote the header; empty: one of torch did."""
+    return str(found.get(_KERAS) or "")
