@@ -3,6 +3,7 @@ framework."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from pathlib import Path
@@ -70,17 +71,17 @@ rejected."""
 _UNUSABLE = (Phase.ACCUMULATED, Phase.BROKEN)
 
 
-class Phases:
+class Phases(ABC):
     """What the phases mean for a :class:`Reducer` of any framework; it is to inherit this."""
 
     phase = Phase.IDLE
     failure = ""
 
-    def begin_update(self, *, can_undo: bool = False) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def begin_update(self, *, can_undo: bool = False) -> None: ...
 
-    def clear_gradients(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def clear_gradients(self) -> None: ...
 
     def begin_warm_up(self) -> None:
         self.begin_update(can_undo=True)
