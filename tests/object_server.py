@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -61,6 +62,11 @@ class ObjectServer:
         except OSError:
             return False
         return True
+
+    def requests(self) -> list[str]:
+        """What the server was asked for: method and path of each request."""
+        found = re.findall(r"((?:GET|HEAD|PUT|POST|DELETE) \S+) HTTP/", self._log.read_text())
+        return [str(request) for request in found]
 
     def kill(self) -> None:
         """SIGKILL."""

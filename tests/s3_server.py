@@ -32,11 +32,6 @@ class S3Server(ObjectServer):
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def requests(self) -> list[str]:
-        """What the server was asked for: method and path of each request."""
-        lines = self._log.read_text().splitlines()
-        return [line.split('"')[1] for line in lines if '] "' in line]
-
     def pause(self) -> None:
         """SIGSTOP: it answers nobody."""
         self._process.send_signal(signal.SIGSTOP)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+from tests.broken_link import BrokenLink
 from tests.contract.source_cases import COUNT, FILES, Case, cut_small, rows, written
 from tests.gcs_server import GcsServer
+from tests.http_server import HttpServer
 from tests.s3_server import S3Server
 from torch_edl.data.sources import expand, open_source
 from torch_edl.data.sources.files import index
-from torch_edl.data.sources.storage import objects
+from torch_edl.data.sources.storage import attempts, objects
+from torch_edl.data.sources.storage.data_file import DataFile
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
 
@@ -64,6 +71,13 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     server.kill()
 
 
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    server = HttpServer(tmp_path_factory.mktemp("http"))
+    yield server
+    server.kill()
+
+
 @every_file
 def test_ranges_of_an_object_of_s3(case: Case, s3: S3Server, tmp_path: Path) -> None:
     check_ranges("s3://data", case, tmp_path)
@@ -102,11 +116,43 @@ def test_ranges_of_an_object_in_memory(
         assert rows(source.read(start, end)) == rows(records)[start:end]
 
 
+@every_file
+def test_ranges_of_a_file_behind_http(case: Case, http: HttpServer, tmp_path: Path) -> None:
+    records = case.make(COUNT, 0)
+    folder = http.files / case.name
+    folder.mkdir()
+    local = written(case, tmp_path, records)
+    (folder / f"part{case.suffix}").write_bytes(local.read_bytes())
+    url = f"{http.url}/files/{case.name}/part{case.suffix}"
+    assert expand([f"{http.url}/files/{case.name}/*"]) == [url]
+    source = open_source(url)
+    for start, end in [(0, 3), (11, 12), (5, 33), (0, COUNT)]:
+        assert rows(source.read(start, end)) == rows(records)[start:end]
+
+
 def numbers(count: int, first: int = 0) -> bytes:
     return b"n\n" + b"".join(b"%07d\n" % n for n in range(first, first + count))
 
 
-def test_a_task_reads_its_bytes_and_asks_once_whether_they_are_the_same(
+def test_a_task_is_a_request_for_its_bytes(s3: S3Server, http: HttpServer, tmp_path: Path) -> None:
+    """Nothing is asked for beside it: the answer says of which content the bytes are."""
+    parquet.write_table(pa.table({"n": range(60)}), tmp_path / "a.parquet", row_group_size=20)
+    content = (tmp_path / "a.parquet").read_bytes()
+    (http.files / "asked.parquet").write_bytes(content)
+    url = put("s3://data/asked.parquet", content)
+    for server, name in [(s3, url), (http, f"{http.url}/files/asked.parquet")]:
+        before = len(server.requests())
+        source = open_source(name)
+        methods = [request.split()[0] for request in server.requests()[before:]]
+        assert methods == ["HEAD", "GET"]
+        for start in (20, 40, 0):
+            before = len(server.requests())
+            assert source.read(start, start + 20)["n"].to_pylist() == [*range(start, start + 20)]
+            methods = [request.split()[0] for request in server.requests()[before:]]
+            assert methods == ["GET"]
+
+
+def test_a_store_that_names_no_content_is_asked_once_for_each_task(
     memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = put("memory://data/a.csv", numbers(10_000))
@@ -119,10 +165,18 @@ def test_a_task_reads_its_bytes_and_asks_once_whether_they_are_the_same(
         read.append((start, end))
         return bytes(whole(path, start=start, end=end))
 
+    asked: list[str] = []
+    about = system.info
+
+    def info(path: str) -> dict[str, object]:
+        asked.append(path)
+        return dict(about(path))
+
     monkeypatch.setattr(system, "cat_file", cat_file)
+    monkeypatch.setattr(system, "info", info)
     assert source.read(500, 600)["n"].to_pylist() == list(range(500, 600))
     source.read(500, 600)
-    assert len(read) == 1
+    assert len(read) == len(asked) == 1
     first, last = read[0]
     assert first <= 2 + 500 * 8 < 2 + 600 * 8 <= last < 2 + 700 * 8
 
@@ -146,6 +200,63 @@ def test_an_object_that_is_replaced_is_noticed(s3: S3Server) -> None:
     with pytest.raises(DataError, match=r"replaced.csv: changed while the job was using it"):
         source.read(0, 10)
     assert open_source(url).read(0, 1)["n"].to_pylist() == [900]
+
+
+def test_an_object_that_is_another_one_while_it_is_read(s3: S3Server, http: HttpServer) -> None:
+    """Also if it is the first one again when somebody asks."""
+    first, other = numbers(100), numbers(100, first=900)
+    local = http.files / "raced.csv"
+    local.write_bytes(first)
+    status = local.stat()
+    url = put("s3://data/raced.csv", first)
+    for name in (url, f"{http.url}/files/raced.csv"):
+        file = DataFile(name)
+        assert file.read_at(2, 8) == first[2:10]
+        put(url, other)
+        local.write_bytes(other)
+        with pytest.raises(DataError, match=r"raced.csv: changed while the job was using it"):
+            file.read_at(10, 8)
+        put(url, first)
+        local.write_bytes(first)
+        os.utime(local, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert file.read_at(10, 8) == first[10:18]
+        file.close()
+
+
+def test_an_object_that_becomes_shorter(s3: S3Server, http: HttpServer) -> None:
+    url = put("s3://data/shorter.csv", numbers(100))
+    (http.files / "shorter.csv").write_bytes(numbers(100))
+    files = [DataFile(url), DataFile(f"{http.url}/files/shorter.csv")]
+    put(url, numbers(10))
+    (http.files / "shorter.csv").write_bytes(numbers(10))
+    for file in files:
+        with pytest.raises(DataError, match=r"shorter.csv: changed while the job was using it"):
+            file.read_at(500, 100)
+
+
+def test_a_compressed_object_that_changes_before_it_is_unpacked(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = put("s3://data/unpacked.csv.gz", gzip.compress(numbers(1000), 1, mtime=0))
+    read_at = objects.ObjectBytes.read_at
+
+    def late(self: objects.ObjectBytes, offset: int, size: int) -> bytes:
+        put(url, gzip.compress(numbers(1000, first=5), 1, mtime=0))
+        return read_at(self, offset, size)
+
+    monkeypatch.setattr(objects.ObjectBytes, "read_at", late)
+    with pytest.raises(DataError, match=r"unpacked.csv.gz: changed while the job was using it"):
+        open_source(url)
+    assert [path.name[0] for path in (tmp_path / "home").rglob("unpacked/*")] == ["."]  # the lock
+
+
+def test_a_copy_on_this_machine_needs_no_request(s3: S3Server) -> None:
+    """What is unpacked is of the content that was counted, whatever the store has by now."""
+    url = put("s3://data/copied.csv.gz", gzip.compress(numbers(1000)))
+    source = open_source(url)
+    before = len(s3.requests())
+    assert source.read(500, 502)["n"].to_pylist() == [500, 501]
+    assert len(s3.requests()) == before
 
 
 @pytest.mark.parametrize(
@@ -228,11 +339,50 @@ def test_a_denied_request_names_the_environment(
         open_source(url)
 
 
+def test_a_request_that_is_denied_or_is_no_range_over_http(http: HttpServer) -> None:
+    (http.files / "a.csv").write_bytes(numbers(1000))
+    with pytest.raises(DataError, match=r"denied/a.csv: cannot be read: access denied .*403"):
+        open_source(f"{http.url}/denied/a.csv")
+    with pytest.raises(DataError, match=r"whole/a.csv: the server gives all of it for a range"):
+        DataFile(f"{http.url}/whole/a.csv").read_at(100, 10)
+
+
+def test_connections_that_break_in_the_middle_of_an_answer(
+    s3: S3Server, http: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has come is kept, and the rest is asked for."""
+    paused: list[float] = []
+    monkeypatch.setattr(attempts.time, "sleep", paused.append)
+    content = numbers(100_000)
+    put("s3://data/broken.csv", content)
+    (http.files / "broken.csv").write_bytes(content)
+    for server in (s3, http):
+        with BrokenLink(server.port, share=len(content) // 3) as link:
+            url = f"http://127.0.0.1:{link.port}/files/broken.csv"
+            if server is s3:
+                monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{link.port}")
+                fsspec.filesystem("s3").clear_instance_cache()
+                url = "s3://data/broken.csv"
+            before = len(server.requests())
+            file = DataFile(url)
+            assert file.read_at(0, file.size) == content
+            assert link.breaks == 3
+            assert len(server.requests()) == before + 1 + 4
+            assert paused == [0.2, 1.0, 5.0]
+            # An answer that never comes whole is an error.
+            link.share = len(content) // 5
+            with pytest.raises(DataError, match=r"broken.csv: cannot be read: .*[Pp]ayload"):
+                file.read_at(0, file.size)
+            assert link.breaks == 3 + 4
+            paused.clear()
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
 def test_a_request_that_fails_is_repeated(
     memory: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     paused: list[float] = []
-    monkeypatch.setattr(objects.time, "sleep", paused.append)
+    monkeypatch.setattr(attempts.time, "sleep", paused.append)
     url = put("memory://data/a.csv", numbers(3))
     system = fsspec.filesystem("memory")
     whole, failures = system.cat_file, [TimeoutError("late"), ConnectionResetError("gone")]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch_edl.data.sources.files.saved_datasets import data_files
 from torch_edl.data.sources.schemes import checked_name, is_database, parts_of
 from torch_edl.data.sources.storage import objects
+from torch_edl.data.sources.storage.listing import matching
 from torch_edl.errors import UsageError
 
 
@@ -36,7 +37,7 @@ def expand(paths: Sequence[str]) -> list[str]:
             found[checked_name(pattern)] = None
             continue
         if objects.is_url(pattern):
-            urls = data_files(objects.matching(pattern))
+            urls = data_files(matching(pattern))
             if not urls:
                 raise UsageError(f"{pattern}: no object matches; check the URL, and quote patterns")
             found |= dict.fromkeys(urls)

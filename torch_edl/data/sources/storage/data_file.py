@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 from torch_edl.data.sources.base import Stamp
 from torch_edl.data.sources.storage import objects, unpacking
+from torch_edl.data.sources.storage.attempts import CHANGED
 from torch_edl.data.sources.storage.random_access import RandomAccess
 from torch_edl.errors import DataError
 from torch_edl.files import replacing
@@ -27,6 +28,7 @@ class _Bytes(Protocol):
     def will_read(self, start: int, end: int) -> None: ...
     def read_at(self, offset: int, size: int) -> bytes: ...
     def view_at(self, offset: int, size: int) -> memoryview: ...
+    def check(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -128,13 +130,11 @@ def _stored(path: str, expect: Stamp | None) -> _Bytes:
 
 
 def _unpacked(path: str, codec: str, expect: Stamp | None) -> _Bytes:
-    original = _stored(path, None)
+    original = _stored(path, expect)
     try:
-        if expect is not None and original.stamp != expect:
-            raise DataError(path, _CHANGED)
         original.will_read(0, original.size)
         while True:
-            place = unpacking.unpacked(path, codec, original.stamp, original.read_at)
+            place = unpacking.unpacked(path, codec, original)
             # Another process may have removed it for want of room.
             with contextlib.suppress(FileNotFoundError):
                 return _UnpackedBytes(path, place, original.stamp)
@@ -144,9 +144,6 @@ def _unpacked(path: str, codec: str, expect: Stamp | None) -> _Bytes:
 
 def _stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-_CHANGED = "changed while the job was using it; start the job again"
 
 
 class _LocalBytes:
@@ -164,7 +161,7 @@ class _LocalBytes:
         self.size = status.st_size
         if expect is not None and self.stamp != expect:
             self._file.close()
-            raise DataError(path, _CHANGED)
+            raise DataError(path, CHANGED)
 
     @property
     def content_path(self) -> str:
@@ -197,6 +194,10 @@ class _LocalBytes:
             self._whole = whole if self.size <= KEPT_MAP_BYTES else None
         return whole[offset : offset + size]
 
+    def check(self) -> None:
+        if _stamp(os.fstat(self._file.fileno())) != self.stamp:
+            raise DataError(self._path, CHANGED)
+
     def close(self) -> None:
         self._file.close()
 
@@ -210,6 +211,9 @@ class _UnpackedBytes(_LocalBytes):
         self._file = open(place, "rb", buffering=0)  # noqa: SIM115
         self.size = os.fstat(self._file.fileno()).st_size
         self.stamp = stamp
+
+    def check(self) -> None:
+        """Nobody changes what is unpacked."""
 
 
 class WholeFile:

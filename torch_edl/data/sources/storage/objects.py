@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import datetime
 import email.utils
-import logging
 import re
-import time
 import zlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from torch_edl.data.sources.base import Stamp
+from torch_edl.data.sources.storage.attempts import CHANGED, in_words, tried
+from torch_edl.data.sources.storage.ranges import NO_RANGES, Range, receive, tag_of
 from torch_edl.errors import DataError, UsageError
-
-log = logging.getLogger(__name__)
 
 AHEAD_BYTES = 16 << 20
 """Read at once where the bytes that follow are read next."""
-
-RETRY_PAUSES_S = (0.2, 1.0, 5.0)
-"""Between the attempts at a request; the packages of fsspec retry by themselves before that."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.\-]*)://", re.IGNORECASE)
 
@@ -39,14 +33,8 @@ _EXTRAS = {
     "https": "http",
 }
 
-# Where the packages of fsspec put the time of the last change, and what tells contents apart.
+# Where the packages of fsspec put the time of the last change.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "created")
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "checksum", "Content-MD5", "uid")
-
-# Exceptions of aiobotocore and aiohttp that are no OSError.
-_PASSING = re.compile("Connect|Timeout|Incomplete|Payload")
-
-T = TypeVar("T")
 
 
 def is_url(path: str) -> bool:
@@ -89,7 +77,7 @@ def connect(url: str) -> tuple[Any, str]:
         fix = f"pip install 'torch-edl[{extra}]'" if extra else str(error)
         raise UsageError(f"{url}: a package for {scheme}:// is missing: {fix}") from error
     except Exception as error:
-        raise UsageError(f"{url}: cannot connect: {_in_words(error)}") from error
+        raise UsageError(f"{url}: cannot connect: {in_words(error)}") from error
     return system, path
 
 
@@ -110,13 +98,16 @@ def stamp_of(url: str, system: Any, path: str) -> Stamp:
         found: dict[str, Any] = system.info(path)
         return found
 
-    about = _tried(url, info)
+    about = tried(url, info)
     if about.get("type") == "directory":
         raise DataError(url, "is a folder; name the files in it, or a pattern such as folder/*")
     if about.get("size") is None:
         raise DataError(url, "the server does not say how long it is; download it, or use another")
-    tag = next((str(about[key]) for key in _TAGS if about.get(key)), "")
-    return Stamp(int(about["size"]), _mtime_ns(about), zlib.crc32(tag.encode()))
+    return Stamp(int(about["size"]), _mtime_ns(about), _checksum(tag_of(about)))
+
+
+def _checksum(tag: str) -> int:
+    return zlib.crc32(tag.encode())
 
 
 def _mtime_ns(about: dict[str, Any]) -> int:
@@ -143,7 +134,7 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 class ObjectBytes:
-    """The bytes of an object. What was read with ``expect`` is known to be of that content when
+    """The bytes of an object. What was read is known to be of the content that the stamp names when
     :meth:`close` has returned, and not before."""
 
     def __init__(self, url: str, expect: Stamp | None = None) -> None:
@@ -153,12 +144,12 @@ class ObjectBytes:
             DataError: see :func:`stamp_of`.
         """
         self._url = url
-        self._expect = expect
         self._system, self._path = connect(url)
         self.stamp = expect or stamp_of(url, self._system, self._path)
         self.size = self.stamp.size
         self._window = (0, b"")
         self._soon = (0, 0)
+        self._is_known = True  # that every byte read is of the stamp
 
     def will_read(self, start: int, end: int) -> None:
         """These bytes will be read in order, so requests may be large."""
@@ -186,104 +177,31 @@ class ObjectBytes:
     def _fetch(self, start: int, end: int) -> bytes:
         if start == end:
             return b""
-        got = _tried(
-            self._url, lambda: bytes(self._system.cat_file(self._path, start=start, end=end))
-        )
+        wanted = Range(start, end)
+        tried(self._url, lambda: receive(self._system, self._path, wanted))
+        for tag in wanted.tags:
+            if not tag or not self.stamp.inode:
+                self._is_known = False
+            elif _checksum(tag) != self.stamp.inode:
+                raise DataError(self._url, CHANGED)
+        got = wanted.content()
         if len(got) != end - start:
-            why = (
-                "the server gave all of it for a range; use one that knows ranges, or download it"
-                if len(got) == self.size
-                else "changed while the job was using it; start the job again"
-            )
-            raise DataError(self._url, f"{len(got)} bytes for {end - start}: {why}", start)
+            why = NO_RANGES if len(got) == self.size else CHANGED
+            raise DataError(self._url, f"{len(got)} bytes for {end - start}: {why}")
         return got
 
-    def close(self) -> None:
-        """
+    def check(self) -> None:
+        """Asks the store, where its answers did not say it.
+
         Raises:
-            DataError: the object is not the expected one any more.
+            DataError: the object is not the one of the stamp any more.
         """
-        if self._expect is None:
+        if self._is_known:
             return
-        if stamp_of(self._url, self._system, self._path) != self._expect:
-            raise DataError(self._url, "changed while the job was using it; start the job again")
+        self._is_known = True
+        if stamp_of(self._url, self._system, self._path) != self.stamp:
+            raise DataError(self._url, CHANGED)
 
-
-def _tried(url: str, request: Callable[[], T]) -> T:
-    """What the request returns, which is repeated where that may help."""
-    for pause_s in (*RETRY_PAUSES_S, None):
-        try:
-            return request()
-        except FileNotFoundError as error:
-            raise DataError(url, "cannot be read: no such object; check the URL") from error
-        except PermissionError as error:
-            raise DataError(
-                url,
-                f"cannot be read: access denied ({_in_words(error)}); credentials come from the "
-                "environment of the process",
-            ) from error
-        except Exception as error:  # each package has exceptions of its own
-            if pause_s is None or not _may_pass(error):
-                raise DataError(url, f"cannot be read: {_in_words(error)}") from error
-            log.warning("%s: asked again in %.1f s: %s", url, pause_s, _in_words(error))
-            time.sleep(pause_s)
-    raise AssertionError
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the next attempt may succeed; without credentials it will not."""
-    return isinstance(error, OSError) or _PASSING.search(type(error).__name__) is not None
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
-
-
-# ---- which objects a URL names ----
-
-
-def matching(pattern: str) -> list[str]:
-    """URLs of the objects that a URL names: itself, a folder, or a pattern; sorted.
-
-    Raises:
-        UsageError: see :func:`connect`.
-        DataError: the store cannot be listed.
-    """
-    system, path = connect(pattern)
-
-    def listed() -> list[str]:
-        system.invalidate_cache()
-        if "*" not in path and "?" not in path and "[" not in path:
-            if not system.isdir(path):
-                return [path] if system.exists(path) else []
-            return [name for name in system.find(path) if not _is_hidden(name, path)]
-        marked = path.rpartition("/")[2].startswith("_")
-        found = []
-        for name, about in system.glob(path, detail=True).items():
-            if not marked and _base(name).startswith(("_", ".")):
-                continue
-            if about["type"] != "directory":
-                found.append(name)
-            elif "**" not in path:
-                found += [f for f in system.find(name) if not _is_hidden(f, name)]
-        return found
-
-    names = _tried(pattern, listed)
-    return sorted({_url_of(name, system, pattern) for name in names if _base(name)})
-
-
-def _url_of(name: str, system: Any, pattern: str) -> str:
-    parts = urlsplit(pattern)
-    # Where the path does not begin with what follows the scheme, that was a host.
-    if parts.netloc and name.startswith("/") and not name.startswith(f"/{parts.netloc}/"):
-        return f"{parts.scheme}://{parts.netloc}{name}"
-    return str(system.unstrip_protocol(name))
-
-
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _is_hidden(name: str, folder: str) -> bool:
-    """As in folders of this machine: caches and markers are no data."""
-    return any(part.startswith((".", "_")) for part in name[len(folder) :].split("/"))
+    def close(self) -> None:
+        """As :meth:`check`."""
+        self.check()

@@ -12,8 +12,9 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from torch_edl.data.sources.base import Stamp
 from torch_edl.data.sources.storage.random_access import RandomAccess
@@ -31,24 +32,32 @@ _PIECE = 1 << 20
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".tgz": "gzip"}
 
 
+class Original(Protocol):
+    """The bytes of a compressed file."""
+
+    stamp: Stamp
+
+    def read_at(self, offset: int, size: int) -> bytes: ...
+    def check(self) -> None: ...
+
+
 def codec_of(path: str) -> str | None:
     """How a file is compressed, by its suffix; None: it is not."""
     return _CODECS.get(os.path.splitext(path)[1].lower())
 
 
-def unpacked(path: str, codec: str, stamp: Stamp, read_at: Callable[[int, int], bytes]) -> str:
+def unpacked(path: str, codec: str, original: Original) -> str:
     """The file in the folder of caches that holds the content.
 
     Args:
         path: of the compressed file.
-        stamp: of that file.
-        read_at: reads it: offset, size.
+        original: that file, of which nothing is read when the content is there.
 
     Raises:
-        DataError: it is damaged, or there is no room.
+        DataError: it is damaged, it changed meanwhile, or there is no room.
     """
     folder = edl_home() / "cache" / "unpacked"
-    name = hashlib.sha256(f"{path}\n{tuple(stamp)}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{path}\n{tuple(original.stamp)}".encode()).hexdigest()[:32]
     place = folder / name
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -58,8 +67,9 @@ def unpacked(path: str, codec: str, stamp: Stamp, read_at: Callable[[int, int], 
         with _alone(folder / f".{name}.lock"):
             if not place.exists():
                 with replacing(place, 0o600) as file:
-                    for piece in _pieces(path, codec, stamp.size, read_at):
+                    for piece in _pieces(path, codec, original):
                         file.write(piece)
+                    original.check()
                 _make_room(folder, place)
     except OSError as error:
         raise DataError(
@@ -70,14 +80,14 @@ def unpacked(path: str, codec: str, stamp: Stamp, read_at: Callable[[int, int], 
     return str(place)
 
 
-def _pieces(
-    path: str, codec: str, size: int, read_at: Callable[[int, int], bytes]
-) -> Iterator[bytes]:
+def _pieces(path: str, codec: str, original: Original) -> Iterator[bytes]:
+    size = original.stamp.size
     if not size:
         return
     import pyarrow as pa  # which unpacks several members or frames as one
 
-    with pa.CompressedInputStream(pa.PythonFile(RandomAccess(size, read_at), "r"), codec) as stream:
+    file = pa.PythonFile(RandomAccess(size, original.read_at), "r")
+    with pa.CompressedInputStream(file, codec) as stream:
         while True:
             try:
                 piece = stream.read(_PIECE)
