@@ -8,7 +8,6 @@ whole file.
 from __future__ import annotations
 
 import base64
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,12 +126,13 @@ class LineSource(BlockSource):
     def _line_of(self, block: bytes, row: int) -> int:
         """The line of a block, from 1, that has a record."""
         texts = (line.strip() for line in block.split(b"\n"))
-        full = (
+        full = [
             number
             for number, text in enumerate(texts, 1)
             if text and not (self.has_comments and text.startswith(b"#"))
-        )
-        return next(itertools.islice(full, row, None))
+        ]
+        # What follows a record on its line is one more to the parser.
+        return full[min(row, len(full) - 1)]
 
     def _sound(self, block: bytes, parse: Callable[[bytes], Any]) -> tuple[Any, int]:
         """The table of a block, and how many malformed records were left out of it."""
