@@ -111,8 +111,9 @@ def _warm_up(place: Place, worker_id: int) -> UserFunctions:
     try:
         functions = _load(config)
         if functions.data_source is None:
-            data = config.data
-            import_reader(expand(data.train or data.eval or data.predict)[0], format=data.format)
+            first = (config.data.train or config.data.eval or config.data.predict)[:1]
+            files = first if config.data.expanded else expand(first)
+            import_reader(files[0], format=config.data.format)
         return functions
     except EdlError as error:
         log.error("%s", error)

@@ -38,7 +38,8 @@ def scan(config: JobConfig) -> DataScanned:
             if key == "train" and config.data.streams:
                 _check_streams(paths)
             elif paths:
-                sources = _opened(parts(expand(paths)), config)
+                files = paths if config.data.expanded else expand(paths)
+                sources = _opened(parts(files), config)
                 shards[key] = [Shard.of(source) for source in sources]
                 damaged += sum(source.damaged for source in sources)
     except (EdlError, OSError) as raised:

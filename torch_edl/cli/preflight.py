@@ -203,6 +203,7 @@ def _expand_data(config: JobConfig) -> DataConfig:
         train=files(data.train),
         eval=files(data.eval, "--eval-data" if config.kind == "train" else "--data"),
         predict=files(data.predict),
+        expanded=True,
     )
 
 

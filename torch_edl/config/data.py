@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from torch_edl.config.option import TRAIN, Checked, Option, option
+from torch_edl.config.option import TRAIN, Checked, Option, declare, option
 from torch_edl.errors import UsageError
 
 FORMATS = (
@@ -41,6 +41,8 @@ class DataConfig(Checked):
     predict: tuple[str, ...] = option(
         (), "--data PATH", "files, folders or globs to predict for", kinds=("predict",)
     )
+    expanded: bool = declare(set_by="the checks before a job", default=False)
+    """All names are those of files; nobody has to ask a store again what they name."""
     format: str = option(
         "auto", "--format NAME", "format of the files: see docs/data.md", choices=FORMATS
     )

@@ -9,6 +9,7 @@ import pytest
 
 from master.runtime.scan import scan
 from torch_edl.config import DataConfig, JobConfig
+from torch_edl.data.sources import expand
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +38,15 @@ def test_an_object_that_cannot_be_read_is_named() -> None:
         JobConfig(name="j", model_file="/m.py", data=DataConfig(train=("memory://scan/*.csv",)))
     )
     assert "memory:///scan/20.csv at byte 2: a row of 2 fields" in found.error
+
+
+def test_names_that_were_expanded_are_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten thousand objects that took twenty thousand requests, one after the other."""
+    names = tuple(expand(["memory://scan"]))
+    for call in ("exists", "isdir", "find", "glob", "ls"):
+        monkeypatch.setattr(fsspec.filesystem("memory"), call, None)
+    found = scan(
+        JobConfig(name="j", model_file="/m.py", data=DataConfig(train=names, expanded=True))
+    )
+    assert found.error == ""
+    assert [shard.name for shard in found.shards["train"]] == list(names)
