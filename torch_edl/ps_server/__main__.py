@@ -22,10 +22,10 @@ from torch_edl.processes.output import setup_logging
 from torch_edl.ps_server.data_plane import DataPlane
 from torch_edl.ps_server.identity import Identity, run_of
 from torch_edl.ps_server.impatience import Impatience
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.master_link import MasterLink
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.replica import Replica
+from torch_edl.ps_server.replica.replica import Replica
 from torch_edl.ps_server.service import PserverService
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log

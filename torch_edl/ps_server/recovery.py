@@ -7,8 +7,8 @@ import time
 
 from torch_edl.errors import EdlError, JournalDamagedError, UsageError
 from torch_edl.ps_server import snapshots
+from torch_edl.ps_server.journal.segments import Damage
 from torch_edl.ps_server.records import Kind, Record
-from torch_edl.ps_server.segments import Damage
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
 from torch_edl.tables.watermarks import Watermarks

@@ -20,7 +20,7 @@ from torch_edl.checkpoint import files
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.ps_server.compaction import Compactor
 from torch_edl.ps_server.push_barrier import PushBarrier
-from torch_edl.ps_server.replica_keeper import ReplicaKeeper
+from torch_edl.ps_server.replica.keeper import ReplicaKeeper
 from torch_edl.ps_server.shard import Shard
 from torch_edl.ps_server.snapshots import Log
 from torch_edl.tables.watermarks import Watermarks

@@ -24,7 +24,7 @@ from torch_edl.checkpoint.reader import SavedTable
 from torch_edl.errors import CheckpointError, JournalDamagedError
 from torch_edl.files import sync
 from torch_edl.ps_server.cut import Frozen
-from torch_edl.ps_server.journal import Base
+from torch_edl.ps_server.journal.journal import Base
 from torch_edl.ps_server.records import Record, Sink
 from torch_edl.ps_server.shard import Shard
 from torch_edl.tables.dense import DenseShard

@@ -13,7 +13,7 @@ import pytest
 
 from torch_edl.config import TrainConfig
 from torch_edl.ps_server.identity import Identity, run_of
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.records import Entry, Kind
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import Shard

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.journal import Journal
-from torch_edl.ps_server.ownership import find
+from torch_edl.ps_server.journal.journal import Journal
+from torch_edl.ps_server.journal.ownership import find
 from torch_edl.ps_server.records import Entry, Kind
 
 MINE = Identity(job="job", shard=0, shards=2, model=1)

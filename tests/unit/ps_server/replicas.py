@@ -12,8 +12,8 @@ import grpc
 from torch_edl.errors import StaleIncarnationError
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.records import Entry, Kind
-from torch_edl.ps_server.replica_keeper import ReplicaKeeper
-from torch_edl.ps_server.replica_log import ReplicaLog
+from torch_edl.ps_server.replica.keeper import ReplicaKeeper
+from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.wire import cluster_pb2, pserver_pb2, services
 from torch_edl.wire.data_server import Answer, DataServer, Later, WouldWaitError
 from torch_edl.wire.framed import Framed

@@ -27,7 +27,7 @@ from torch_edl.checkpoint.reader import CheckpointReader
 from torch_edl.errors import JournalDamagedError
 from torch_edl.ps_server import compaction, snapshots
 from torch_edl.ps_server.compaction import Compactor
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.recovery import recover
 from torch_edl.ps_server.shard import Shard
 from torch_edl.wire import codec

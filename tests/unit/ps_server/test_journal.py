@@ -11,10 +11,10 @@ import pytest
 from tests.unit.ps_server.crashes import Crash, crash_after
 from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
 from torch_edl.errors import UsageError
-from torch_edl.ps_server import journal as journal_module
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal import journal as journal_module
+from torch_edl.ps_server.journal.journal import Journal
+from torch_edl.ps_server.journal.segments import SegmentWriter
 from torch_edl.ps_server.records import Entry, Kind, Record
-from torch_edl.ps_server.segments import SegmentWriter
 
 
 def test_it_is_read_back_over_segments_and_servers(

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
 from torch_edl.errors import JournalDamagedError
-from torch_edl.ps_server import journal as journal_module
-from torch_edl.ps_server import segments
+from torch_edl.ps_server.journal import journal as journal_module
+from torch_edl.ps_server.journal import segments
 from torch_edl.ps_server.records import HEAD_BYTES, Entry, Kind
 
 

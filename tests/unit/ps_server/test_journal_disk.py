@@ -14,9 +14,9 @@ import pytest
 
 from tests.unit.ps_server.journals import MINE, Server, write
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal.journal import Journal
+from torch_edl.ps_server.journal.segments import SegmentWriter
 from torch_edl.ps_server.records import HEAD_BYTES, Entry, Kind
-from torch_edl.ps_server.segments import SegmentWriter
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import pytest
 
 from tests.unit.ps_server.journals import MINE, Server, write
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
-from torch_edl.ps_server import journal as journal_module
-from torch_edl.ps_server.journal import Journal
-from torch_edl.ps_server.ownership import find
+from torch_edl.ps_server.journal import journal as journal_module
+from torch_edl.ps_server.journal.journal import Journal
+from torch_edl.ps_server.journal.ownership import find
 from torch_edl.ps_server.records import Entry, Kind
 
 

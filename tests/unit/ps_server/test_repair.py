@@ -9,12 +9,13 @@ import pytest
 
 from torch_edl.config import TrainConfig
 from torch_edl.errors import JournalDamagedError, UsageError
-from torch_edl.ps_server import segments, snapshots
+from torch_edl.ps_server import snapshots
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal import segments
+from torch_edl.ps_server.journal.journal import Journal
+from torch_edl.ps_server.journal.segments import Damage
 from torch_edl.ps_server.records import Kind
 from torch_edl.ps_server.recovery import recover
-from torch_edl.ps_server.segments import Damage
 from torch_edl.ps_server.shard import Shard
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import codec

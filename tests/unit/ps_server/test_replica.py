@@ -24,8 +24,8 @@ from tests.unit.ps_server.replicas import (
 )
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.records import Entry, Kind, Record, batch, pack, unpack
-from torch_edl.ps_server.replica_log import ReplicaLog
-from torch_edl.ps_server.replica_peer import PeerGoneError
+from torch_edl.ps_server.replica.log import ReplicaLog
+from torch_edl.ps_server.replica.peer import PeerGoneError
 from torch_edl.wire import pserver_pb2, services
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.channel import Stub

@@ -4,8 +4,8 @@ here, and the folder that both need."""
 from __future__ import annotations
 
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.replica_keeper import ReplicaKeeper
-from torch_edl.ps_server.replica_log import ReplicaLog
+from torch_edl.ps_server.replica.keeper import ReplicaKeeper
+from torch_edl.ps_server.replica.log import ReplicaLog
 from torch_edl.ps_server.scratch import Scratch
 
 

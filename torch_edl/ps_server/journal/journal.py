@@ -21,11 +21,11 @@ from pathlib import Path
 from torch_edl.config.durability import FSYNC_MODES
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.files import sync
-from torch_edl.ps_server import segments
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.ownership import Ownership
+from torch_edl.ps_server.journal import segments
+from torch_edl.ps_server.journal.ownership import Ownership
+from torch_edl.ps_server.journal.segments import Damage, Segment, SegmentWriter
 from torch_edl.ps_server.records import Entry, Record
-from torch_edl.ps_server.segments import Damage, Segment, SegmentWriter
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from pathlib import Path
 import grpc
 
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
-from torch_edl.ps_server import replica_transfer
-from torch_edl.ps_server.copy_note import CopyNote
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.journal import Base
+from torch_edl.ps_server.journal.journal import Base
 from torch_edl.ps_server.records import Entry, Record
-from torch_edl.ps_server.replica_peer import PeerGoneError, ReplicaPeer
-from torch_edl.ps_server.unsent import Unsent
+from torch_edl.ps_server.replica import transfer
+from torch_edl.ps_server.replica.copy_note import CopyNote
+from torch_edl.ps_server.replica.peer import PeerGoneError, ReplicaPeer
+from torch_edl.ps_server.replica.unsent import Unsent
 from torch_edl.wire import cluster_pb2
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.channel import MAX_MESSAGE_BYTES
@@ -103,7 +103,7 @@ class ReplicaLog:
 
     def note(self) -> tuple[int, bool]:
         """Number (0: none) and content of the note that the master is to make: see
-        :class:`~torch_edl.ps_server.copy_note.CopyNote`."""
+        :class:`~torch_edl.ps_server.replica.copy_note.CopyNote`."""
         with self._condition:
             return self._note.number if self._note.is_pending else 0, self._note.has_copy
 
@@ -233,7 +233,7 @@ class ReplicaLog:
                         f"{self._name}: its peer at {stub.address} has no complete copy"
                     )
                 path = self.folder / "base"
-                replica_transfer.fetch(partial(self._peer.call, stub), path, taken.files)
+                transfer.fetch(partial(self._peer.call, stub), path, taken.files)
             except (grpc.RpcError, PeerGoneError) as error:
                 self._away(stub, error)
                 continue
@@ -259,7 +259,7 @@ class ReplicaLog:
                 raise StateLostError(f"{self._name}: the server that kept it is gone too")
             call = partial(self._peer.call, stub)
             try:
-                for record in replica_transfer.records_after(call, self._last):
+                for record in transfer.records_after(call, self._last):
                     self._last = record.sequence
                     self.bytes += len(record.payload)
                     yield record
@@ -391,7 +391,7 @@ class ReplicaLog:
                 raise PeerGoneError("there is no peer")
             if had_copy and self._durable < newest:  # or, until they come, the copy had a gap
                 self._send_kept(stub, self._durable, newest)
-            replica_transfer.send(partial(self._peer.call, stub), temporary, sequence, newest)
+            transfer.send(partial(self._peer.call, stub), temporary, sequence, newest)
             if not self._catch_up(stub, sequence):
                 raise PeerGoneError("there is another peer")
             with self._condition:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from torch_edl.errors import StaleIncarnationError, UsageError
-from torch_edl.ps_server import records, replica_transfer
+from torch_edl.ps_server import records
 from torch_edl.ps_server.identity import Identity
-from torch_edl.ps_server.journal import Journal
+from torch_edl.ps_server.journal.journal import Journal
 from torch_edl.ps_server.records import Record
+from torch_edl.ps_server.replica import transfer
 from torch_edl.wire import replica_pb2 as pb
 from torch_edl.wire.data_server import WouldWaitError
 from torch_edl.wire.framed import Framed
@@ -109,7 +110,7 @@ class ReplicaKeeper:
             if "/" in request.file or request.file.startswith(".") or request.offset < 0:
                 raise UsageError(f"file {request.file!r}, offset {request.offset}: not of a base")
             content = given.frames[0] if given.frames else request.content
-            replica_transfer.write(folder / request.file, content, request.offset)
+            transfer.write(folder / request.file, content, request.offset)
         if not request.files:
             return pb.PutBaseResponse()
         sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -156,7 +157,7 @@ class ReplicaKeeper:
             base = journal.base.path
         if base is None or request.file not in os.listdir(base) or request.offset < 0:
             raise UsageError(f"file {request.file!r}, offset {request.offset}: not of the base")
-        content = replica_transfer.read(base / request.file, request.offset)
+        content = transfer.read(base / request.file, request.offset)
         return Framed(pb.FetchReplicaResponse(), [memoryview(content)])
 
     def _log(self, journal: Journal, after: int) -> list[memoryview]:
@@ -168,7 +169,7 @@ class ReplicaKeeper:
             pieces.append(records.pack(record))
             after = record.sequence
             size += len(pieces[-1])
-            if size >= replica_transfer.PIECE_BYTES:
+            if size >= transfer.PIECE_BYTES:
                 break
         self._reader = (after, reader)
         return [memoryview(b"".join(pieces))]
