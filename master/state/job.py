@@ -37,8 +37,9 @@ from master.state.ring_coordinator import RingCoordinator
 from master.state.script_fleet import ScriptFleet
 from master.state.script_workforce import ScriptWorkforce
 from master.state.server_move import ServerMove
+from master.state.snapshot_task import SnapshotFailed, SnapshotWritten
 from master.state.streams import StreamGrown, Streams
-from master.state.task_scheduler import SnapshotFailed, SnapshotWritten, TaskEvent, TaskScheduler
+from master.state.task_scheduler import TaskEvent, TaskScheduler
 from master.state.workforce import (
     Finished,
     LaunchedWorkforce,
@@ -353,7 +354,7 @@ class Job:
             now,
             workers=len(self.members),
             members_save=self.workload.members_save,
-            awaits_snapshot=self.tasks.awaits_snapshot,
+            awaits_snapshot=self.tasks.snapshot.is_left,
         )
         if lifecycle.outcome is not None:
             self.fleet.end(lifecycle.ended_at, leave_s=lifecycle.leave_s)

@@ -12,7 +12,8 @@ from master.state.checkpoint_manager import CheckpointManager, CutTaken
 from master.state.data_identity import nothing_left
 from master.state.evaluation import EvaluationResult
 from master.state.left_out import LeftOut
-from master.state.task_scheduler import SnapshotWritten, TaskScheduler
+from master.state.snapshot_task import SnapshotWritten
+from master.state.task_scheduler import TaskScheduler
 from master.state.tasks import TaskQueue, steps_of
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import JobConfig
@@ -140,7 +141,7 @@ class Milestones:
             if cuts:
                 events.append(MoveBegun())
             if folder is not None:
-                self._tasks.ask_for_snapshot(str(folder))
+                self._tasks.snapshot.ask(str(folder))
         if settled and not stopping and main is not None:
             checkpoints.merge(main.space.total)
         if settled and checkpoints.complete:

@@ -6,43 +6,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
-
-from google.protobuf.json_format import MessageToDict, ParseDict
 
 from master.state.actions import Failure, Note, Saved
 from master.state.evaluation import EvaluationResult, Evaluations
 from master.state.fitting import Fitting
-from master.state.membership import Member, Membership
-from master.state.tasks import TaskQueue, one_off
-from torch_edl.checkpoint.manifest import Snapshot
+from master.state.membership import Membership
+from master.state.snapshot_task import SnapshotFailed, SnapshotTask, SnapshotWritten
+from master.state.tasks import TaskQueue
+from master.state.unreported import Unreported
 from torch_edl.config import JobConfig
 from torch_edl.data.stream_space import PLAN, AnySpace, StreamSpace, saved_plan
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
-from torch_edl.wire import pserver_pb2 as ps
-
-
-@dataclass(frozen=True)
-class SnapshotWritten:
-    """A worker wrote its model."""
-
-    directory: str
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True)
-class SnapshotFailed:
-    """A worker could not write its model."""
-
-    error: str
 
 
 class TaskScheduler:
-    """The streams of a job, made once the data has been counted and the model file looked at.
+    """The queues of a job, made once the data has been counted and the model file looked at.
 
     Implements :class:`master.state.workload.Workload`.
 
@@ -58,11 +40,11 @@ class TaskScheduler:
         """Training or prediction; an evaluation job has none."""
         self.evaluations: Evaluations | None = None
         self.shards: Sequence[Shard] = ()
-        """Of the main stream."""
+        """Of :attr:`main`."""
         self.identity: Mapping[str, Any] = {}
         """What fixes the meaning of a task id."""
         self.lockstep = False
-        """The main stream is not leased: a ring goes through it together, in the order of tasks."""
+        """:attr:`main` is not leased: a ring goes through it together, in the order of tasks."""
         self._config = config
         self._restored: tuple[Mapping[str, Any], float] | None = None
         self._leases = self._first_lease = 0
@@ -71,11 +53,8 @@ class TaskScheduler:
         )
         self.fitting = Fitting(preprocessing, self._new_queue)
         """Of the preprocessing, which is over before anything else is leased."""
-        # What is done of running tasks, by worker, and their sum: asked for ten times a second.
-        self._ahead: dict[int, tuple[int, int]] = {}
-        self._all_ahead: tuple[int, ...] = (0, 0)
-        self._snapshot: TaskQueue | None = None
-        self._snapshot_base = Watermarks()
+        self._unreported: Unreported | None = None
+        self.snapshot = SnapshotTask(self._new_queue)
 
     # ---- what it says ----
 
@@ -101,29 +80,10 @@ class TaskScheduler:
 
     def done(self, members: Membership) -> tuple[int, int]:
         """(records, minibatches) of finished tasks, and of running ones as workers report them."""
-        if self.main is None:
+        if self.main is None or self._unreported is None:
             return (self.evaluations.records_done if self.evaluations is not None else 0), 0
-        for worker in members.take_moved() | self.main.take_moved():
-            now, before = self._ahead_of(members.get(worker)), self._ahead.pop(worker, (0, 0))
-            if now != (0, 0):
-                self._ahead[worker] = now
-            self._all_ahead = tuple(
-                all + new - old for all, new, old in zip(self._all_ahead, now, before, strict=True)
-            )
-        records, steps = self._all_ahead
+        records, steps = self._unreported.done(members)
         return self.main.records_done + records, self.main.steps_done + steps
-
-    def _ahead_of(self, member: Member | None) -> tuple[int, int]:
-        """(records, minibatches) that a worker says to have done of what it has not reported."""
-        if member is None or self.main is None:
-            return 0, 0
-        records = member.heartbeat.records - member.reported_records
-        steps = member.heartbeat.steps - member.reported_steps
-        if records <= 0 and steps <= 0:
-            return 0, 0
-        # A heartbeat may count what a report has counted since: never more than is open.
-        open_records, open_steps = self.main.open_steps(member.id)
-        return min(max(0, records), open_records), min(max(0, steps), open_steps)
 
     def describe(self, status: pb.GetStatusResponse, *, finished: bool) -> None:
         evaluations, queue = self.evaluations, self.main
@@ -147,7 +107,7 @@ class TaskScheduler:
 
     def queues(self) -> list[TaskQueue]:
         """All queues that are leased, the most urgent first."""
-        queues = [self._snapshot] if self._snapshot is not None else []
+        queues = [self.snapshot.queue] if self.snapshot.queue is not None else []
         if self.fitting.queue is not None:
             return [*queues, self.fitting.queue]
         if self.evaluations is not None:
@@ -192,6 +152,7 @@ class TaskScheduler:
         if main is not None:
             kind = pb.TASK_TRAIN if config.trains else pb.TASK_PREDICT
             self.main = self._new_queue(main, kind=kind)
+            self._unreported = Unreported(self.main)
         if resumed is not None and config.trains:
             self.restore(resumed)
         if self._restored is not None:
@@ -201,9 +162,9 @@ class TaskScheduler:
 
     def lease_snapshot(self, worker: int, now: float) -> list[pb.LeaseMessage]:
         """The one-off task of writing a snapshot, if it is due, for a worker that leaves."""
-        if self._snapshot is None:
+        if self.snapshot.queue is None:
             return []
-        lease = self._lease(self._snapshot, worker, now)
+        lease = self._lease(self.snapshot.queue, worker, now)
         return [] if lease is None else [lease]
 
     def lease(
@@ -238,7 +199,7 @@ class TaskScheduler:
             if each is self.main:
                 share = each.todo // (2 * workers) - len(each.held_by(worker))
                 limit = max(want, min(want + ahead, len(leases) + share))
-            while len(leases) < limit and (snapshots or each is not self._snapshot):
+            while len(leases) < limit and (snapshots or each is not self.snapshot.queue):
                 lease = self._lease(each, worker, now)
                 if lease is None:
                     break
@@ -249,9 +210,8 @@ class TaskScheduler:
         lease = queue.lease(worker, now)
         if lease is None:
             return None
-        if queue is self._snapshot and self.main is not None and not self.lockstep:
-            # What is done now is in the model of the worker when the worker writes it.
-            self._snapshot_base = self.main.progress()
+        if queue is self.snapshot.queue and self.main is not None and not self.lockstep:
+            self.snapshot.begun(self.main.progress())
         return queue.message(lease)
 
     def heard(self, heartbeat: pb.HeartbeatRequest, *, counts: bool) -> bool:
@@ -306,10 +266,7 @@ class TaskScheduler:
         self, queue: TaskQueue, task_id: int, request: pb.CompleteTaskRequest
     ) -> TaskEvent | None:
         if queue.kind == pb.TASK_SNAPSHOT:
-            self._snapshot = None
-            written = Snapshot.from_proto(request.snapshot)
-            progress = Watermarks.union([self._snapshot_base, written.watermarks])
-            return SnapshotWritten(queue.directory, replace(written, watermarks=progress))
+            return self.snapshot.written(request.snapshot)
         if queue is self.fitting.queue:
             try:
                 return self.fitting.observed(request.statistics)
@@ -341,8 +298,8 @@ class TaskScheduler:
 
     def _failed(self, queue: TaskQueue, count: int, request: pb.FailTaskRequest) -> TaskEvent:
         limit = self._config.cluster.max_task_failures
-        if queue is self._snapshot and not request.fatal:
-            self._snapshot = None
+        if queue is self.snapshot.queue and not request.fatal:
+            self.snapshot.drop()
             return SnapshotFailed(request.error)
         if request.fatal or count >= limit:
             return Failure(request.error, request.traceback)
@@ -352,18 +309,7 @@ class TaskScheduler:
         )
         return Note("warning", text, request.traceback)
 
-    # ---- snapshots ----
-
-    def ask_for_snapshot(self, directory: str) -> None:
-        """A worker that has the whole model is to write it there."""
-        self._snapshot = self._new_queue(
-            one_off("snapshot"), kind=pb.TASK_SNAPSHOT, directory=directory
-        )
-
-    @property
-    def awaits_snapshot(self) -> bool:
-        """There is a snapshot to be written that nobody writes."""
-        return self._snapshot is not None and not self._snapshot.doing
+    # ---- what is lost ----
 
     def void(self) -> None:
         """Takes back every lease; late reports of them are ignored."""
@@ -372,7 +318,7 @@ class TaskScheduler:
 
     def restore(self, saved: Saved | None) -> None:
         """Training goes back to a checkpoint, or to the beginning; every lease is void."""
-        self._snapshot = None
+        self.snapshot.drop()
         self.restore_main(saved)
         if self.evaluations is not None:
             self.evaluations.restore(saved.manifest.steps if saved is not None else 0)
@@ -395,13 +341,7 @@ class TaskScheduler:
             "main": self.main.to_state() if self.main is not None else None,
             **(saved_plan(self.main.space) if self.main else {}),
             "evaluations": self.evaluations.to_state() if self.evaluations is not None else None,
-            "snapshot": None
-            if self._snapshot is None
-            else [
-                self._snapshot.directory,
-                self._snapshot.to_state(),
-                MessageToDict(self._snapshot_base.to_proto()),
-            ],
+            "snapshot": self.snapshot.to_state(),
         }
 
     def from_state(self, state: Mapping[str, Any], now: float) -> None:
@@ -419,12 +359,7 @@ class TaskScheduler:
             self.main.from_state(state["main"], now)
         if self.evaluations is not None:
             self.evaluations.from_state(state["evaluations"], now)
-        if state["snapshot"] is not None:
-            directory, tasks, base = state["snapshot"]
-            self.ask_for_snapshot(directory)
-            assert self._snapshot is not None
-            self._snapshot.from_state(tasks, now)
-            self._snapshot_base = Watermarks.from_proto(ParseDict(base, ps.Watermarks()))
+        self.snapshot.from_state(state["snapshot"], now)
 
     def _numbers(self) -> Iterator[int]:
         while True:

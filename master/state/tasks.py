@@ -17,7 +17,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 class TaskQueue:
-    """Todo, doing and done of one stream of tasks.
+    """Todo, doing and done of one sequence of tasks.
 
     Tasks are leased in the order of their ids, those that came back first. Holds only what is
     leased, what came back, and what is done beyond the first task that is not.
@@ -213,7 +213,7 @@ class TaskQueue:
     def advance(self, records: int) -> None:
         """The first ``records`` records in the order of tasks are done; never goes back.
 
-        For a stream that a ring goes through in lockstep: nothing of it is leased.
+        For a sequence that a ring goes through in lockstep: nothing of it is leased.
         """
         if records <= self.records_done:
             return
