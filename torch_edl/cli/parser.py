@@ -10,114 +10,10 @@ from typing import NoReturn
 from rich_argparse import RawDescriptionRichHelpFormatter
 
 from torch_edl import __version__
-from torch_edl.cli import config_file, which
+from torch_edl.cli import config_file, epilogs, which
 from torch_edl.cli.options import add_option, add_options, whole, worker_range
 from torch_edl.cli.script_arguments import script_words
 from torch_edl.errors import UsageError
-from torch_edl.jobs.catalog import KEEP_DAYS, KEEP_JOBS
-
-_EXAMPLES = """\
-examples:
-  torch-edl run model.py --data train.parquet --workers 2:8 --ps 2 --epochs 3 --output trained
-  torch-edl run --nproc-per-node 4 train.py --lr 0.1
-  torch-edl evaluate model.py --from trained --data test.parquet
-  torch-edl predict model.py --from trained --data new.parquet --output scores.csv
-  torch-edl status
-
-The options of a command: torch-edl run --help
-"""
-
-_RUN_EXAMPLES = """\
-examples:
-  torch-edl run model.py --data train.parquet --epochs 3 --output trained
-      train in one worker process
-
-  torch-edl run model.py --data 'clicks-*.parquet' --eval-data test.parquet \\
-          --workers 2:8 --ps 2 --checkpoint-dir ckpt --checkpoint-every 1000
-      two to eight workers, two parameter servers, a checkpoint every 1000 steps
-
-  torch-edl run model.py --data 'clicks-*.parquet' --checkpoint-dir ckpt --resume
-      continue from the newest checkpoint with the records that are not trained yet
-
-  torch-edl run model.py --data train.csv --dry-run -- --hidden 256
-      check the model file and the data, print the plan; --hidden goes to the model file
-
-MODEL.py defines model(), loss(labels, predictions), optimizer(params) and
-feed(records, mode, metadata); learning rates and layers are set there.
-
-A training script takes torchrun's options and is elastic if it uses torch_edl:
-  torch-edl run train.py --workers 2:4
-  torch-edl run --nnodes 1:4 --nproc-per-node 2 --rdzv-endpoint node0:29400 train.py
-      all options: torch-edl run --help-torchrun
-"""
-
-
-_CONTINUE = """\
-After a machine went down with all processes of a job, torch-edl status calls the job dead. A new
-master continues with the state of the job in its folder, or in the etcd of --store:
-
-  with --durability journal, with the updates in the journals: nothing is lost that was on the disk
-  otherwise from the newest checkpoint, or from the beginning
-
-A job that has ended continues with torch-edl run --resume.
-"""
-
-_LOGS_EXAMPLES = """\
-examples:
-  torch-edl logs --tail 20
-      the last 20 lines of each log of the newest job; the events come last
-
-  torch-edl logs digits --role worker --id 1 --follow
-      the output of worker-1, as it is printed
-"""
-
-_CLEAN_EXAMPLES = f"""\
-examples:
-  torch-edl clean --days 7
-      keep jobs that were active in the last 7 days
-
-  torch-edl clean --keep 20 --dry-run
-      list the folders that would be removed to keep the 20 newest jobs
-
-On a cluster, the objects of the jobs are removed, with the pods that have their logs. Models,
-checkpoints and outputs are never removed. On this machine, each job that starts removes the
-folders of jobs that ended at least {KEEP_DAYS:g} days ago, and all but the {KEEP_JOBS} newest.
-"""
-
-
-_CHAOS_EXAMPLES = """\
-examples:
-  torch-edl chaos digits --kill worker=2,ps=1 --every 3s --for 60s
-      20 rounds; in each, two workers and a server die at random moments
-
-  torch-edl chaos digits --kill master=1 --pause worker=1:5s --every 20s --seed 7
-      a master dies and a worker hangs for five seconds, every 20 seconds
-
-  torch-edl chaos digits --plan storm.toml --wait
-      the faults of a file; the verdict comes when the job has ended
-
-A plan has faults that happen in each round, or once to several processes together:
-  seed = 7
-  for = "60s"
-  [[fault]]
-  kill = "worker=2,ps=1"
-  every = "3s"
-  [[fault]]
-  kill = "ps=1,master=1"
-  at = "10s"
-  [[fault]]
-  pause = "worker=1:5s"
-  at = "20s"
-
-Only processes of this job on this machine are reached, or the pods of a job on a cluster, which
-are deleted, and cannot be paused. Equal seeds choose equal times, and equal
-processes among equal ones. Ctrl-C ends the faults, lets paused processes continue, and leaves the
-job alone. The job lists the faults among its events.
-
-The verdict says what was rolled back, how long training stalled, and whether the promise held:
-nothing is lost that the set-up of the job promises to keep, and the job goes on. Exit code: 0 the
-promise held, 1 it did not.
-"""
 
 _OF_MODEL_FILE = ("run", "evaluate", "predict")
 
@@ -171,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="torch-edl",
         description="Train PyTorch and Keras models on an elastic set of processes.",
-        epilog=_EXAMPLES,
+        epilog=epilogs.ALL,
     )
     parser.add_argument("--version", action="version", version=f"torch-edl {__version__}")
     verbs = parser.add_subparsers(title="commands", dest="verb", metavar="COMMAND", required=True)
@@ -201,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         "train",
         "--data PATH...",
         "train the model that a file defines, or launch a training script",
-        epilog=_RUN_EXAMPLES,
+        epilog=epilogs.RUN,
     )
     run.description = (
         "Train the model that a file defines. Arguments after `--` go to the model file."
@@ -251,7 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
         "logs",
         "logs.main",
         "show the events of a job and the output of its processes",
-        epilog=_LOGS_EXAMPLES,
+        epilog=epilogs.LOGS,
     )
     roles = ("events", "master", "ps", "worker", "spare", "agent")
     text = "events, master, ps, worker, spare or agent (default: all)"
@@ -270,7 +166,7 @@ def build_parser() -> argparse.ArgumentParser:
         "clean",
         "control.clean",
         "remove what is kept of jobs that have ended: logs, events, status",
-        epilog=_CLEAN_EXAMPLES,
+        epilog=epilogs.CLEAN,
     )
     text = "names of jobs (default: all that have ended)"
     clean.add_argument("job", nargs="*", metavar="JOB", help=text)
@@ -291,7 +187,7 @@ def build_parser() -> argparse.ArgumentParser:
         "continue",
         "model_file.go_on",
         "continue a training whose client and master are gone",
-        epilog=_CONTINUE,
+        epilog=epilogs.CONTINUE,
     )
     add_option(proceed, "--summary FILE", "write a JSON report to FILE", default="")
 
@@ -299,7 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
         "chaos",
         "chaos.main",
         "kill and pause processes of a running job, to test its set-up",
-        epilog=_CHAOS_EXAMPLES,
+        epilog=epilogs.CHAOS,
     )
     chaos.add_argument("job", metavar="JOB", help="name of the job")
     add_option(chaos, "--kill ROLE=N,...", "kill N of worker, spare, ps and master in each round")
