@@ -44,6 +44,7 @@ from master.state.job import Job
 from master.state.processes import PENDING
 from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from torch_edl.checkpoint import layout
 from torch_edl.config import JobConfig
 from torch_edl.config.checkpoint import PREPROCESSING_FILE
@@ -106,20 +107,23 @@ def main(
         return stop.exit_code or place.refused(error)
     temporary = place.temporary(config, folder)
     preprocessing = temporary / PREPROCESSING_FILE
+    server = ServerCommand(
+        job=name,
+        module=server_module,
+        args=_server_args(config, args.listen),
+        journals=str(journals) if config.durability.mode == "journal" else "",
+    )
     options: dict[str, Any] = {
         "workers": config.cluster.max_workers,
         "servers": config.cluster.servers,
-        "server_args": _server_args(config, args.listen),
-        "journals": str(journals) if config.durability.mode == "journal" else "",
-        "server_module": server_module,
         "asks": place.asks,
         "life": life,
     }
     if config.kind == "script":
-        fleet: Fleet = ScriptFleet(name, **options, **place.agents(config))
+        fleet: Fleet = ScriptFleet(server, **options, **place.agents(config))
     else:
         fleet = Fleet(
-            name,
+            server,
             worker_module=worker_module,
             spares=config.cluster.spares,
             workers_per_pod=place.workers_per_pod(config),

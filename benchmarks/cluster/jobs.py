@@ -27,6 +27,7 @@ from master.state.processes import RUNNING as RUNS
 from master.state.processes import Process
 from master.state.restart import to_state
 from master.state.server_calls import ServerCalls
+from master.state.server_command import ServerCommand
 from torch_edl.config import ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
@@ -126,7 +127,9 @@ class TrainingJob:
             ),
         )
         self.watermarks = Watermarks(TaskSpace.for_training(self._shards, self.config))
-        fleet = Fleet(spec.name, workers=spec.max_workers, servers=spec.servers, asks=True)
+        fleet = Fleet(
+            ServerCommand(job=spec.name), workers=spec.max_workers, servers=spec.servers, asks=True
+        )
         self.job = Job(self.config, fleet, folder=Path("/job"))
         self._calls, self._server_calls = Calls(self.job, cores=1), ServerCalls(self.job)
         calls = self._calls

@@ -46,31 +46,26 @@ class Fleet:
     """The processes of one job.
 
     Args:
-        job: name of the job.
+        server_command: starts a server.
         workers: how many workers to keep alive.
         servers: parameter servers of the strategy ``ps``.
-        server_args: arguments that all of them get.
-        journals: the folder of their journals; empty: they keep none.
-        external: agents start the workers and stop them; only servers are ours.
         spares: how many to keep.
         workers_per_pod: so many workers with neighbouring places share a pod.
         worker_module: run with ``python -m``.
-        server_module: run with ``python -m``.
         asks: processes are asked for, and run when a machine has room for them.
         life: names this fleet; a master that continues has the one that it continues.
     """
 
+    external = False
+    """Agents start the workers and stop them; only servers are ours."""
+
     def __init__(
         self,
-        job: str,
+        server_command: ServerCommand,
         *,
         workers: int,
         servers: int,
-        server_args: Sequence[str] = (),
-        journals: str = "",
         worker_module: str = "torch_edl.worker",
-        server_module: str = "torch_edl.ps_server",
-        external: bool = False,
         spares: int = 0,
         workers_per_pod: int = 1,
         asks: bool = False,
@@ -80,11 +75,9 @@ class Fleet:
         self.workers_wanted = workers
         """How many workers to keep alive from now on."""
         self.strategy = ""
-        self.server_command = ServerCommand(job=job, args=tuple(server_args), journals=journals)
+        self.server_command = server_command
         self._worker_module = worker_module
-        self._server_module = server_module
         self._places = Places(workers_per_pod)
-        self.external = external
         self._processes = Roster()
         self.incarnation = 0
         """Of the model; from 1 once the strategy is known."""
@@ -106,9 +99,10 @@ class Fleet:
         self._watched = self.of_all(
             lambda: [p for p in self.launched() if p.stop_by is not None or p.may_be_overdue]
         )
-        self._draining = self.of_all(
+        self.draining = self.of_all(
             lambda: [p.id for p in self.alive("worker") if p.state == DRAINING]
         )
+        """Workers that are to finish what they do and leave."""
         self._staying = self.of_all(
             lambda: [p for p in self.alive("worker") if p.state in (PENDING, STARTING, RUNNING)]
         )
@@ -148,7 +142,7 @@ class Fleet:
 
     def launched(self) -> list[Process]:
         """Processes that the master started and that have not ended."""
-        return self.alive("ps" if self.external else None)
+        return self.alive()
 
     # ---- what happens ----
 
@@ -169,17 +163,6 @@ class Fleet:
             process.end()
         self.incarnation += 1
         self.restored_from, self.values_only = restore, values_only
-
-    def adopt(self, id: int, pid: int, log: str = "") -> None:
-        """An agent started this worker."""
-        assert self.external
-        self._processes.add(Process("worker", id, state=RUNNING, pid=pid, log=log))
-
-    def abandon(self, worker: int, exit: str) -> None:
-        """A worker that an agent started ended, or is counted on no longer."""
-        process = self._processes.get("worker", worker)
-        if process is not None and process.state != EXITED:
-            process.state, process.exit = EXITED, exit
 
     def started(self, role: str, id: int, pid: int, since: int = 0) -> None:
         """A process of a :class:`Start` runs."""
@@ -288,8 +271,7 @@ class Fleet:
         """What must be started and stopped now; each is said once."""
         actions: list[Action] = []
         if self._ending is not None:
-            ours = self.launched()  # agents stop what they started
-            ending = to_end_now(ours, now, ends_at=self._ending, hurry=self._hurry)
+            ending = to_end_now(self.launched(), now, ends_at=self._ending, hurry=self._hurry)
             return [self._stop(process) for process in ending]
         for process in self._watched():
             if process.is_overdue(now):
@@ -299,13 +281,9 @@ class Fleet:
                 actions.append(self._stop(process))
         if self.strategy == "ps":
             actions += [self._start_server(shard, now) for shard in self.servers.missing()]
-        if not self.external and not self._retired:
-            actions += self._fit_workers(now)
+        if not self._retired:
+            actions += self._fit(now)
         return actions
-
-    def draining(self) -> list[int]:
-        """Workers that are to finish what they do and leave."""
-        return self._draining()
 
     def _stop(self, process: Process) -> Stop:
         process.state = STOPPING
@@ -321,7 +299,7 @@ class Fleet:
             values_only=self.values_only,
             successor=self.servers.has_copy(shard),
         )
-        process, start = self._start("ps", self._server_module, words, now)
+        process, start = self._start("ps", self.server_command.module, words, now)
         self.servers.take(process, shard)
         worker = self.future_server(now) if shard in self.duties.shards else None
         if worker is None:
@@ -336,7 +314,8 @@ class Fleet:
         last = running[-1] if len(running) > 1 and not self.external else None
         return self.spares.ready(self.alive("spare"), now) or last
 
-    def _fit_workers(self, now: float) -> list[Action]:
+    def _fit(self, now: float) -> Sequence[Action]:
+        """Starts and retires workers, as many as are wanted."""
         workers = self.alive("worker")
         staying, wanted = self._staying(), self.workers_wanted
         if len(staying) > wanted:

@@ -13,6 +13,7 @@ from master.state.actions import Action, Failure, Note, Stop
 from master.state.fleet import Fleet
 from master.state.processes import (
     DRAINING,
+    EXITED,
     PENDING,
     RUNNING,
     STARTING,
@@ -20,6 +21,7 @@ from master.state.processes import (
     Gone,
     Process,
 )
+from master.state.server_command import ServerCommand
 from torch_edl.processes.spec import ProcessExit
 
 AGENT = "agent"
@@ -37,9 +39,11 @@ class ScriptFleet(Fleet):
         options: of :class:`Fleet`.
     """
 
+    external = True
+
     def __init__(
         self,
-        job: str,
+        server_command: ServerCommand,
         *,
         agents: int = 0,
         workers_per_agent: int = 1,
@@ -47,7 +51,7 @@ class ScriptFleet(Fleet):
         agent_grace_s: float = 30.0,
         **options: Any,
     ) -> None:
-        super().__init__(job, external=True, **options)
+        super().__init__(server_command, **options)
         self.agents_wanted = agents
         self.workers_per_agent = workers_per_agent
         self._agent_args, self._agent_grace_s = agent_args, agent_grace_s
@@ -71,6 +75,16 @@ class ScriptFleet(Fleet):
         if process is not None and process.register():
             process.ready = process.trained = True
 
+    def adopt(self, id: int, pid: int, log: str = "") -> None:
+        """An agent started this worker."""
+        self._processes.add(Process("worker", id, state=RUNNING, pid=pid, log=log))
+
+    def abandon(self, worker: int, exit: str) -> None:
+        """A worker that an agent started ended, or is counted on no longer."""
+        process = self._processes.get("worker", worker)
+        if process is not None and process.state != EXITED:
+            process.state, process.exit = EXITED, exit
+
     def launched(self) -> list[Process]:
         return [*self.alive("ps"), *self.alive(AGENT)]
 
@@ -86,13 +100,7 @@ class ScriptFleet(Fleet):
             return Gone(text, expected=True)
         return self._deaths.of_worker(exit, text, f"{text}; its log is {log}", now, process=process)
 
-    def plan(self, now: float) -> list[Action]:
-        actions = super().plan(now)
-        if self._ending is None and not self._retired:
-            actions += self._fit_agents(now)
-        return actions
-
-    def _fit_agents(self, now: float) -> list[Action]:
+    def _fit(self, now: float) -> Sequence[Action]:
         agents = self.alive(AGENT)
         staying = [each for each in agents if each.state in (PENDING, STARTING, RUNNING)]
         for process in self._places.beyond(self.agents_wanted, staying):

@@ -64,6 +64,8 @@ class ScriptWorkforce(Workforce):
         members: the workers that have registered.
     """
 
+    _fleet: ScriptFleet
+
     def __init__(
         self,
         config: JobConfig,
@@ -74,7 +76,6 @@ class ScriptWorkforce(Workforce):
         lifecycle: Lifecycle,
     ) -> None:
         super().__init__(fleet, ring)
-        self._agent_pods = fleet
         self._waiting = Waiting(min_workers=0)
         self._census = fleet.of_all(lambda: Census.of(fleet.launched()))
         self.rounds = Rounds()
@@ -160,7 +161,7 @@ class ScriptWorkforce(Workforce):
         if self._agents.get(request.node) is None:
             yield Note("info", f"agent {request.node} on {request.host} joined")
         agent, replaced = self._agents.report(request.node, request.pid, now)
-        self._agent_pods.agent_heard(request.node)
+        self._fleet.agent_heard(request.node)
         agent.done, agent.address, agent.port = request.done, request.address, request.port
         agent.logs = {report.pid: report.log for report in request.workers}
         agent.begun = agent.begun or bool(request.workers)
@@ -213,9 +214,9 @@ class ScriptWorkforce(Workforce):
             self._agents.drop(node)
 
     def scale(self, request: pb.ScaleRequest) -> None:
-        if self._agent_pods.agents_wanted:
+        if self._fleet.agents_wanted:
             super().scale(request)
-            self._agent_pods.scale_agents(request.max_workers)
+            self._fleet.scale_agents(request.max_workers)
             return
         machines = self._agents.machines
         if machines != 1:
@@ -279,12 +280,12 @@ class ScriptWorkforce(Workforce):
                 if worker in self._members:
                     self.declare_lost(worker, why)
                     yield WorkerLost(worker, why, declared=True)
-            if not len(self._agents) and not self._agent_pods.replaces:
+            if not len(self._agents) and not self._fleet.replaces:
                 yield Failure(f"{why}, and there is no other agent: nobody is left")
 
     def _is_abandoned(self, now: float, newest: str) -> Iterator[Failure]:
         """No worker comes that could do what rank 0 was to do at the end."""
-        abandoned = self._ring.abandoned and not self._agent_pods.replaces
+        abandoned = self._ring.abandoned and not self._fleet.replaces
         if self._abandoned.lasts(abandoned, _DESERTED_S, now):
             yield Failure(
                 "rank 0 was lost before its script came to its end, and no worker took its "
@@ -318,13 +319,13 @@ class ScriptWorkforce(Workforce):
     def conclusion(
         self, now: float, *, work_open: bool, work_over: bool
     ) -> Finished | StopRequested | Failure | None:
-        present = len(self._agents) or len(self._members) or self._agent_pods.replaces
+        present = len(self._agents) or len(self._members) or self._fleet.replaces
         if self.scripts_over(now):
             if work_open:
                 return None  # the final checkpoint is still being written
             if self._torchrun_error and not self._ring.finished:
                 return Failure(self._torchrun_error)
-            return Finished(leave_s=_LEAVE_S if self._agent_pods.agents_wanted else 0.0)
+            return Finished(leave_s=_LEAVE_S if self._fleet.agents_wanted else 0.0)
         if self.rounds.left and not present:
             return StopRequested("all agents of torchrun left")
         if self._deserted.lasts(not present and self.rounds.deserted(now), _DESERTED_S, now):

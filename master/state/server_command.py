@@ -12,6 +12,8 @@ class ServerCommand:
     """What all servers of a job are started with."""
 
     job: str
+    module: str = "torch_edl.ps_server"
+    """Run with ``python -m``."""
     args: Sequence[str] = ()
     journals: str = ""
     """The folder of their journals; empty: they keep none."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from master.runtime.service import Service
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from torch_edl.agent.reporter import Reporter
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
@@ -24,7 +25,7 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
         cluster=ClusterConfig(),
         checkpoint=CheckpointConfig(),
     )
-    fleet = ScriptFleet("j", workers=1, servers=0)
+    fleet = ScriptFleet(ServerCommand(job="j"), workers=1, servers=0)
     job = Job(config, fleet, folder=Path("/job"))
     job.start(0.0)
     job.lifecycle.note("info", "an event", 0.0)

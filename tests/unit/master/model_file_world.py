@@ -23,6 +23,7 @@ from master.state.job import Job
 from master.state.processes import RUNNING, Process
 from master.state.restart import from_state
 from master.state.server_calls import ServerCalls
+from master.state.server_command import ServerCommand
 from master.state.tasks import steps_of
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
@@ -92,7 +93,9 @@ class World:
             kubernetes=KubernetesConfig(image="edl" if asks else ""),
         )
         self.now = now
-        fleet = Fleet("j", workers=workers, servers=servers, spares=spares, asks=asks)
+        fleet = Fleet(
+            ServerCommand(job="j"), workers=workers, servers=servers, spares=spares, asks=asks
+        )
         self.job = Job(
             self.config, fleet, folder=Path("/job"), resumed=resumed, preprocessing=preprocessing
         )

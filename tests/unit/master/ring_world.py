@@ -18,6 +18,7 @@ from master.state.actions import (
 from master.state.calls import Calls
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.server_command import ServerCommand
 from master.state.tasks import steps_of
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.layout import step_dir
@@ -55,7 +56,7 @@ class World:
             checkpoint=CheckpointConfig(**checkpoint),
         )
         self.now = 0.0
-        fleet = Fleet("j", workers=workers, servers=1)
+        fleet = Fleet(ServerCommand(job="j"), workers=workers, servers=1)
         self.job = Job(self.config, fleet, folder=Path("/job"), resumed=resumed)
         self.calls = Calls(self.job, cores=8)
         self.user_calls = UserCalls(self.job)

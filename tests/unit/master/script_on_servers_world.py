@@ -12,6 +12,7 @@ from master.state.job import Job
 from master.state.restart import from_state
 from master.state.script_fleet import ScriptFleet
 from master.state.server_calls import ServerCalls
+from master.state.server_command import ServerCommand
 from master.state.status import describe
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
@@ -51,7 +52,7 @@ class World:
         self.now = 0.0
         self.job = Job(
             self.config,
-            ScriptFleet("j", workers=most, servers=servers),
+            ScriptFleet(ServerCommand(job="j"), workers=most, servers=servers),
             folder=Path("/job"),
             resumed=resumed,
         )

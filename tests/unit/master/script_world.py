@@ -12,6 +12,7 @@ from master.state.calls import Calls
 from master.state.job import Job
 from master.state.restart import from_state, to_state
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from master.state.status import describe
 from master.state.user_calls import UserCalls
 from torch_edl.checkpoint.manifest import Manifest
@@ -49,7 +50,7 @@ class World:
         manifest = Manifest(job="j", strategy="allreduce", steps=5, shards=1)
         self.job = Job(
             self.config,
-            ScriptFleet("j", workers=most, servers=1),
+            ScriptFleet(ServerCommand(job="j"), workers=most, servers=1),
             folder=Path("/job"),
             resumed=Saved(Path(resumed), manifest) if resumed else None,
         )

@@ -22,6 +22,7 @@ from master.state.actions import (
 )
 from master.state.fleet import Fleet
 from master.state.job import Job
+from master.state.server_command import ServerCommand
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
@@ -44,7 +45,7 @@ class Thing:
             model_file="/m.py",
             checkpoint=CheckpointConfig(dir=str(root), every=2, keep=1),
         )
-        fleet = Fleet("j", workers=1, servers=0)
+        fleet = Fleet(ServerCommand(job="j"), workers=1, servers=0)
         self.job = Job(config, fleet, folder=root.parent / "job")
         self.service = Service(
             self.job, clock=time.monotonic, log_path=lambda role, id: "", cores=1

@@ -8,6 +8,7 @@ import pytest
 
 from master.state.actions import Become, Flush, Flushed, NotStarted, SaveServers, Start
 from master.state.fleet import Fleet
+from master.state.server_command import ServerCommand
 from tests.unit.master.model_file_world import World, every_record
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -313,7 +314,7 @@ class TestAWorkerThatBecomesAServer:
         w.job.fleet.started("worker", 2, pid=7, since=70)
         w.exit("ps", 1, signal=9)
         w.tick()
-        fleet = Fleet("j", workers=3, servers=2)
+        fleet = Fleet(ServerCommand(job="j"), workers=3, servers=2)
         fleet.from_state(json.loads(json.dumps(w.job.fleet.to_state())), w.now)
         assert fleet.duties.of(2) == w.job.fleet.duties.of(2) != []
         server = fleet.process("ps", 2)

@@ -7,6 +7,7 @@ import pytest
 from master.state.actions import Failure, Start, Stop
 from master.state.fleet import Fleet
 from master.state.processes import STOPPING, Gone
+from master.state.server_command import ServerCommand
 from torch_edl.errors import UsageError
 from torch_edl.processes.spec import ProcessExit
 from torch_edl.scaling import check_workers
@@ -14,7 +15,7 @@ from torch_edl.wire import master_pb2 as pb
 
 
 def fleet(workers: int = 2, servers: int = 2) -> Fleet:
-    return Fleet("job", workers=workers, servers=servers)
+    return Fleet(ServerCommand(job="job"), workers=workers, servers=servers)
 
 
 def names(actions) -> list[str]:
@@ -49,7 +50,7 @@ def test_workers_at_once_and_servers_when_the_strategy_is_known():
 
 
 def test_servers_know_what_they_are():
-    f = Fleet("job", workers=1, servers=2, server_args=["--mode", "sync"])
+    f = Fleet(ServerCommand(job="job", args=["--mode", "sync"]), workers=1, servers=2)
     f.env.update({"A": "b"})
     f.decide("ps", restore="/ck/step-1")
     spec = f.plan(0.0)[1].spec
@@ -60,7 +61,7 @@ def test_servers_know_what_they_are():
 
 
 def test_servers_know_the_journal_of_their_shard():
-    f = Fleet("job", workers=0, servers=2, journals="/jobs/j/journal")
+    f = Fleet(ServerCommand(job="job", journals="/jobs/j/journal"), workers=0, servers=2)
     f.decide("ps", restore="")
     text = "--journal /jobs/j/journal/model-{0}/shard-1-of-2 --model-incarnation {0}"
     assert text.format(1) in " ".join(f.plan(0.0)[1].spec.args)

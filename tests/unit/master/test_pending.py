@@ -9,6 +9,7 @@ from master.state.failover import Failover
 from master.state.fleet import Fleet
 from master.state.machines import Machines
 from master.state.processes import Gone
+from master.state.server_command import ServerCommand
 from master.state.waiting import Census, Waiting
 from tests.unit.master.model_file_world import World
 from torch_edl.config import DurabilityConfig, JobConfig
@@ -26,7 +27,7 @@ def taken(role: str, id: int, why: str = "preempted", **more: Any) -> ProcessExi
 
 
 def fleet(workers: int, *, servers: int = 2, strategy: str = "") -> Fleet:
-    found = Fleet("job", workers=workers, servers=servers, asks=True, life="ab")
+    found = Fleet(ServerCommand(job="job"), workers=workers, servers=servers, asks=True, life="ab")
     if strategy:
         found.decide(strategy, restore="")
     return found

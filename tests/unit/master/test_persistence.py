@@ -14,6 +14,7 @@ from master.runtime.store.lock import Lock
 from master.runtime.store.sqlite import SqliteStore
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 
 
@@ -36,7 +37,7 @@ def service(tmp_path: Path) -> Service:
         cluster=ClusterConfig(),
         checkpoint=CheckpointConfig(),
     )
-    fleet = ScriptFleet("j", workers=1, servers=0)
+    fleet = ScriptFleet(ServerCommand(job="j"), workers=1, servers=0)
     job = Job(config, fleet, folder=tmp_path)
     job.start(time.monotonic())
     return Service(job, clock=time.monotonic, log_path=lambda role, id: "", cores=1)

@@ -10,6 +10,7 @@ import pytest
 from master.state.fleet import Fleet
 from master.state.membership import Membership
 from master.state.processes import EXITED, RUNNING
+from master.state.server_command import ServerCommand
 from master.state.task_scheduler import TaskScheduler
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard, TaskSpace
@@ -81,7 +82,7 @@ def test_records_and_steps_are_those_of_a_walk_over_all_workers(seed: int) -> No
 
 
 def test_what_is_found_in_processes_follows_each_change() -> None:
-    fleet = Fleet("j", workers=3, servers=0)
+    fleet = Fleet(ServerCommand(job="j"), workers=3, servers=0)
     running = fleet.of_all(lambda: [p.id for p in fleet.alive("worker") if p.state == RUNNING])
     fleet.plan(0.0)
     assert running() == []

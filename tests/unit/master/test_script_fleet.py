@@ -12,6 +12,7 @@ from master.state.calls import Calls
 from master.state.job import Job
 from master.state.processes import CRASH_LIMIT
 from master.state.script_fleet import ScriptFleet
+from master.state.server_command import ServerCommand
 from master.state.user_calls import UserCalls
 from torch_edl.config import ClusterConfig, JobConfig, KubernetesConfig, TrainConfig
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
@@ -32,8 +33,9 @@ class World:
             kubernetes=KubernetesConfig(image="edl"),
         )
         self.fleet = ScriptFleet(
-            "j", workers=workers, servers=0, agents=workers // 2, workers_per_agent=2,
-            agent_args=["run", "train.py"], agent_grace_s=20.0, asks=True,
+            ServerCommand(job="j"), workers=workers, servers=0, asks=True,
+            agents=workers // 2, workers_per_agent=2,
+            agent_args=["run", "train.py"], agent_grace_s=20.0,
         )  # fmt: skip
         self.job = Job(config, self.fleet, folder=Path("/job"))
         self.calls = Calls(self.job, cores=2)
@@ -151,7 +153,9 @@ def test_the_next_master_knows_the_agents() -> None:
     w = World()
     w.runs(0)
     w.report(0, 100)
-    again = ScriptFleet("j", workers=4, servers=0, agents=2, workers_per_agent=2, asks=True)
+    again = ScriptFleet(
+        ServerCommand(job="j"), workers=4, servers=0, agents=2, workers_per_agent=2, asks=True
+    )
     again.from_state(w.fleet.to_state(), 0.0)
     assert [p.name for p in again.launched()] == ["agent-0", "agent-1"]
     assert again.plan(1.0) == []

@@ -6,11 +6,14 @@ from typing import Any
 
 from master.state.actions import Failure, Start
 from master.state.fleet import Fleet
+from master.state.server_command import ServerCommand
 from torch_edl.processes.spec import ProcessExit, ProcessRuns
 
 
 def fleet(workers: int, *, per_pod: int = 2) -> Fleet:
-    return Fleet("job", workers=workers, servers=1, asks=True, workers_per_pod=per_pod)
+    return Fleet(
+        ServerCommand(job="job"), workers=workers, servers=1, asks=True, workers_per_pod=per_pod
+    )
 
 
 def started(fleet: Fleet, now: float) -> list[tuple[int, int]]:
