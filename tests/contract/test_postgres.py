@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.postgres_server import PASSWORD, USER, Postgres
-from torch_edl.data.sources import open_source
+from torch_edl.data.sources import check_source, open_source
 from torch_edl.data.sources.databases import sql as module
 from torch_edl.errors import DataError
 
@@ -78,6 +78,23 @@ def test_a_connection_holds_no_transaction_open(url: str) -> None:
             "SELECT state FROM pg_stat_activity WHERE state LIKE 'idle in%'"
         ).fetchall()
     assert states == []
+
+
+def test_what_a_job_could_not_read_is_seen_before_it_starts(url: str) -> None:
+    check_source(f"{url}#table=My data.t&key=id")
+    with psycopg.connect(url) as connection:
+        connection.execute("DROP ROLE IF EXISTS other")
+        connection.execute(f"CREATE ROLE other LOGIN PASSWORD '{PASSWORD}'")
+    other = url.replace(USER, "other")
+    for name, key, message in (
+        (f"{url}#table=My data.none", "id", 'relation "My data.none" does not exist'),
+        (f"{url}#table=My data.t", "nid", "no column 'nid', which is the key"),
+        (f"{url}#table=My data.t", "half", "the key 'half' is of the type double"),
+        (f"{other}#table=My data.t", "id", "permission denied for schema"),
+        (f"{url[:-9]}/none#table=t", "id", 'database "none" does not exist'),
+    ):
+        with pytest.raises(DataError, match=message):
+            check_source(f"{name}&key={key}")
 
 
 def test_a_wrong_password_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -81,6 +83,13 @@ def test_data_that_cannot_be_opened_here(check: Check, tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/no.db"
     message = refused(check, data=f"{database}#table=t&key=id")
     assert message.startswith(f"--data {database}: no such file")
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as made:
+        made.execute("CREATE TABLE clicks (id INTEGER)")
+    database = f"sqlite:///{tmp_path}/a.db"
+    message = refused(check, data=f"{database}#table=click&key=id")
+    assert message.startswith(f"--data {database}#table=click&key=id: ")
+    assert message.endswith("no such table: click; tables: clicks")
+    assert check(data=f"{database}#table=clicks&key=id").data.train
     message = refused(check, data="mysql+pymysql://h/d#table=t&key=id")
     assert message.endswith("run: pip install pymysql")
 

@@ -89,11 +89,11 @@ def import_reader(path: str, *, format: str = "auto") -> None:
 
 
 def check_source(path: str, *, format: str = "auto") -> None:
-    """Looks whether :func:`open_source` can begin: the format of a local file, the driver of a
-    database and its file. Little is read, and nothing is connected.
+    """Looks whether :func:`open_source` can begin: the format of a local file, the table and key of
+    a database, the topic of a stream. Little is read, and nothing is counted.
 
     Raises:
-        UsageError: as of :func:`open_source`.
+        UsageError, DataError: as of :func:`open_source`.
     """
     if is_database(path):
         check_database(path)

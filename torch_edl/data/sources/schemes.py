@@ -100,14 +100,13 @@ def import_database(url: str) -> None:
 
 
 def check_database(url: str) -> None:
-    """Looks whether an URL can be opened here, as far as that is seen without a connection.
+    """Looks whether what an URL names is there and may be read; nothing is counted.
 
     Raises:
-        UsageError: an extra or a driver is missing, or the file of a database.
+        UsageError: the URL is wrong, or an extra or a driver is missing.
+        DataError: nobody answers, or there is no such table, column or topic.
     """
-    module = _module(url)
-    if _kind(url) == "sql":
-        module.check(url)
+    _module(url).check(url)
 
 
 def _kind(url: str) -> str:

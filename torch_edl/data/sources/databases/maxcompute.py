@@ -29,6 +29,18 @@ logging.getLogger("odps").setLevel(logging.WARNING)
 _SHOWN = 500  # characters of an error
 
 
+def check(text: str) -> None:
+    """Looks whether the table, or the partition of it, is there.
+
+    Raises:
+        UsageError: the name is wrong, or the environment says too little.
+        DataError: nobody answers, or there is no such table or partition.
+    """
+    name = parse(text)
+    with _as_data_error(str(name)):
+        _stamp(_client(name), name)
+
+
 class MaxComputeSource:
     """The rows of a table without partitions, or of one partition.
 
@@ -50,7 +62,7 @@ class MaxComputeSource:
         self.damaged = 0
         self._lock = threading.Lock()
         self._odps = _client(self._name)
-        with self._as_data_error():
+        with _as_data_error(self.name):
             self._session, self.stamp = self._open()
             self.count = int(self._session.count)
             self._schema = odps_schema_to_arrow_schema(self._session.schema)
@@ -70,7 +82,7 @@ class MaxComputeSource:
         if start == end:
             return self._schema.empty_table()
         session = self._session
-        with self._as_data_error():
+        with _as_data_error(self.name):
             try:
                 rows = self._download(start, end)
             except odps.errors.ODPSError:  # sessions end after a day
@@ -86,12 +98,12 @@ class MaxComputeSource:
 
     def _open(self) -> tuple[Any, tuple[int, int]]:
         """A session, and the stamp of what is in it."""
-        before = self._stamp()
+        before = _stamp(self._odps, self._name)
         tunnel = TableTunnel(self._odps, project=self._name.project)
         session = tunnel.create_download_session(
             self._name.table, partition_spec=self._name.partition or None
         )
-        if self._stamp() != before:
+        if _stamp(self._odps, self._name) != before:
             raise DataError(self.name, "was changed while it was opened; start the job again")
         return session, before
 
@@ -106,22 +118,25 @@ class MaxComputeSource:
                 )
             self._session = session
 
-    def _stamp(self) -> tuple[int, int]:
-        place = self._odps.get_table(self._name.table, project=self._name.project)
-        if self._name.partition:
-            place = place.get_partition(self._name.partition)
-        place.reload()
-        return int(place.size or 0), int(place.last_data_modified_time.timestamp()) * 10**9
 
-    @contextmanager
-    def _as_data_error(self) -> Iterator[None]:
-        try:
-            yield
-        except UsageError:
-            raise
-        except (odps.errors.ODPSError, requests.RequestException, pa.ArrowException, OSError) as e:
-            text = " ".join(f"{type(e).__name__}: {e}".split())[:_SHOWN]
-            raise DataError(self.name, text) from e
+def _stamp(client: Any, name: MaxComputeName) -> tuple[int, int]:
+    """Size in bytes, and time of the last change in ns, of a table or partition."""
+    place = client.get_table(name.table, project=name.project)
+    if name.partition:
+        place = place.get_partition(name.partition)
+    place.reload()
+    return int(place.size or 0), int(place.last_data_modified_time.timestamp()) * 10**9
+
+
+@contextmanager
+def _as_data_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError:
+        raise
+    except (odps.errors.ODPSError, requests.RequestException, pa.ArrowException, OSError) as e:
+        text = " ".join(f"{type(e).__name__}: {e}".split())[:_SHOWN]
+        raise DataError(name, text) from e
 
 
 def _client(name: MaxComputeName) -> Any:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from torch_edl.data.sources.base import Metadata, Records, cut
 from torch_edl.data.sources.block_cache import cache, source_numbers
+from torch_edl.data.sources.databases.sql_columns import columns, rows_of, schema_of
 from torch_edl.data.sources.databases.sql_connection import Connections, check_connection
 from torch_edl.data.sources.databases.sql_name import parse, pinned
 from torch_edl.errors import DataError, UsageError
@@ -32,17 +33,17 @@ PAGE_BLOCKS = 256
 
 _DIGEST_BYTES = 8
 
-_TABLES = 20  # that a message names
-_SYSTEM = "'information_schema', 'pg_catalog', 'mysql', 'performance_schema', 'sys'"
-
 
 def check(name: str) -> None:
-    """Looks whether ``name`` can be opened here, without a connection.
+    """Looks whether ``name`` can be opened; no row is counted.
 
     Raises:
         UsageError: the name is wrong, or the driver or the file of the database is missing.
+        DataError: no connection, no such table or column, or a key of another type.
     """
-    check_connection(parse(name))
+    wanted = parse(name)
+    check_connection(wanted)
+    columns(Connections(wanted), wanted)
 
 
 class SqlSource:
@@ -64,11 +65,12 @@ class SqlSource:
         self.name = str(wanted)
         self.damaged = 0
         self._database = Connections(wanted)
-        self._key: sa.ColumnClause[Any] = sa.column(wanted.key)
-        self._rows = _rows_of(wanted.table, wanted.query)
-        self._schema = self._read_schema(wanted.key)
+        self._rows = rows_of(wanted)
+        self._schema = schema_of(self._database, wanted)
         self._is_text = not pa.types.is_integer(self._schema.field(wanted.key).type)
-        self._key = sa.column(wanted.key, sa.String() if self._is_text else sa.BigInteger())
+        self._key: sa.ColumnClause[Any] = sa.column(
+            wanted.key, sa.String() if self._is_text else sa.BigInteger()
+        )
         low, high = (sa.bindparam(name, type_=self._key.type) for name in ("low", "high"))
         self._range = (
             sa.select(sa.text("*"))
@@ -135,53 +137,6 @@ class SqlSource:
         )
 
     # ---- what is found when it is opened ----
-
-    def _read_schema(self, key: str) -> Any:
-        some = sa.select(sa.text("*")).select_from(self._rows).limit(1)
-        try:
-            found = self._database.execute(some).schema
-        except DataError as error:
-            raise DataError(self.name, f"{error.reason}{self._tables()}") from None
-        twice = sorted({name for name in found.names if found.names.count(name) > 1})
-        if twice:
-            raise DataError(self.name, f"column {twice[0]!r} appears twice; name it otherwise: AS")
-        if key not in found.names:
-            columns = ", ".join(found.names[:20])
-            raise DataError(self.name, f"no column {key!r}, which is the key, among {columns}")
-        fields = [
-            pa.field(field.name, _plain(field.type if self._database.typed else self._type(field)))
-            for field in found
-        ]
-        type = fields[found.get_field_index(key)].type
-        if not (pa.types.is_integer(type) or pa.types.is_string(type) or pa.types.is_null(type)):
-            raise DataError(
-                self.name,
-                f"the key {key!r} is of the type {type}; name a column of integers or texts, or "
-                "make one in a query",
-            )
-        return pa.schema(fields)
-
-    def _tables(self) -> str:
-        """The tables that there are, for the message of one that there is not."""
-        if not isinstance(self._rows, sa.TableClause):
-            return ""
-        try:
-            named = self._database.execute(_tables_there(self._database.backend), most=_TABLES + 1)
-        except DataError:
-            return ""
-        rows = zip(*(column.to_pylist() for column in named.columns), strict=True)
-        found = [f"{schema}.{name}" if schema else str(name) for schema, name in rows]
-        if self._rows.fullname in {*found, *(each.rpartition(".")[2] for each in found)}:
-            return ""
-        more = ", ..." if len(found) > _TABLES else ""
-        return f"; tables: {', '.join(found[:_TABLES])}{more}" if found else "; there are no tables"
-
-    def _type(self, field: Any) -> Any:
-        """Of a column in a database whose values have types, and its columns none."""
-        column: sa.ColumnClause[Any] = sa.column(field.name)
-        some = sa.select(column).select_from(self._rows).where(column.is_not(None)).limit(1)
-        found = self._database.execute(some)
-        return found.schema.field(0).type if len(found) else pa.null()
 
     def _cast(self, table: Any) -> Any:
         if table.schema.equals(self._schema):
@@ -253,35 +208,6 @@ class SqlSource:
             return int(text)
         except ValueError:
             raise UsageError(f"{self.name}: last={text}: expected an integer") from None
-
-
-def _rows_of(table: str, query: str) -> Any:
-    if query:
-        # Text of the user: its colons (casts, times) are no parameters.
-        return sa.text("(" + query.replace(":", r"\:") + ") AS records")
-    schema, _, name = table.rpartition(".")
-    return sa.table(name, schema=schema or None)
-
-
-def _tables_there(backend: str) -> sa.Select[Any]:
-    """Schema (the default one has none) and name of the tables and views of a database."""
-    if backend == "sqlite":
-        columns, source, ours = "'', name", "sqlite_master", "type IN ('table', 'view')"
-    else:
-        columns, source = "table_schema, table_name", "information_schema.tables"
-        ours = f"table_schema NOT IN ({_SYSTEM})"
-    found = sa.select(sa.text(columns)).select_from(sa.text(source)).where(sa.text(ours))
-    return found.order_by(sa.text("1, 2")).limit(_TABLES + 1)
-
-
-def _plain(type: Any) -> Any:
-    """The type that ``feed`` sees: decimal numbers are floats; drivers give them as texts, or with
-    as many digits as the rows of an answer need."""
-    if pa.types.is_decimal(type):
-        return pa.float64()
-    if isinstance(type, pa.BaseExtensionType):
-        return pa.float64() if getattr(type, "type_name", "") == "numeric" else type.storage_type
-    return pa.string() if pa.types.is_large_string(type) else type
 
 
 def _digest(keys: Any) -> bytes:

@@ -100,6 +100,22 @@ def _clients(servers: str, process: int) -> tuple[Consumer, AdminClient]:
     )
 
 
+def check(text: str) -> None:
+    """Looks whether the topic, or the partition of it, is there.
+
+    Raises:
+        UsageError: the name is wrong.
+        DataError: no broker answers, or there is no such topic or partition.
+    """
+    name = parse(text)
+    there = offsets_of(name)
+    if name.partition not in (None, *there):
+        raise DataError(
+            text,
+            f"no partition {name.partition} among the {len(there)} of the topic; check the number",
+        )
+
+
 def partitions_of(text: str) -> list[str]:
     """The names of the partitions of a topic, with the offsets that they have now; one that has
     them is itself.

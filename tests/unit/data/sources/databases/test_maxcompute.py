@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.maxcompute_server import MaxCompute
-from torch_edl.data.sources import expand, open_source
+from torch_edl.data.sources import check_source, expand, open_source
 from torch_edl.data.sources.databases.maxcompute_name import parse
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import DataError, UsageError
@@ -100,8 +100,9 @@ def test_a_session_that_expired_is_replaced_unless_the_table_has_changed(
 
 
 def test_a_table_that_is_not_there_is_named(server: MaxCompute, table: str) -> None:
-    with pytest.raises(DataError, match=f"{table}: NoSuchObject"):
-        open_source(server.url(table))
+    for use in (check_source, open_source):
+        with pytest.raises(DataError, match=f"{table}: NoSuchObject"):
+            use(server.url(table))
 
 
 def test_keys_come_from_the_environment_and_reach_no_log(

@@ -153,10 +153,12 @@ def keys(records: object) -> list[int]:
 
 def test_the_tables_are_named_where_one_is_missing(table: str) -> None:
     for name in (table, table.replace("sqlite:", "sqlite+pysqlite:")):
-        with pytest.raises(DataError, match=r"no such table: tt; tables: t$"):
-            open_source(name.replace("table=t", "table=tt"))
-    with pytest.raises(DataError, match=r"no column 'ix', which is the key, among id, word$"):
-        open_source(table.replace("key=id", "key=ix"))
+        check_source(name)
+        for use in (check_source, open_source):
+            with pytest.raises(DataError, match=r"no such table: tt; tables: t$"):
+                use(name.replace("table=t", "table=tt"))
+            with pytest.raises(DataError, match=r"no column 'ix', which is the key, among id, w"):
+                use(name.replace("key=id", "key=ix"))
 
 
 def test_duckdb_names_its_tables(tmp_path: Path) -> None:
@@ -289,5 +291,6 @@ def test_values_of_other_types_are_an_error(table: str) -> None:
 def test_a_key_of_another_type_is_refused(tmp_path: Path) -> None:
     with contextlib.closing(duckdb.connect(str(tmp_path / "d"))) as connection:
         connection.execute("CREATE TABLE t AS SELECT i / 2 AS id FROM range(9) r(i)")
-    with pytest.raises(DataError, match="the key 'id' is of the type double"):
-        open_source(f"duckdb:///{tmp_path}/d#table=t&key=id")
+    for use in (check_source, open_source):
+        with pytest.raises(DataError, match="the key 'id' is of the type double"):
+            use(f"duckdb:///{tmp_path}/d#table=t&key=id")

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.kafka_server import Kafka
-from torch_edl.data.sources import expand, open_source, parts
+from torch_edl.data.sources import check_source, expand, open_source, parts
 from torch_edl.data.sources.streams import kafka as module
 from torch_edl.data.sources.streams.kafka import stream_offsets
 from torch_edl.data.sources.streams.kafka_name import ENV_CONFIG, parse, properties
@@ -88,6 +88,12 @@ def test_a_topic_has_a_source_for_each_partition(kafka: Kafka) -> None:
 def test_a_topic_that_is_not_there_is_named(kafka: Kafka) -> None:
     with pytest.raises(DataError, match=r"none: .*Unknown topic"):
         parts([kafka.url("none")])
+    with pytest.raises(DataError, match=r"none: .*Unknown topic"):
+        check_source(kafka.url("none"))
+    url = kafka.url("numbers")
+    check_source(f"{url}/2")
+    with pytest.raises(DataError, match="no partition 3 among the 3 of the topic"):
+        check_source(f"{url}/3")
 
 
 def test_no_broker(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
