@@ -106,7 +106,8 @@ class ModelFile(UserModel):
     def apply(self, ready: pb.Start) -> None:
         train = self.config.train
         if ready.strategy == "ps":
-            for path in swap_large(self.model, train.large_embedding):
+            restored = bool(ready.cluster.restored_from)
+            for path in swap_large(self.model, train.large_embedding, restored=restored):
                 log.info("%s lives on the servers", path)
         set_defaults(self.model, train.max_rows, train.storage_dtype)
         log.info("strategy %s: %s", ready.strategy, ready.reason)

@@ -10,7 +10,7 @@ import numpy as np
 from tf_compat.embedding import TableLayer, swap
 from tf_compat.names import layers
 from torch_edl.errors import UsageError
-from torch_edl.tables.initializers import measured
+from torch_edl.tables.initializers import check_drawn, measured
 
 
 def bind(model: Any) -> list[TableLayer]:
@@ -39,15 +39,24 @@ def bind(model: Any) -> list[TableLayer]:
     return made
 
 
-def swap_large(model: Any, threshold: int) -> list[str]:
+def swap_large(model: Any, threshold: int, *, restored: bool = False) -> list[str]:
     """Replaces every ``keras.layers.Embedding`` of more than ``threshold`` elements; the paths of
     those. Layers with features that tables lack stay as they are: constraints, regularizers,
-    masks, LoRA, quantized or frozen weights."""
+    masks, LoRA, quantized or frozen weights.
+
+    Args:
+        restored: the rows come from a checkpoint or another model, whatever the weights are.
+
+    Raises:
+        UsageError: the weights of one have values that would be lost.
+    """
     swapped = []
     for path, layer in layers(model):
         if type(layer) is keras.layers.Embedding and path and _is_plain(layer):
             weights = np.asarray(layer.embeddings)
             if weights.size > threshold:
+                if not restored:
+                    check_drawn(path, weights)
                 swap(layer, measured(weights))
                 swapped.append(path)
     return swapped

@@ -6,16 +6,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from torch_edl.errors import UsageError
 from torch_edl.nn.embedding import Embedding, EmbeddingBag, Table
-from torch_edl.tables.initializers import Initializer, measured
+from torch_edl.tables.initializers import Initializer, check_drawn, measured
 
 
 def swap_large(
-    model: nn.Module, threshold: int, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    threshold: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    restored: bool = False,
 ) -> dict[str, Table]:
     """Replaces every ``nn.Embedding`` and ``nn.EmbeddingBag`` of more than ``threshold`` elements,
     and their weights in the parameter groups of the optimizer.
@@ -23,8 +29,14 @@ def swap_large(
     Modules with features that tables lack stay as they are: ``max_norm``, ``scale_grad_by_freq``,
     the mode ``max``, frozen weights, and weights that another module shares.
 
+    Args:
+        restored: the rows come from a checkpoint or another model, whatever the weights are.
+
     Returns:
         The new modules by their paths.
+
+    Raises:
+        UsageError: the weights of one have values that would be lost.
     """
     uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     swapped: dict[str, Table] = {}
@@ -32,6 +44,8 @@ def swap_large(
         if not path or not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
         if module.weight.numel() > threshold and _plain(module) and uses[id(module.weight)] == 1:
+            if not restored:
+                check_drawn(path, _drawn(module.weight.detach(), module.padding_idx))
             parent, _, name = path.rpartition(".")
             swapped[path] = _table(module)
             setattr(model.get_submodule(parent), name, swapped[path])
@@ -91,9 +105,15 @@ def _table(module: nn.Embedding | nn.EmbeddingBag) -> Table:
 
 def distribution(weight: torch.Tensor, padding_idx: int | None = None) -> Initializer:
     """The distribution that fits the rows of ``weight`` (n, dim), that of padding left out."""
+    return measured(_drawn(weight, padding_idx))
+
+
+def _drawn(weight: torch.Tensor, padding_idx: int | None) -> npt.NDArray[np.float32]:
+    """The rows that were drawn: all but that of padding, which is zero."""
     if padding_idx is not None:
         weight = weight[torch.arange(weight.shape[0]) != padding_idx]
-    return measured(weight.cpu().float().numpy())
+    drawn: npt.NDArray[np.float32] = weight.cpu().float().numpy()
+    return drawn
 
 
 def bind_tables(model: nn.Module) -> list[Table]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch_edl.errors import UsageError
 
 _SAMPLE = 65_536
+_PROBE = 1 << 20
 
 _ARGS: dict[str, dict[str, float]] = {
     "zeros": {},
@@ -86,3 +87,57 @@ def measured(weight: npt.NDArray[np.float32]) -> Initializer:
         half = 3**0.5 * std
         return Initializer("uniform", {"low": mean - half, "high": mean + half}, measured=True)
     return Initializer("normal", {"mean": mean, "std": std}, measured=True)
+
+
+def check_drawn(name: str, weight: npt.NDArray[np.float32]) -> None:
+    """Checks that rows on servers may begin as new draws, rather than as those of ``weight``.
+
+    Args:
+        weight: (n, dim), as the user's code made it.
+
+    Raises:
+        UsageError: its rows are not as independent draws of all their numbers are: they were
+            trained before, or computed.
+    """
+    if _drawn_alike(weight):
+        return
+    rows, dim = weight.shape
+    raise UsageError(
+        f"embedding {name} ({rows:,} x {dim}): its values are not random, but those of a trained "
+        "model perhaps, and parameter servers would begin with random rows instead; begin with "
+        f"saved rows by --load SOURCE, or train it as a dense parameter by --large-embedding "
+        f"{weight.size} (docs/model_file.md)"
+    )
+
+
+def _drawn_alike(weight: npt.NDArray[np.float32]) -> bool:
+    """Whether the numbers may be independent draws from one distribution.
+
+    Statistics of up to a million of them. For any such distribution three are chi-square or less,
+    and their limit is three times a bound that chance exceeds once in 1e17 (Laurent & Massart
+    2000, eq. 4.3). The last, of the lengths of rows, may be ten times its standard error.
+    """
+    rows = weight[:: max(1, weight.size // _PROBE)].astype(np.float64)
+    count, dim = rows.shape
+    rows -= rows.mean()
+    variance = float(rows.var())
+    if count < 100 or variance == 0.0:
+        return True
+    rows /= math.sqrt(variance)
+    columns = count * float((rows.mean(0) ** 2).sum())
+    pairs = count * float((np.triu(rows.T @ rows / count, 1) ** 2).sum())
+    neighbours = float((rows[1:] * rows[:-1]).mean()) ** 2 * (count - 1) * dim
+    # The mean squares of rows vary as one number does, divided by their length.
+    lengths = (rows**2).mean(1)
+    excess = float(lengths.var()) - (float((rows**4).mean()) - 1) / dim
+    noise = float((((lengths - 1) ** 2 - lengths.var()) ** 2).mean()) / count
+    return (
+        columns < _limit(dim)
+        and pairs < _limit(dim * (dim - 1) / 2)
+        and neighbours < _limit(1)
+        and bool(excess <= 0 or excess**2 < 100 * noise)
+    )
+
+
+def _limit(degrees: float) -> float:
+    return 3 * (degrees + 2 * math.sqrt(40 * degrees) + 80)

@@ -76,7 +76,10 @@ class ModelFile(UserModel):
             # Rows that decay towards zero become denormal numbers, which are many times slower.
             # Elsewhere a model gives the same bits as under `python`.
             torch.set_flush_denormal(True)
-            swapped = swap_large(self.model, train.large_embedding, self.optimizer)
+            swapped = swap_large(
+                self.model, train.large_embedding, self.optimizer,
+                restored=bool(ready.cluster.restored_from),
+            )  # fmt: skip
             for path, table in swapped.items():
                 log.info(
                     "%s lives on the servers: %s, rows start as %s",

@@ -76,7 +76,8 @@ class ScriptOnServers:
         # times slower, and which the servers do not keep either.
         torch.set_flush_denormal(True)
         train = session.config.train
-        swap_large(model, train.large_embedding, optimizer)
+        restored = bool(session.cluster.restored_from)
+        swap_large(model, train.large_embedding, optimizer, restored=restored)
         set_defaults(model, train.max_rows, train.storage_dtype)
         self._model = TorchModel(model, optimizer, scheduler)
         self._engine = ServersEngine(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,60 @@ def test_the_distribution_is_kept(
         assert found.args["high"] - found.args["low"] == pytest.approx(std * 12**0.5, rel=0.02)
     elif kind == "constant":
         assert found.args["value"] == 0.5
+
+
+def one(rows: int, dim: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(rows, dim))
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(200, 1), (5000, 16), (2000, 300)])
+@pytest.mark.parametrize(
+    "fill",
+    [
+        nn.init.normal_,
+        nn.init.uniform_,
+        nn.init.xavier_normal_,
+        nn.init.trunc_normal_,
+        nn.init.zeros_,
+        lambda w: w.exponential_(),
+        lambda w: w.bernoulli_(0.01),
+        lambda w: w.cauchy_(),
+        lambda w: w.log_normal_(0, 2),
+    ],
+)
+def test_random_rows_may_be_drawn_again(fill: Callable[[Any], object], rows: int, dim: int) -> None:
+    torch.manual_seed(0)
+    model = one(rows, dim)
+    with torch.no_grad():
+        fill(model[0].weight)
+    assert swap_large(model, 10)
+
+
+def positions(n: int, dim: int) -> torch.Tensor:
+    return torch.sin(torch.arange(n).unsqueeze(1) / 1000 ** (torch.arange(dim) / dim))
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        lambda w: w + 0.2 * torch.randn(16),
+        lambda w: w @ torch.randn(16, 16),
+        lambda w: w * torch.rand(5000, 1),
+        lambda w: torch.where(torch.arange(5000).unsqueeze(1) < 500, 2 * w, w),
+        lambda w: torch.arange(80_000.0).view(5000, 16),
+        lambda w: positions(5000, 16),
+        lambda w: w.cumsum(0),
+    ],
+)
+def test_rows_that_are_not_random_are_not_lost(
+    trained: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    torch.manual_seed(0)
+    weight = trained(torch.randn(5000, 16))
+    model = nn.ModuleDict({"word": nn.Embedding.from_pretrained(weight, freeze=False)})
+    with pytest.raises(UsageError, match=r"embedding word \(5,000 x 16\).*--load SOURCE"):
+        swap_large(model, 10)
+    assert set(swap_large(model, 10, restored=True)) == {"word"}
 
 
 class Model(nn.Module):
