@@ -31,7 +31,13 @@ from torch_edl.trainer.metrics import Meter
 from torch_edl.trainer.model_report import report_model
 from torch_edl.trainer.saver import Saver, under_torchrun
 from torch_edl.trainer.script_fitting import fit_script
-from torch_edl.trainer.user_parts import check_parts, check_tables, gate, gate_scaler
+from torch_edl.trainer.user_parts import (
+    check_companions,
+    check_parts,
+    check_schedule,
+    check_tables,
+    gate_steps,
+)
 
 if TYPE_CHECKING:
     from torch_edl.preprocessing import Columns
@@ -56,6 +62,7 @@ class Job:
         self._check_every = check_every
         self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
         self._part: ScriptInRing | ScriptOnServers | None = None
+        self._unscheduled: list[torch.optim.Optimizer] = []
         self.meter = Meter()
         rendezvous: RingRendezvous | None = None
         if session is not None:
@@ -189,7 +196,8 @@ class Job:
         Args:
             model: the model, on its device. Parameters that require gradients now are trained.
             optimizer: the optimizer, or a list of optimizers.
-            scheduler: scheduler of learning rates; its steps count when the update counts.
+            scheduler: scheduler of learning rates, or a list of them; steps count when the update
+                counts.
             scaler: a ``torch.amp.GradScaler``.
 
         Raises:
@@ -203,17 +211,19 @@ class Job:
             self._part.close()
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         check_parts(model, optimizers, alone=self._rendezvous is None)
+        schedulers = check_companions(scheduler, scaler)
+        self._unscheduled = [] if schedulers else optimizers
         given = tuple(part for part in (model, optimizer, scheduler, scaler) if part is not None)
         if self._session is not None and self._session.config.train.strategy != "allreduce":
             report = report_model(model, optimizers[0])
             with self.ending.dismissal():
                 ready = self._session.start(report)
             if ready.strategy == "ps":
-                self._part = self._serve(self._session, model, optimizers, scheduler)
+                self._part = self._serve(self._session, model, optimizers, schedulers)
                 return given
         if self._saver.keeps:
             check_tables(model)
-        stateful = [part for part in (scheduler, scaler) if part is not None]
+        stateful = schedulers if scaler is None else [*schedulers, scaler]
         engine = RingEngine(
             TorchModel(Replica(model, optimizers, stateful)),
             self._rendezvous,
@@ -221,10 +231,7 @@ class Job:
             on_resize=self._on_resize,
             checkpoint=self._saver.newest,
         )
-        if scheduler is not None:
-            gate(scheduler, ("step",), engine)
-        if scaler is not None:
-            gate_scaler(scaler, engine)
+        gate_steps(schedulers, scaler, engine)
         self._part = ScriptInRing(
             engine, self._rendezvous, self._session, self._saver, self.meter, self.ending
         )
@@ -235,18 +242,20 @@ class Job:
         session: MasterSession,
         model: nn.Module,
         optimizers: list[torch.optim.Optimizer],
-        scheduler: Any,
+        schedulers: list[Any],
     ) -> ScriptOnServers:
-        if len(optimizers) != 1:
-            raise UsageError(
-                f"prepare(): {len(optimizers)} optimizers; parameter servers run one, "
-                "use --strategy allreduce"
-            )
+        for what, parts in (("optimizers", optimizers), ("schedulers", schedulers)):
+            if len(parts) > 1:
+                raise UsageError(
+                    f"prepare(): {len(parts)} {what}; parameter servers run one, "
+                    "use --strategy allreduce"
+                )
         self._saver.leave_to_servers(session.config.checkpoint)
         # Imported here, since rings do not need it.
         from torch_edl.trainer.on_servers import ScriptOnServers
 
         assert self._rendezvous is not None
+        scheduler = schedulers[0] if schedulers else None
         return ScriptOnServers(
             session, model, optimizers[0], scheduler, self._rendezvous, self.meter, self.ending
         )
@@ -324,7 +333,9 @@ class Job:
 
     def batches(self, loader: Loader) -> Generator[Any]:
         with self.ending.dismissal():
-            yield from self._prepared().batches(loader)
+            part = self._prepared()
+            check_schedule(self._unscheduled)
+            yield from part.batches(loader)
 
     def _prepared(self) -> ScriptInRing | ScriptOnServers:
         if self._part is None:

@@ -51,6 +51,46 @@ def check_parts(model: Any, optimizers: Sequence[Any], *, alone: bool = True) ->
             )
 
 
+def check_companions(scheduler: Any, scaler: Any) -> list[Any]:
+    """The schedulers that were given: none, one, or a list of them.
+
+    Raises:
+        UsageError: what is given as a scheduler or as the scaler is something else.
+    """
+    given = [] if scheduler is None else [scheduler]
+    schedulers = list(scheduler) if isinstance(scheduler, list | tuple) else given
+    for each in schedulers:
+        is_other = isinstance(each, torch.optim.Optimizer) or hasattr(each, "scale")
+        if is_other or not (hasattr(each, "step") and hasattr(each, "state_dict")):
+            raise UsageError(
+                f"scheduler: expected a scheduler such as torch.optim.lr_scheduler.StepLR, not "
+                f"{type(each).__name__}; write prepare(model, [first, second]) for several "
+                "optimizers, and prepare(model, optimizer, scaler=scaler) for a scaler"
+            )
+    if scaler is not None and not all(hasattr(scaler, m) for m in ("scale", "unscale_", "step")):
+        raise UsageError(
+            f"scaler: expected a torch.amp.GradScaler, not {type(scaler).__name__}; write "
+            "prepare(model, optimizer, scheduler, scaler)"
+        )
+    return schedulers
+
+
+def check_schedule(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises UsageError if an optimizer has a scheduler, where ``prepare`` was given none.
+
+    Processes that join late, batches that are repeated, checkpoints and parameter servers need it.
+    """
+    for optimizer in optimizers:
+        # Schedulers of torch wrap the method, whenever they are made.
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            raise UsageError(
+                f"{type(optimizer).__name__} has a scheduler of learning rates that the job does "
+                "not know, so that its state would differ from process to process; make it before "
+                "and write job.prepare(model, optimizer, scheduler), or ElasticTrainer(..., "
+                "scheduler=scheduler)"
+            )
+
+
 def check_tables(model: nn.Module) -> None:
     """Raises UsageError if a checkpoint of this process would lack a part of the model."""
     for path, module in model.named_modules():
@@ -110,8 +150,13 @@ def fresh_metrics(metrics: Mapping[str, Any], device: torch.device) -> dict[str,
     return made
 
 
-def gate_scaler(scaler: Any, engine: RingEngine) -> None:
-    """See :func:`gate`; a scaler may leave the optimizer's step out."""
+def gate_steps(schedulers: Sequence[Any], scaler: Any, engine: RingEngine) -> None:
+    """Makes schedulers and a scaler (None: there is none) act only when the update does that their
+    call belongs to. A scaler may leave the optimizer's step out."""
+    for scheduler in schedulers:
+        _gate(scheduler, ("step",), engine)
+    if scaler is None:
+        return
     step = scaler.step
 
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -119,11 +164,10 @@ def gate_scaler(scaler: Any, engine: RingEngine) -> None:
         return step(*args, **kwargs)
 
     scaler.step = noted
-    gate(scaler, ("step", "update", "unscale_"), engine)
+    _gate(scaler, ("step", "update", "unscale_"), engine)
 
 
-def gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
-    """Makes methods act only when the update does that they belong to."""
+def _gate(part: Any, names: tuple[str, ...], engine: RingEngine) -> None:
     for name in names:
         setattr(part, name, _gated(getattr(part, name), engine))
     # The state of a scheduler is all that it has as attributes.

@@ -96,6 +96,49 @@ def test_a_schedule_counts_updates_and_its_state_can_be_pickled(jobs: Any, tmp_p
     torch.save(scheduler.state_dict(), tmp_path / "scheduler.pt")
 
 
+def test_two_optimizers_may_have_a_scheduler_each(jobs: Any) -> None:
+    job = jobs()
+    model = Count(16, 8)
+    optimizers = [torch.optim.SGD([model.w], lr=1.0), torch.optim.SGD([model.w], lr=0.0)]
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 1) for each in optimizers]
+    assert job.prepare(model, optimizers, schedulers) == (model, optimizers, schedulers)
+    for (batch,) in job.loader(numbers(16), batch_size=4, global_batch_size=8):
+        train(model, optimizers[0], batch)
+        for each in schedulers:
+            each.step()
+    assert [each.last_epoch for each in schedulers] == [2, 2]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_scheduler_that_the_job_was_not_given_is_refused(jobs: Any, when: str) -> None:
+    job = jobs()
+    model = Count(16, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if when == "before":
+        torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    job.prepare(model, optimizer)
+    if when == "after":
+        torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    with pytest.raises(UsageError, match=r"SGD has a scheduler.*prepare\(model, optimizer, sched"):
+        next(iter(job.loader(numbers(16), batch_size=4)))
+
+
+def test_parts_in_the_wrong_place_are_refused(jobs: Any) -> None:
+    job = jobs()
+    model = Count(16, 8)
+    first, second = (torch.optim.SGD(model.parameters(), lr=1.0) for _ in "ab")
+    scaler = torch.amp.GradScaler("cpu")
+    scheduler = torch.optim.lr_scheduler.StepLR(first, 10)
+    for given, wrong in (
+        ((second,), r"not SGD; write prepare\(model, \[first, second\]\)"),
+        ((scaler,), "not GradScaler; .*scaler=scaler"),
+        (([scheduler, 3],), "not int"),
+        ((scheduler, scheduler), "scaler: expected a torch.amp.GradScaler, not StepLR"),
+    ):
+        with pytest.raises(UsageError, match=wrong):
+            job.prepare(model, first, *given)
+
+
 def test_metrics_are_weighted_and_also_of_a_batch_before_a_break(jobs: Any) -> None:
     job = jobs()
     model, optimizer = counted(10, 4, job)
