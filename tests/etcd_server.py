@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.debian_package import require_package
+from tests.waiting import HANG_S
 
 
 def require_etcd() -> None:
@@ -86,7 +87,7 @@ class Etcd:
             handlers.append(urllib.request.HTTPSHandler(context=self._context))
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url_scheme}://{self.endpoint}{path}", content)
-        with urllib.request.build_opener(*handlers).open(request, timeout=5) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=HANG_S) as answer:
             found: bytes = answer.read()
             return found
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
+from tests.waiting import HANG_S
+
 
 class Kafka:
     """The process of a broker with some topics.
@@ -44,7 +46,7 @@ class Kafka:
     def produce(self, topic: str, partition: int, values: Iterable[bytes]) -> None:
         """Appends messages, and waits until the broker has them."""
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 1, "log_level": 0})
-        producer.list_topics(topic, timeout=30)  # which makes it
+        producer.list_topics(topic, timeout=HANG_S)  # which makes it
         for value in values:
             producer.produce(topic, value, partition=partition)
             producer.poll(0)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 
 def require_packages(names: Sequence[str]) -> None:
     """Skips the test where one is missing; `make install-all` installs them."""
@@ -56,7 +58,9 @@ class ObjectServer:
 
     def _answers(self) -> bool:
         try:
-            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.url, timeout=5)
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                self.url, timeout=HANG_S
+            )
         except urllib.error.HTTPError:
             return True
         except OSError:

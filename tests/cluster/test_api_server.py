@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kubernetes.client.exceptions import ApiException  # noqa: E402
 from kubernetes.stream import portforward  # noqa: E402
 
 from tests.cluster.cluster import Cluster  # noqa: E402
+from tests.waiting import HANG_S, wait_for  # noqa: E402
 
 JSON = dict[str, Any]
 
@@ -72,13 +72,6 @@ def config_map(name: str, data: JSON, owner: Any = None) -> JSON:
              "uid": owner.metadata.uid}
         ]  # fmt: skip
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_an_object_is_created_read_changed_and_deleted(
@@ -245,7 +238,7 @@ def test_a_watch_is_cut_and_falls_silent_as_ordered(
     cluster.control("watches", silent=False)
     wait_for(lambda: seen == ["a"])
     cluster.control("watches", drop=True)
-    thread.join(20)
+    thread.join(HANG_S)
     assert seen[1:] == ["ProtocolError"]
 
 

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 COUNTING = ROOT / "examples" / "counting"
@@ -48,7 +49,7 @@ def edl(cluster: Cluster, *words: str) -> str:
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "torch_edl.cli", *words],
-        env=env, capture_output=True, text=True, timeout=110,
+        env=env, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, f"{words}:\n{done.stdout}{done.stderr}{cluster.report()}"
     return done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("kubernetes", reason="pip install torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.waiting import wait_for
 from torch_edl.config import KubernetesConfig
 from torch_edl.kubernetes import names
 from torch_edl.kubernetes.api import Api
@@ -28,7 +29,6 @@ from torch_edl.processes.spec import (
 
 JSON = dict[str, Any]
 JOB = "ctr"
-IN_TIME_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -101,28 +101,20 @@ def pod_name(id: int, role: str = "worker", incarnation: str = "ab") -> str:
     return names.pod(JOB, role, id, incarnation)
 
 
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + IN_TIME_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
-    return found
-
-
 def hear(launcher: KubernetesLauncher, kind: type[ProcessEvent], id: int = 0) -> Any:
     """The next event of a kind about a process; others are dropped."""
 
     def look() -> list[ProcessEvent]:
         return [e for e in launcher.poll() if isinstance(e, kind) and e.id == id]
 
-    return until(look)[0]
+    return wait_for(look)[0]
 
 
 def test_pods_are_made_at_once_and_run_where_there_is_room(place: Place) -> None:
     launcher = place.launcher()
     for id in range(10):
         assert launcher.start(spec(id)) == 0
-    until(lambda: len(place.pods()) == 10)
+    wait_for(lambda: len(place.pods()) == 10)
     events: list[Any] = []
 
     def run() -> list[ProcessRuns]:
@@ -131,7 +123,7 @@ def test_pods_are_made_at_once_and_run_where_there_is_room(place: Place) -> None
     def wait() -> list[ProcessWaits]:
         return [e for e in events if isinstance(e, ProcessWaits) and not e.placed]
 
-    until(lambda: events.extend(launcher.poll()) or (len(run()) == 8 and len(wait()) >= 2))
+    wait_for(lambda: events.extend(launcher.poll()) or (len(run()) == 8 and len(wait()) >= 2))
     assert all(event.node == "node-a" for event in run())
     late = {e.id for e in wait()} - {e.id for e in run()}
     assert len(late) == 2
@@ -139,7 +131,7 @@ def test_pods_are_made_at_once_and_run_where_there_is_room(place: Place) -> None
     # Those that wait run when there is room.
     first = run()[0].id
     launcher.stop("worker", first, grace_s=0)
-    until(lambda: events.extend(launcher.poll()) or len(run()) == 9)
+    wait_for(lambda: events.extend(launcher.poll()) or len(run()) == 9)
     assert run()[8].id in late
 
 
@@ -183,7 +175,7 @@ def test_a_pod_that_is_stopped_has_ended_as_asked(place: Place) -> None:
     exit = hear(launcher, ProcessExit)
     assert exit.was_terminated
     assert not exit.was_taken
-    until(lambda: launcher.poll() is not None and place.pods() == {})
+    wait_for(lambda: launcher.poll() is not None and place.pods() == {})
 
 
 def test_a_pod_that_is_stopped_before_it_is_made_leaves_nothing(place: Place) -> None:
@@ -192,14 +184,14 @@ def test_a_pod_that_is_stopped_before_it_is_made_leaves_nothing(place: Place) ->
         launcher.start(spec(id))
         launcher.stop("worker", id, grace_s=0)
     exits: list[ProcessEvent] = []
-    until(lambda: exits.extend(launcher.poll()) or len(exits) == 10)
+    wait_for(lambda: exits.extend(launcher.poll()) or len(exits) == 10)
     assert all(isinstance(e, ProcessExit) and e.was_terminated for e in exits)
     assert place.pods() == {}
 
 
 def test_a_create_whose_answer_was_lost_finds_its_pod(place: Place) -> None:
     place.launcher().start(spec(0))
-    until(place.pods)
+    wait_for(place.pods)
     [uid] = [pod["metadata"]["uid"] for pod in place.pods().values()]
     other = place.launcher()  # as after a crash: the create is made again
     other.start(spec(0))
@@ -215,7 +207,7 @@ def test_a_server_without_time_is_asked_again_when_it_says(place: Place) -> None
     waits = hear(launcher, ProcessWaits)
     assert "no pod yet" in waits.why
     assert waits.placed
-    until(place.pods)
+    wait_for(place.pods)
     assert time.monotonic() - began >= 1.0
 
 
@@ -228,7 +220,7 @@ def test_a_quota_is_waited_for(place: Place) -> None:
     waits = hear(launcher, ProcessWaits)
     assert not waits.placed
     assert "exceeded quota: compute" in waits.why
-    until(place.pods)
+    wait_for(place.pods)
 
 
 def test_a_missing_permission_is_refused_at_once(place: Place) -> None:
@@ -245,7 +237,7 @@ def test_a_watch_that_breaks_misses_nothing(place: Place) -> None:
     launcher = place.launcher()
     for id in range(3):
         launcher.start(spec(id))
-    until(lambda: len(place.pods()) == 3)
+    wait_for(lambda: len(place.pods()) == 3)
     hear(launcher, ProcessRuns, 1)
     place.cluster.control("fail", verb="watch", resource="pods", code=410, count=2)
     place.cluster.control("watches", drop=True)
@@ -258,7 +250,7 @@ def test_the_next_master_takes_over_what_is_there(place: Place) -> None:
     first = place.launcher()
     for id in range(5):
         first.start(spec(id, "exit 7" if id == 1 else "exec sleep 1000"))
-    until(lambda: len(place.pods()) == 5)
+    wait_for(lambda: len(place.pods()) == 5)
     first.close()
     for id in (2, 4):
         place.api.delete("Pod", pod_name(id), grace_s=0)
@@ -272,7 +264,7 @@ def test_the_next_master_takes_over_what_is_there(place: Place) -> None:
     def heard(kind: type[ProcessEvent]) -> dict[tuple[str, int], Any]:
         return {(e.role, e.id): e for e in events if isinstance(e, kind)}
 
-    until(
+    wait_for(
         lambda: (
             events.extend(second.poll())
             or (len(heard(ProcessRuns)) >= 2 and len(heard(ProcessExit)) == 2)
@@ -284,7 +276,7 @@ def test_the_next_master_takes_over_what_is_there(place: Place) -> None:
     assert exits["worker", 4].was_taken
     second.rename("worker", 0, "ps", 1)
     place.api.delete("Pod", pod_name(0), grace_s=0)
-    exit = until(lambda: [e for e in second.poll() if isinstance(e, ProcessExit)])[0]
+    exit = wait_for(lambda: [e for e in second.poll() if isinstance(e, ProcessExit)])[0]
     assert (exit.role, exit.id) == ("ps", 1)
     assert second.log_path("ps", 1) == f"pod/{pod_name(0)}"
 
@@ -293,7 +285,7 @@ def test_pods_of_an_earlier_life_of_the_job_are_deleted(place: Place) -> None:
     old = place.launcher(incarnation="old")
     for id in range(3):
         old.start(spec(id, "exit 1" if id == 2 else "exec sleep 1000"))
-    until(lambda: len(place.pods()) == 3)
+    wait_for(lambda: len(place.pods()) == 3)
     hear(old, ProcessExit, 2)
     old.close()
     new = place.launcher(incarnation="new")
@@ -301,7 +293,7 @@ def test_pods_of_an_earlier_life_of_the_job_are_deleted(place: Place) -> None:
     new_name = pod_name(0, incarnation="new")
     # What has ended is left for its log.
     wanted = {new_name, pod_name(2, incarnation="old")}
-    until(lambda: new.poll() is not None and place.pods().keys() == wanted)
+    wait_for(lambda: new.poll() is not None and place.pods().keys() == wanted)
 
 
 def test_everything_is_ended_at_the_end(place: Place) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from tests.cluster.cluster import ROOT
+from tests.waiting import HANG_S
 
 _POD_AFTER_PODS = """
 import json, subprocess
@@ -28,7 +29,7 @@ print(*seen)
 def test_pods_that_come_and_go_do_not_move_the_api_server(machine: None) -> None:
     """A pod that knows where to send to goes on to send there."""
     found = subprocess.run(
-        [sys.executable, "-c", _POD_AFTER_PODS], cwd=ROOT, text=True, check=True, timeout=60,
+        [sys.executable, "-c", _POD_AFTER_PODS], cwd=ROOT, text=True, check=True, timeout=HANG_S,
         capture_output=True,
     )  # fmt: skip
     assert len(found.stdout.split()) == 1, found.stdout

@@ -16,6 +16,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
 from tests.cluster.cluster import Cluster
+from tests.waiting import HANG_S
 
 JSON = dict[str, Any]
 SLEEP = ["python", "-S", "-c", "import time; time.sleep(1000)"]
@@ -65,7 +66,7 @@ class Pods:
         return found[0] if found else None
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_S
         while not condition():
             if time.monotonic() > deadline:
                 pytest.fail(f"it did not come about:\n{self.cluster.report()}")
@@ -173,7 +174,7 @@ def test_a_pod_is_asked_to_end_and_then_killed(pods: Pods) -> None:
         "print(1, flush=True)\n"
         "time.sleep(1000)"
     )
-    pods.start("polite", ["python", "-S", "-c", polite], terminationGracePeriodSeconds=30)
+    pods.start("polite", ["python", "-S", "-c", polite], terminationGracePeriodSeconds=1000)
     # Process 1 without a handler takes no SIGTERM; what becomes process 1 does, before.
     deaf = "import time; print(1, flush=True); time.sleep(1000)"
     pods.start("deaf", ["python", "-S", "-c", deaf], terminationGracePeriodSeconds=1)
@@ -183,7 +184,6 @@ def test_a_pod_is_asked_to_end_and_then_killed(pods: Pods) -> None:
     for name in ("polite", "deaf"):
         pods.core.delete_namespaced_pod(name, pods.namespace)
     pods.wait_for(lambda: pods.is_gone("polite"))
-    assert time.monotonic() - began < 10
     pods.wait_for(lambda: pods.is_gone("deaf"))
     assert time.monotonic() - began >= 1
 

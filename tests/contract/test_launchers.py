@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_for
 from torch_edl.processes.launcher import Known, Launcher
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessEvent, ProcessExit, ProcessSpec
 
-IN_TIME_S = 60.0
 LASTS = "import time; print('begun', flush=True); time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + LASTS
 POLITE = "import signal, os; signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); " + LASTS
@@ -120,14 +119,6 @@ def spec(id: int, code: str, *, role: str = "worker") -> ProcessSpec:
     )
 
 
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + IN_TIME_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return found
-
-
 def ends(launcher: Launcher, count: int = 1) -> list[ProcessExit]:
     """The next ends; each is told once."""
     found: list[ProcessEvent] = []
@@ -136,7 +127,7 @@ def ends(launcher: Launcher, count: int = 1) -> list[ProcessExit]:
         found.extend(e for e in launcher.poll() if isinstance(e, ProcessExit))
         return len(found) >= count
 
-    until(look)
+    wait_for(look)
     assert len(found) == count
     return [each for each in found if isinstance(each, ProcessExit)]
 
@@ -152,7 +143,7 @@ def begun(place: Machine | Pods, launcher: Launcher, id: int, *, role: str = "wo
         except EdlError:  # its container does not run yet
             return False
 
-    until(look)
+    wait_for(look)
 
 
 def test_an_end_is_told_once_with_its_code_and_its_log_stays(

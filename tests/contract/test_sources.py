@@ -27,6 +27,7 @@ from tests.contract.source_cases import (
     rows,
     written,
 )
+from tests.waiting import HANG_S
 from torch_edl.data.sources import Source, concat, open_source, take
 from torch_edl.data.sources.files import index as index_module
 from torch_edl.errors import DataError
@@ -132,7 +133,7 @@ def test_threads_share_a_source(case: Case, tmp_path: Path) -> None:
 
     def read(seed: int) -> int:
         chance = random.Random(seed)
-        together.wait(timeout=30)
+        together.wait(timeout=HANG_S)
         for _ in range(40):
             start, end = sorted((chance.randint(0, COUNT), chance.randint(0, COUNT)))
             assert rows(source.read(start, end)) == expected[start:end]

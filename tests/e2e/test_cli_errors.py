@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 MODEL = """
 def model(): ...
 def loss(labels, predictions): ...
@@ -41,7 +43,7 @@ def torch_edl(
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

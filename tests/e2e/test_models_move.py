@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from tests.waiting import HANG_S
+
 # Counts: after n epochs from scratch every weight is n times the records that it saw.
 MODEL = """
 import numpy as np, torch
@@ -52,7 +54,7 @@ class Shell:
     def __call__(self, *args: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "torch_edl.cli", *args],
-            cwd=self.folder, capture_output=True, text=True, timeout=100,
+            cwd=self.folder, capture_output=True, text=True, timeout=HANG_S,
             env={**os.environ, "TORCH_EDL_HOME": str(self.folder / "home")},
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

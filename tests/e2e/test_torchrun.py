@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+
+from tests.waiting import HANG_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 GANG = Path(__file__).with_name("scripts") / "gang.py"
@@ -30,15 +30,6 @@ _OF_THE_RUN = {
     "TORCHINDUCTOR_CACHE_DIR",
     "KINETO_DAEMON_INIT_DELAY_S",
 }
-
-
-def wait_for(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> Any:
-    """What ``condition`` returns once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
 
 
 class Launches:
@@ -72,7 +63,7 @@ class Launches:
 
     def finish(self, *words: str, **env: str) -> tuple[int, str, str]:
         process = self.start(*words, **env)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=HANG_S)
         return process.returncode, out, err
 
     def gangs(self) -> dict[int, dict[str, str]]:
@@ -227,6 +218,6 @@ def test_torchrun_agents_meet_at_our_rendezvous(launches: Launches) -> None:
 
     (launches.out / "stop").touch()
     for process in agents:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, err[-3000:]
     wait_for(lambda: not launches.left())

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests.faults.ring.network import Network
+from tests.waiting import HANG_S
 from torch_edl.wire.endpoint import free_port
 
 SCRIPT = Path(__file__).parents[1] / "faults" / "counting_on_servers.py"
@@ -205,12 +206,12 @@ def test_an_agent_with_another_token_ends_at_once_and_harms_nobody(machines: Mac
     first = machines.start(0)
     machines.wait_for(lambda: "waiting for machines" in machines.log(0).read_text())
     stranger = machines.start(1, token=secrets.token_urlsafe(32))
-    assert stranger.wait(100) != 0
+    assert stranger.wait(HANG_S) != 0
     assert "the certificate of what listens there is not of TORCH_EDL_TOKEN" in (
         text := machines.log(1).read_text()
     ), text
     weak = machines.start(1, token="only for this test")
-    assert weak.wait(100) == 2
+    assert weak.wait(HANG_S) == 2
     assert "openssl rand -base64 32" in machines.log(1).read_text()
     assert first.poll() is None
     machines.gate.touch()

@@ -21,6 +21,7 @@ import grpc
 import psutil
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
 from torch_edl.wire.channel import Stub
@@ -65,7 +66,7 @@ class Job:
             if self._stub is None:
                 where = json.loads((self.folder / "master.json").read_text())
                 self._stub = Stub(services.MASTER, where["address"], where["token"])
-            status: pb.GetStatusResponse = self._stub.call(pb.GetStatusRequest(), timeout_s=5)
+            status: pb.GetStatusResponse = self._stub.call(pb.GetStatusRequest(), timeout_s=HANG_S)
             return status
         except (OSError, grpc.RpcError):
             return pb.GetStatusResponse()
@@ -87,6 +88,11 @@ class Job:
             ):
                 found.append(process.pid)
         return found
+
+    def running(self, role: str) -> set[int]:
+        """The pids of processes that run, as the job tells."""
+        found = self.status().processes
+        return {p.pid for p in found if p.role == role and p.state == "running"}
 
     def kill(self, role: str, count: int = 1) -> None:
         """SIGKILL to so many of them."""
@@ -156,7 +162,7 @@ class ModelJob(Job):
     def scale(self, option: str, number: int) -> None:
         """`torch-edl scale`, once a master takes it."""
         words = [*EDL, "scale", self.name, option, str(number)]
-        self.wait_for(lambda: not subprocess.run(words, env=self.env, timeout=60).returncode)
+        self.wait_for(lambda: not subprocess.run(words, env=self.env, timeout=HANG_S).returncode)
 
     def summary(self) -> dict[str, Any]:
         """What `--summary` wrote."""
@@ -171,7 +177,7 @@ class ModelJob(Job):
         """The output has counted every record exactly once, by dense and by rows."""
         words = [sys.executable, str(COUNTING / "check.py"), str(self.output), str(self._data)]
         words += ["--quorum", str(self._quorum)]
-        checked = subprocess.run(words, capture_output=True, text=True, timeout=30)
+        checked = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
         assert checked.returncode == 0, f"{checked.stdout}{checked.stderr}\n{self.report()}"
 
 
@@ -199,7 +205,7 @@ def start_job(tmp_path: Path, jobs: contextlib.ExitStack) -> Callable[..., Model
     ) -> ModelJob:
         prepare = [sys.executable, str(COUNTING / "prepare.py"), str(tmp_path)]
         prepare += ["--records", str(records), "--files", "3"]
-        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL, timeout=30)
+        subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL, timeout=HANG_S)
         given = [str(tmp_path / "checkpoints") if flag == "DIR" else flag for flag in flags]
         given = ["--spares", "0", *given]
         where = data or str(tmp_path / "data-*.parquet")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import EDL, ModelJob
+from tests.waiting import HANG_S
 
 FLAGS = ["--workers", "2", "--ps", "2", "--batch-size", "8", "--records-per-task", "64"]
 Start = Callable[..., ModelJob]
@@ -38,7 +39,7 @@ def test_what_it_did_is_told_and_judged(start_job: Start) -> None:
     process = chaos(job, "--plan", str(plan), "--json")
     job.wait_for(lambda: any("the last fault is over" in text for text in events(job)))
     job.go_on()
-    out, told = process.communicate(timeout=60)
+    out, told = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, f"{out}{told}\n{job.report()}"
     verdict = json.loads(out)
     assert verdict["held"]
@@ -59,7 +60,7 @@ def _ctrl_c_continues_what_is_paused(job: ModelJob) -> None:
     process = chaos(job, "--pause", "worker=2:60s", "--every", "200ms", "--for", "60s")
     job.wait_for(lambda: stopped() == 2)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert "2 worker" in out
     assert stopped() == 0
@@ -73,7 +74,7 @@ def test_servers_that_keep_checkpoints_only(start_job: Start) -> None:
     process = chaos(job, "--kill", "ps=1", "--every", "500ms", "--for", "500ms")
     job.wait_for(lambda: any("the last fault is over" in text for text in events(job)))
     job.go_on()
-    out, told = process.communicate(timeout=60)
+    out, told = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, f"{out}{told}\n{job.report()}"
     assert "warning: --durability checkpoint: each kill of a server restores all" in told
     assert "rolled back 1 times, " in out
@@ -124,7 +125,7 @@ def test_jobs_that_cannot_be_hurt(start_job: Start, home: dict[str, str]) -> Non
 
     def refused(job: str, role: str) -> str:
         words = [*EDL, "chaos", job, "--kill", f"{role}=1"]
-        done = subprocess.run(words, env=home, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(words, env=home, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == 2, done.stderr
         return done.stderr
 

@@ -11,12 +11,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.conftest import EDL, ModelJob
+from tests.waiting import HANG_S
 
 TASKS = ["--batch-size", "8", "--records-per-task", "64"]
 
 
 def torch_edl(job: ModelJob, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*EDL, *words], env=job.env, capture_output=True, text=True, timeout=100)
+    return subprocess.run(
+        [*EDL, *words], env=job.env, capture_output=True, text=True, timeout=HANG_S
+    )
 
 
 @pytest.mark.parametrize(

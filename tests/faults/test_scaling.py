@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.conftest import EDL, ModelJob
+from tests.waiting import HANG_S
 
 RECORDS = 1000
 # In order, so that the record at which the data stop comes last.
@@ -24,7 +25,7 @@ KEEP = ["--checkpoint-every", "20", "--checkpoint-dir", "DIR"]
 def scale(job: ModelJob, *words: object) -> str:
     """`torch-edl scale`; what it says."""
     command = [*EDL, "scale", job.name, *map(str, words)]
-    done = subprocess.run(command, env=job.env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, env=job.env, capture_output=True, text=True, timeout=HANG_S)
     return done.stdout + done.stderr
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.conftest import EDL, ModelJob
 from tests.faults.storms import storm
+from tests.waiting import HANG_S
 
 DELAY_S = 0.04  # of a minibatch
 KINDS = [
@@ -68,7 +69,7 @@ def test_every_record_counts_once(
     events = job.folder / "events.jsonl"
     job.wait_for(lambda: _OVER in events.read_text() or chaos.poll() is not None, for_s + 60)
     job.go_on()
-    out, told = chaos.communicate(timeout=90)
+    out, told = chaos.communicate(timeout=HANG_S)
     assert chaos.returncode == 0, f"{what}\n{out}{told}\n{job.report()}"
     verdict = json.loads(out)
     assert verdict["kills"]

@@ -17,6 +17,7 @@ import pytest
 
 from tests.etcd_server import Etcd
 from tests.faults.conftest import ModelJob
+from tests.waiting import HANG_S
 from torch_edl.jobs.master_process import SUPERSEDED
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -39,7 +40,7 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         with contextlib.closing(self._stub), contextlib.suppress(grpc.RpcError):
-            self.leases.extend(self._stub.call(pb.LeaseRequest(want=4), timeout_s=60).leases)
+            self.leases.extend(self._stub.call(pb.LeaseRequest(want=4), timeout_s=HANG_S).leases)
 
 
 def address_of(job: ModelJob) -> tuple[str, str]:
@@ -80,12 +81,12 @@ def test_it_leases_nothing_when_it_wakes_up(
             assert job.finish() == 1
             assert f"exit code {SUPERSEDED}" in job.log.read_text()
             assert theirs & set(job.pids("worker") + job.pids("ps")), job.report()
-            asking.join(60)
+            asking.join(HANG_S)
             assert not asking.leases
             job.go_on()
             while second.poll() is None:  # it waits until somebody has seen the end
                 with contextlib.suppress(grpc.RpcError):
-                    successor.call(pb.GetStatusRequest(), timeout_s=5)
+                    successor.call(pb.GetStatusRequest(), timeout_s=HANG_S)
                 time.sleep(0.1)
     finally:
         second.kill()

@@ -15,6 +15,7 @@ import pytest
 
 from tests.tf_compat.installed import keras, tf
 from tests.tf_compat.members import first_ring, keras_engine, part, run, together
+from tests.waiting import HANG_S
 from tf_compat.replica import Replica
 from tf_compat.step import Step, body
 from tf_compat.trained import Trained
@@ -163,7 +164,7 @@ def test_a_broken_step_changes_nothing_and_is_taken_again(office: Callable[..., 
         engine, _, compute = one.members[1]
         engine.join()
         run(engine, compute, part(0, 8, batch(1, 4), 4))
-        undone.wait(30)
+        undone.wait(HANG_S)
         engine.membership.interrupt(1)
 
     def stays() -> None:

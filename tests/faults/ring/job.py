@@ -33,6 +33,7 @@ from tests.faults.ring.plan import (
     Signal,
     StartAgent,
 )
+from tests.waiting import HANG_S
 
 SCRIPT = Path(__file__).parents[1] / "counting_script.py"
 HEARTBEAT_TIMEOUT_S = 3.0
@@ -237,7 +238,7 @@ class RingJob:
         self._scaled = True
         subprocess.run(
             [sys.executable, "-m", "torch_edl.cli", "scale", "ring", "--workers", str(workers)],
-            env=self._env, check=not self.over(), timeout=30,
+            env=self._env, check=not self.over(), timeout=HANG_S,
         )  # fmt: skip
         self._wait_for_world(workers)
 

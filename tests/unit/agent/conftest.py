@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import HANG_S, wait_for
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -24,21 +24,12 @@ WORKER = Path(__file__).with_name("programs") / "worker.py"
 TOKEN = "secret"
 
 
-def wait_for(condition: Callable[[], Any], *, timeout_s: float = 90.0) -> Any:
-    """What ``condition`` returns once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-    return found
-
-
 class ScriptedMaster:
     """Answers agents over real gRPC as a test says, and keeps what they told."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._told: list[tuple[float, pb.AgentReportRequest]] = []
+        self._told: list[pb.AgentReportRequest] = []
         self.answer = pb.AgentReportResponse(nodes=1)
         self.stops: list[str] = []
         handlers = dict.fromkeys(services.methods(services.MASTER), _refuse)
@@ -52,25 +43,21 @@ class ScriptedMaster:
         )
 
     @property
-    def told(self) -> list[tuple[float, pb.AgentReportRequest]]:
+    def told(self) -> list[pb.AgentReportRequest]:
         with self._lock:
             return list(self._told)
 
-    def ends(self) -> dict[int, tuple[float, int]]:
-        """When each worker's end was first told, and its code, by pid."""
-        found: dict[int, tuple[float, int]] = {}
-        for when, request in self.told:
-            for worker in request.workers:
-                if worker.exited:
-                    found.setdefault(worker.pid, (when, worker.code))
-        return found
+    def ends(self) -> dict[int, int]:
+        """The codes of the workers whose end was told, by pid."""
+        workers = [worker for request in self.told for worker in request.workers]
+        return {worker.pid: worker.code for worker in workers if worker.exited}
 
     def close(self) -> None:
         self._server.stop(grace=None).wait()
 
     def _report(self, request: pb.AgentReportRequest, _: Any) -> pb.AgentReportResponse:
         with self._lock:
-            self._told.append((time.monotonic(), request))
+            self._told.append(request)
         answer = pb.AgentReportResponse()
         answer.CopyFrom(self.answer)
         answer.master_addr, answer.master_port = request.address, request.port
@@ -115,7 +102,7 @@ class RunningAgent:
 
     def finish(self) -> tuple[int, str, str]:
         """Exit code, stdout and stderr, once it has ended."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, out, err
 
 

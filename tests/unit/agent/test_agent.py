@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.conftest import RunningAgent, ScriptedMaster, is_running, wait_for
+from tests.unit.agent.conftest import RunningAgent, ScriptedMaster, is_running
+from tests.waiting import wait_for
 from torch_edl.wire import master_pb2 as pb
 
 Start = Callable[..., RunningAgent]
@@ -41,31 +41,28 @@ def test_workers_get_the_environment_of_torchrun_and_ours(
             "TORCH_EDL_TOKEN": "secret",
         }
         assert {name: env.get(name) for name in expected} == expected
-        assert env["TORCH_EDL_NODE"] == master.told[0][1].node
+        assert env["TORCH_EDL_NODE"] == master.told[0].node
         assert env["MASTER_PORT"].isdecimal()
     agent.end(0)
     code, out, err = agent.finish()
     assert code == 0
     assert sorted(out.splitlines()) == ["worker 0 begins", "worker 1 begins"]
     assert "is a training script with torch_edl: 2 workers" in err
-    assert {code for _, code in master.ends().values()} == {0}
-    assert master.told[-1][1].done
+    assert set(master.ends().values()) == {0}
+    assert master.told[-1].done
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_lost_worker_is_replaced_alone_and_told_at_once(
+def test_a_lost_worker_is_replaced_alone_and_told(
     start: Start, master: ScriptedMaster, number: signal.Signals
 ) -> None:
     agent = start("--nproc-per-node", "2")
     before = agent.workers(2)
     victim = next(pid for pid, env in before.items() if env["RANK"] == "1")
-    killed = time.monotonic()
     os.kill(victim, number)
     wait_for(lambda: not is_running(victim))
     after = agent.workers(2)
-    told, code = master.ends()[victim]
-    assert code == -number
-    assert told - killed < 0.25
+    assert master.ends()[victim] == -number
     new = set(after) - set(before)
     assert set(before) - set(after) == {victim}
     assert [after[pid]["RANK"] for pid in new] == ["1"]
@@ -95,11 +92,11 @@ def test_a_failing_worker_ends_the_job_with_its_rank_and_its_exception(
         "noise of a launcher"
     )
     assert not any(map(is_running, workers))
-    last = master.told[-1][1]
+    last = master.told[-1]
     assert "rank 1 ended (exit code 1)" in last.error
     assert "too bad" in last.error
     assert "ValueError" in last.traceback
-    assert sorted(code for _, code in master.ends().values()) == [-15, 1]
+    assert sorted(master.ends().values()) == [-15, 1]
 
 
 def test_failures_are_made_good_as_often_as_max_restarts_says(
@@ -154,7 +151,7 @@ def test_a_signal_leaves_nothing_behind(
     assert agent.finish()[0] == code
     assert not any(map(is_running, workers))
     assert master.stops == [number.name]
-    assert {code for _, code in master.ends().values()} == {-9}
+    assert set(master.ends().values()) == {-9}
 
 
 def test_what_a_worker_forked_is_not_asked_before_it_and_ends_with_it(
@@ -185,14 +182,12 @@ def test_behind_a_shell_script_the_whole_group_is_asked(start: Start, tmp_path: 
 
 
 def test_a_second_ctrl_c_does_not_wait(start: Start, master: ScriptedMaster) -> None:
-    agent = start("--nproc-per-node", "1", "--shutdown-timeout", "50", script=("deaf",))
+    agent = start("--nproc-per-node", "1", "--shutdown-timeout", "1000", script=("deaf",))
     (worker,) = agent.workers(1)
     agent.process.send_signal(signal.SIGINT)
     wait_for(lambda: master.stops)
     agent.process.send_signal(signal.SIGINT)
-    begun = time.monotonic()
     assert agent.finish()[0] == 130
-    assert time.monotonic() - begun < 20
     assert not is_running(worker)
 
 
@@ -210,7 +205,7 @@ def test_a_job_that_ended_elsewhere(start: Start, master: ScriptedMaster) -> Non
     code, _, err = agent.finish()
     assert code == 1
     assert "error: node1: rank 3 ended (exit code 1)" in err
-    assert {code for _, code in master.ends().values()} == {-15}
+    assert set(master.ends().values()) == {-15}
 
 
 @pytest.mark.parametrize(
@@ -226,8 +221,8 @@ def test_a_job_that_does_not_begin_in_time_is_left(
     assert code == 1
     assert said in err
     assert "--rdzv-conf last_call_timeout: no effect" in err
-    assert master.told[-1][1].done, "the others continue"
-    assert not master.told[-1][1].error
+    assert master.told[-1].done, "the others continue"
+    assert not master.told[-1].error
     assert not out, "no worker is started"
 
 

@@ -4,10 +4,14 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from master.runtime.service import Service
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
 from master.state.server_command import ServerCommand
+from tests.waiting import HANG_S, wait_for
+from torch_edl.agent import reporter as reporter_module
 from torch_edl.agent.reporter import Reporter
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.wire import master_pb2 as pb
@@ -17,7 +21,10 @@ from torch_edl.wire.channel import Stub
 from .conftest import TOKEN
 
 
-def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
+def test_an_agent_that_shows_no_events_knows_how_the_job_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reporter_module, "PERIOD_S", 10 * HANG_S)  # what is new is told at once
     config = JobConfig(
         name="j",
         kind="script",
@@ -43,10 +50,12 @@ def test_an_agent_that_shows_no_events_knows_how_the_job_is() -> None:
     )
     try:
         assert reporter.turn(time.monotonic()) is None
-        assert answered.wait(60)
+        assert answered.wait(HANG_S)
         assert reporter.turn(time.monotonic()) is not None
         assert [status.job for status in shown] == ["j"]
         assert not shown[0].events
+        reporter.tell([])
+        wait_for(lambda: reporter.turn(time.monotonic()))
     finally:
         reporter.close()
         stub.close()

@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.waiting import wait_for
 from torch_edl.wire.endpoint import free_port, is_secure, own_address
 
-from .conftest import ROOT, WORKER, RunningAgent, is_running, wait_for
+from .conftest import ROOT, WORKER, RunningAgent, is_running
 
 
 class Place:

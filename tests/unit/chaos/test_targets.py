@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.chaos.storm import Target
 from torch_edl.chaos.targets import Processes
 from torch_edl.environment import ENV_TOKEN
@@ -50,7 +51,7 @@ def test_a_process_of_the_job_gets_the_signal(start: Start) -> None:
     target = Target("worker", 4, process.pid)
     assert processes.living([listed(process.pid)]) == [target]
     assert processes.send(target, signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(HANG_S) == -signal.SIGKILL
 
 
 def test_a_process_of_another_job_or_none_does_not(start: Start) -> None:

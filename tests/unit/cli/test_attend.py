@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.console import Console
 pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.waiting import wait_for
 from torch_edl.cli.attend import Attendance
 from torch_edl.cli.progress import Display
 from torch_edl.cli.submit import Outcome
@@ -79,10 +79,7 @@ class Client:
         return self.outcome
 
     def _until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline, self.output.getvalue()
-            time.sleep(0.02)
+        wait_for(holds, self.output.getvalue)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
+
 PROGRAM = """
 import signal, sys
 from torch_edl.cli.detach import detach
@@ -26,7 +28,7 @@ signal.pause()
 
 def run(way: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", PROGRAM, way]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from master.state.tasks import TaskQueue
+from tests.waiting import HANG_S
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
 from torch_edl.data.batch import Update
 from torch_edl.data.datasets import TorchDatasets
@@ -350,9 +351,9 @@ def test_a_prefetcher_that_is_stopped_prepares_nothing_any_more() -> None:
 
     tasks = TaskPrefetcher(Leases(), prepare)  # type: ignore[arg-type]
     tasks.start()
-    assert started.wait(10)
+    assert started.wait(HANG_S)
     tasks.stop()
     told.append("stopped")
-    tasks._thread.join(10)
+    tasks._thread.join(HANG_S)
     assert told[:2] == ["prepared", "stopped"]
     assert told[-1] == "stopped"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.data.leases_ahead import (
     MAX_AHEAD,
     Answer,
@@ -53,7 +54,7 @@ class Master:
 
     def expect(self) -> tuple[int, int]:
         """The next request: (want, ahead)."""
-        return self.asked.get(timeout=10)
+        return self.asked.get(timeout=HANG_S)
 
 
 @pytest.fixture
@@ -70,14 +71,14 @@ def tasks(master: Master) -> Iterator[LeasesAhead]:
 
 
 def taken(tasks: LeasesAhead) -> Answer:
-    answer = tasks.take(10)
+    answer = tasks.take(HANG_S)
     assert answer is not None
     return answer
 
 
 def until(tasks: LeasesAhead, there: Callable[[], bool]) -> None:
     with tasks._changed:
-        assert tasks._changed.wait_for(there, 10)
+        assert tasks._changed.wait_for(there, HANG_S)
 
 
 def lease_id(answer: Answer) -> int:
@@ -168,9 +169,9 @@ def test_tasks_that_are_given_up_are_returned_and_no_more_leased(
     assert lease_id(taken(tasks)) == first
     master.expect()
     tasks.give_up()
-    assert [master.declined.get(timeout=10) for _ in range(2)] == [second, third]
+    assert [master.declined.get(timeout=HANG_S) for _ in range(2)] == [second, third]
     (late,) = master.grant(pb.TASK_TRAIN)  # it was asked for before
-    assert master.declined.get(timeout=10) == late
+    assert master.declined.get(timeout=HANG_S) == late
     assert master.asked.empty()
     (again,) = master.grant(pb.TASK_TRAIN)
     assert lease_id(taken(tasks)) == again
@@ -182,5 +183,5 @@ def test_an_end_and_an_error_are_told(master: Master, tasks: LeasesAhead) -> Non
     assert taken(tasks) == MasterLost(error)
     master.answers.put(pb.LeaseResponse(next=pb.LeaseResponse.DRAIN))
     assert taken(tasks) == NoMoreTasks(leave=True)
-    tasks._thread.join(10)
+    tasks._thread.join(HANG_S)
     assert not tasks._thread.is_alive()

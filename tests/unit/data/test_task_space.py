@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import pytest
@@ -89,17 +88,15 @@ class TestTaskSpace:
         assert order(3)[0] != order(3)[1]
         assert order(3) != order(4)
 
-    def test_a_limit_in_a_large_space_is_found_at_once(self):
-        begin = time.perf_counter()
+    def test_a_limit_in_a_large_space_is_found_without_a_walk(self):
         space = TaskSpace(
             [Shard(str(i), 10_001) for i in range(1000)],
             1,
-            epochs=100,
+            epochs=10**9,
             shuffle=True,
-            max_steps=123_456_789,
+            max_steps=123_456_789_012_345,
         )
-        assert space.total == 123_456_789
-        assert time.perf_counter() - begin < 2
+        assert space.total == 123_456_789_012_345
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 100, 1023, 1024, 1025])

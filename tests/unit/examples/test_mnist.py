@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.waiting import HANG_S
 from torch_edl.data.sources import expand, open_source
 
 ROOT = Path(__file__).parents[3]
@@ -100,7 +101,7 @@ def test_digits_are_split_into_several_files_and_none_is_lost(digits: Path) -> N
 
 def test_the_same_command_writes_the_same_bytes(digits: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE / "prepare.py"), str(tmp_path / "again")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert "1437 digits to train and 360 to test" in done.stdout
     for path in sorted(digits.iterdir()):

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.waiting import HANG_S
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "counting"
 
 
 def run(script: str, *words: object) -> tuple[int, list[str]]:
     command = [sys.executable, str(EXAMPLE / script), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     return done.returncode, (done.stdout + done.stderr).splitlines()
 
 

@@ -3,12 +3,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
 from torch_edl.errors import UsageError
 from torch_edl.files import write_text
@@ -39,13 +39,6 @@ def master(job: JobFolder, request: pytest.FixtureRequest) -> Iterator[MasterPro
     made = MasterProcess(job, listen=f"{getattr(request, 'param', LOOPBACK)}:0")
     yield made
     made.close()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("master", [LOOPBACK, "0.0.0.0"], indirect=True)

@@ -19,6 +19,7 @@ from tests.unit.kubernetes.scripted_api import (
     kubeconfig,
     scripted_api,
 )
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.kubernetes.api import Api
 from torch_edl.kubernetes.failures import (
@@ -185,7 +186,7 @@ def test_a_silent_watch_is_broken(server: ScriptedApi, api: Api) -> None:
 
     def silence() -> Iterator[Any]:
         yield {"type": "ADDED", "object": {}}
-        over.wait(30)
+        over.wait(HANG_S)
 
     server.answer = lambda _: Answer(lines=silence)
     events = iter(api.watch("Pod", "a=b", "1", timeout_s=300, silence_s=0.2))
@@ -201,7 +202,7 @@ def test_a_watch_whose_server_vanishes_is_probed(server: ScriptedApi, api: Api) 
 
     def silence() -> Iterator[Any]:
         yield {"type": "ADDED", "object": {}}
-        over.wait(30)
+        over.wait(HANG_S)
 
     server.answer = lambda _: Answer(lines=silence)
     stream = api.watch("Pod", "a=b", "1", **WATCH)
@@ -231,7 +232,7 @@ def test_a_watch_can_be_interrupted(server: ScriptedApi, api: Api) -> None:
 
     def silence() -> Iterator[Any]:
         yield {"type": "ADDED", "object": {}}
-        over.wait(30)
+        over.wait(HANG_S)
 
     server.answer = lambda _: Answer(lines=silence)
     stream = api.watch("Pod", "a=b", "1", **WATCH)
@@ -246,9 +247,9 @@ def test_a_watch_can_be_interrupted(server: ScriptedApi, api: Api) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(HANG_S)
     stream.interrupt()
-    thread.join(30)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     over.set()
 

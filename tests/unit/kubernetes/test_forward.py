@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.kubernetes.failures import MissingError
 from torch_edl.kubernetes.forward import Forward
 
@@ -60,12 +61,12 @@ def forward(pods: Pods) -> Iterator[Forward]:
 def dial(forward: Forward) -> socket.socket:
     host, _, port = forward.address.rpartition(":")
     assert host == "127.0.0.1"
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=HANG_S)
 
 
 def test_what_is_sent_arrives_in_both_directions(pods: Pods, forward: Forward) -> None:
     with dial(forward) as here:
-        assert pods.came.acquire(timeout=10)
+        assert pods.came.acquire(timeout=HANG_S)
         there = pods.accepted[0]
         here.sendall(b"to the pod" * 20_000)
         received = b""
@@ -78,11 +79,11 @@ def test_what_is_sent_arrives_in_both_directions(pods: Pods, forward: Forward) -
 
 def test_the_end_of_either_side_is_the_end_of_the_other(pods: Pods, forward: Forward) -> None:
     with dial(forward) as here:
-        assert pods.came.acquire(timeout=10)
+        assert pods.came.acquire(timeout=HANG_S)
         pods.accepted[0].close()
         assert here.recv(16) == b""
     with dial(forward) as here:
-        assert pods.came.acquire(timeout=10)
+        assert pods.came.acquire(timeout=HANG_S)
     assert pods.accepted[1].recv(16) == b""
 
 
@@ -93,7 +94,7 @@ def test_a_pod_that_is_gone_is_told_and_may_come_back(pods: Pods, forward: Forwa
     assert isinstance(forward.error, MissingError)
     pods.gone = False
     with dial(forward) as here:
-        assert pods.came.acquire(timeout=10)
+        assert pods.came.acquire(timeout=HANG_S)
         pods.accepted[0].sendall(b"x")
         assert here.recv(16) == b"x"
         assert forward.error is None
@@ -101,7 +102,7 @@ def test_a_pod_that_is_gone_is_told_and_may_come_back(pods: Pods, forward: Forwa
 
 def test_close_ends_all_connections(pods: Pods, forward: Forward) -> None:
     with dial(forward) as here:
-        assert pods.came.acquire(timeout=10)
+        assert pods.came.acquire(timeout=HANG_S)
         forward.close()
         assert here.recv(16) == b""
     refused = False

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.kubernetes.failures import (
     ClusterError,
     ForbiddenError,
@@ -15,8 +16,6 @@ from torch_edl.kubernetes.failures import (
     QuotaError,
 )
 from torch_edl.kubernetes.requests import Pacing, Requests
-
-IN_TIME_S = 30.0
 
 
 @pytest.fixture
@@ -68,11 +67,9 @@ def test_calls_are_made_in_parallel(requests: Requests) -> None:
         ended.release()
 
     for _ in range(8):
-        requests.submit(
-            lambda: together.wait(IN_TIME_S) and None, done=finish, delayed=lambda _: None
-        )
+        requests.submit(lambda: together.wait(HANG_S) and None, done=finish, delayed=lambda _: None)
     for _ in range(8):
-        assert ended.acquire(timeout=IN_TIME_S)
+        assert ended.acquire(timeout=HANG_S)
     assert done == [None] * 8
 
 
@@ -86,7 +83,7 @@ def test_a_call_is_repeated_until_it_succeeds_and_tells_each_time(requests: Requ
             raise failures.pop()
 
     requests.submit(make, done=lambda error: error is None and ended.set(), delayed=delayed.append)
-    assert ended.wait(IN_TIME_S)
+    assert ended.wait(HANG_S)
     assert [str(error) for error in delayed] == ["first"]
 
 
@@ -101,12 +98,10 @@ def test_a_call_that_waits_does_not_wait_for_one_that_lasts(requests: Requests) 
     requests.submit(
         fail_once, done=lambda error: repeated.set(), delayed=lambda error: delayed.set()
     )
-    assert delayed.wait(IN_TIME_S)
-    requests.submit(
-        lambda: ends.wait(IN_TIME_S) and None, done=lambda _: None, delayed=lambda _: None
-    )
+    assert delayed.wait(HANG_S)
+    requests.submit(lambda: ends.wait(HANG_S) and None, done=lambda _: None, delayed=lambda _: None)
     try:
-        assert repeated.wait(IN_TIME_S / 2)
+        assert repeated.wait(HANG_S / 2)
     finally:
         ends.set()
 
@@ -123,7 +118,7 @@ def test_a_call_that_can_never_succeed_ends_with_its_error(requests: Requests) -
         ended.set()
 
     requests.submit(make, done=finish, delayed=lambda _: None)
-    assert ended.wait(IN_TIME_S)
+    assert ended.wait(HANG_S)
     assert isinstance(found[0], InvalidError)
 
 
@@ -135,6 +130,6 @@ def test_what_waits_is_dropped_at_the_end() -> None:
         raise NoAnswerError("away", retry_after_s=100.0)
 
     requests.submit(make, done=lambda _: None, delayed=lambda _: None)
-    assert tried.wait(IN_TIME_S)
+    assert tried.wait(HANG_S)
     requests.close()
     assert not [t for t in threading.enumerate() if t.name == "requests"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.kubernetes.shared_pods import SharedPods
 from torch_edl.processes.local import LocalLauncher
@@ -20,7 +21,6 @@ from torch_edl.wire.server import serve
 
 PROGRAMS = str(Path(__file__).parent / "programs")
 TOKEN = "token"
-IN_TIME_S = 60.0
 
 
 class Machine(LocalLauncher):
@@ -72,7 +72,7 @@ class Job:
         self.until(lambda: all(f"worker-{id}: begun {id}\n" in self.log(pod) for id in ids))
 
     def until(self, what: Callable[[], object]) -> None:
-        deadline = time.monotonic() + IN_TIME_S
+        deadline = time.monotonic() + HANG_S
         while not what():
             events = self.launcher.poll()
             self.exits += [each for each in events if isinstance(each, ProcessExit)]

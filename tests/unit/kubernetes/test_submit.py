@@ -4,7 +4,6 @@ with the Job."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 pytest.importorskip("kubernetes", reason="needs torch-edl[kubernetes]")
 
 from tests.cluster.cluster import Cluster
+from tests.waiting import wait_for
 from torch_edl.config import JobConfig, KubernetesConfig
 from torch_edl.errors import UsageError
 from torch_edl.jobs import cluster_job
@@ -71,9 +71,7 @@ def test_all_objects_belong_to_the_job_and_go_with_it(api: Api) -> None:
     assert there.report()["state"] == "starting"
     assert TOKEN not in json.dumps({k: v for k, v in found.items() if k != "Secret"})
     api.delete("Job", names.master("clicks"))
-    deadline = time.monotonic() + 30
-    while objects(api):
-        assert time.monotonic() < deadline, objects(api)
+    wait_for(lambda: not objects(api), lambda: objects(api))
 
 
 def test_jobs_are_found_by_label_and_by_name(api: Api) -> None:
@@ -100,9 +98,7 @@ def test_nothing_stays_of_a_job_that_cannot_be_made(
     cluster.control("fail", verb="create", resource=resource, code=403, message="no, says a test")
     with pytest.raises(ForbiddenError, match="no, says a test"):
         submit(api, config(), token=TOKEN, code=CODE)
-    deadline = time.monotonic() + 30
-    while objects(api):
-        assert time.monotonic() < deadline, objects(api)
+    wait_for(lambda: not objects(api), lambda: objects(api))
 
 
 def test_a_cluster_that_does_not_answer_is_said_in_one_line(cluster: Cluster, api: Api) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, DataConfig, JobConfig, TrainConfig
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessSpec
@@ -20,15 +20,7 @@ from torch_edl.wire.channel import Stub
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOKEN = "secret"
-DEADLINE_S = 30.0
 FILES = {"a.csv": 23, "b.csv": 9}
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"did not happen: {what}"
-        time.sleep(0.02)
 
 
 class Master:
@@ -44,7 +36,7 @@ class Master:
         data.mkdir(exist_ok=True)
         for name, count in FILES.items():
             (data / name).write_text("x\n" + "".join(f"{i}\n" for i in range(count)))
-        cluster = {"max_workers": 2, "servers": 2, "heartbeat_timeout_s": 3.0}
+        cluster = {"max_workers": 2, "servers": 2, "heartbeat_timeout_s": HANG_S}
         paths = {"train": (str(data / "*.csv"),)}
         self.config = JobConfig(
             name="j",
@@ -89,7 +81,7 @@ class Master:
         return self._stub
 
     def look(self) -> pb.GetStatusResponse:
-        self.status = self.stub().call(pb.GetStatusRequest(), timeout_s=5)
+        self.status = self.stub().call(pb.GetStatusRequest(), timeout_s=HANG_S)
         return self.status
 
     def until(self, condition: Callable[[pb.GetStatusResponse], object], what: str) -> None:

@@ -23,6 +23,7 @@ from master.state.actions import (
 from master.state.fleet import Fleet
 from master.state.job import Job
 from master.state.server_command import ServerCommand
+from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.config import CheckpointConfig, JobConfig
@@ -104,7 +105,7 @@ def test_old_checkpoints_are_removed_without_the_lock(
     removed = threading.Event()
 
     def take_lock(path: object) -> None:
-        free[path] = thing.service.changed.acquire(timeout=5)
+        free[path] = thing.service.changed.acquire(timeout=HANG_S)
         if free[path]:
             thing.service.changed.release()
 
@@ -118,7 +119,7 @@ def test_old_checkpoints_are_removed_without_the_lock(
 
     monkeypatch.setattr(shutil, "rmtree", watched)
     thing.save(4)
-    assert removed.wait(20)
+    assert removed.wait(HANG_S)
     assert free[old]
     assert layout.complete(thing.root) == [layout.step_dir(thing.root, 4)]
 

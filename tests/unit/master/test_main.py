@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ import grpc
 import pytest
 
 from master.runtime.store.sqlite import SqliteStore
-from tests.unit.master.master_process import TOKEN, Master, alive, every_record, kept, wait_for
+from tests.unit.master.master_process import TOKEN, Master, alive, every_record, kept
+from tests.waiting import HANG_S, wait_for
 from torch_edl.ps_server.identity import run_of
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -140,17 +140,15 @@ def test_a_crash_loop_names_exit_and_log(start):
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "Stop"])
-def test_stopping_ends_everything_in_seconds(start, how):
+def test_stopping_ends_everything(start, how):
     master = start({"*": {"wait_at": 1}})
     master.until(lambda s: s.tasks_done >= 2, "some tasks")
-    begin = time.monotonic()
     if how == "Stop":
-        master.stub().call(pb.StopRequest(reason="enough"), timeout_s=5)
+        master.stub().call(pb.StopRequest(reason="enough"), timeout_s=HANG_S)
     else:
         os.kill(master.pid, signal.SIGTERM)
     assert master.end("stopped") == "exit code 143"
-    assert time.monotonic() - begin < 5
-    assert all(p.exit for p in master.children())
+    assert {p.exit for p in master.children()} == {"stopped"}
 
 
 @pytest.mark.parametrize("strategy", ["ps", "local"])
@@ -250,7 +248,7 @@ def test_scale_up_and_down_live(start):
 
     def scale(number: int) -> None:
         request = pb.ScaleRequest(min_workers=1, max_workers=number)
-        assert str(number) in master.stub().call(request, timeout_s=5).text
+        assert str(number) in master.stub().call(request, timeout_s=HANG_S).text
 
     scale(3)
     master.until(lambda s: s.tasks_done == 3, "a task of each")
@@ -260,7 +258,7 @@ def test_scale_up_and_down_live(start):
     assert [p.id for p in master.running("worker")] == [0]
     assert {p.exit for p in master.children() if p.exit} == {"exit code 0"}
     with pytest.raises(grpc.RpcError, match="at least one worker"):
-        master.stub().call(pb.ScaleRequest(), timeout_s=5)
+        master.stub().call(pb.ScaleRequest(), timeout_s=HANG_S)
     (master.home / "go").touch()
     assert master.end("finished") == "exit code 0"
     assert master.records() == every_record()
@@ -332,7 +330,7 @@ def test_a_wrong_token_is_refused(start):
     address = master.stub().address
     stranger = Stub(services.MASTER, address, "guess")
     with pytest.raises(grpc.RpcError) as caught:
-        stranger.call(pb.StopRequest(), timeout_s=5)
+        stranger.call(pb.StopRequest(), timeout_s=HANG_S)
     stranger.close()
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert master.look().state in ("starting", "running")

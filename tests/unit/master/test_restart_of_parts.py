@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -98,8 +97,8 @@ def test_a_state_says_the_same_after_it_was_read() -> None:
     assert told["job"] == {**left["job"], "restarts": 1}
 
 
-def test_ten_million_tasks_take_no_more_state_than_the_workers_have_in_hand() -> None:
-    space = TaskSpace([Shard("a", 10_000_000)], 1)
+def test_any_number_of_tasks_takes_no_more_state_than_the_workers_have_in_hand() -> None:
+    space = TaskSpace([Shard("a", 10**15)], 1)
     queue = TaskQueue(space, lease_ids=itertools.count(1))
     first = queue.lease(0, 0.0)
     for _ in range(100_000):
@@ -107,12 +106,10 @@ def test_ten_million_tasks_take_no_more_state_than_the_workers_have_in_hand() ->
         assert lease is not None
         queue.complete_lease(lease.id, 0.0)
     assert first is not None
-    began = time.perf_counter()
     text = json.dumps(queue.to_state())
     assert len(text) < 200
     again = TaskQueue(space, lease_ids=itertools.count(1))
     again.from_state(json.loads(text), 0.0)
-    assert time.perf_counter() - began < 5.0
     assert counts(again) == counts(queue)
 
 

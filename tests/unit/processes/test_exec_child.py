@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.processes import exec_child
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=20)
+    return subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_a_command_runs_with_its_arguments_while_its_parent_lives() -> None:
@@ -42,7 +43,7 @@ def test_a_signal_that_the_parent_does_not_take_ends_the_child(
 ) -> None:
     words = exec_child.words(["sleep", "5"], signal.SIGTERM)
     words[words.index(str(os.getpid()))] = "1" if os.getpid() != 1 else "2"
-    done = subprocess.run(words, preexec_fn=prevent, timeout=20, check=False)
+    done = subprocess.run(words, preexec_fn=prevent, timeout=HANG_S, check=False)
     assert done.returncode == -signal.SIGTERM
 
 

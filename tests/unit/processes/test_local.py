@@ -8,24 +8,15 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import wait_for
 from torch_edl.processes.local import LocalLauncher
 from torch_edl.processes.spec import ProcessExit, ProcessSpec
-
-DEADLINE_S = 20.0
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"did not happen: {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture

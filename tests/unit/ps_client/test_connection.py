@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.errors import ServersLostError, UsageError
 from torch_edl.ps_client.connection import ShardConnection
 from torch_edl.wire import master_pb2
@@ -105,12 +106,12 @@ def connect() -> Iterator[Callable[..., ShardConnection]]:
 def test_a_call_to_a_dead_server_is_sent_to_its_successor(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
-    assert connection.start(ASK, timeout_s=10).result().incarnation == 3
+    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 3
     first.send(signal.SIGKILL)
-    calls = [connection.start(ASK, timeout_s=10) for _ in range(3)]
+    calls = [connection.start(ASK, timeout_s=HANG_S) for _ in range(3)]
     for each in calls:
         each.settle()
-    assert master.asked.wait(10)
+    assert master.asked.wait(HANG_S)
     assert not calls[0].done()
     master.has(start(5).server)
     assert [call.result().incarnation for call in calls] == [5, 5, 5]
@@ -120,27 +121,27 @@ def test_calls_to_a_dead_server_are_made_again_in_any_order(start, connect) -> N
     """In that in which their answers are asked for."""
     master, first = Master(), start(3)
     connection = connect(first.server, master)
-    connection.start(ASK, timeout_s=10).result()
+    connection.start(ASK, timeout_s=HANG_S).result()
     first.send(signal.SIGKILL)
-    calls = [connection.start(ASK, timeout_s=10) for _ in range(2)]
+    calls = [connection.start(ASK, timeout_s=HANG_S) for _ in range(2)]
     master.has(start(5).server)
     assert calls[1].result().incarnation == 5
     assert calls[0].result().incarnation == 5
-    assert connection.start(ASK, timeout_s=10).result().incarnation == 5
+    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 5
 
 
 def test_a_call_to_a_hanging_server_is_sent_to_its_successor(start, connect) -> None:
     """At once, and not when its deadline is over."""
     master, first, second = Master(), start(3), start(5)
     connection = connect(first.server, master)
-    assert connection.start(ASK, timeout_s=10).result().incarnation == 3
+    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 3
     first.send(signal.SIGSTOP)
     call = connection.start(ASK, timeout_s=600)
     connection.moved(second.server)
     assert call.result().incarnation == 5
     connection.moved(first.server)  # word of it that came late
     first.send(signal.SIGCONT)
-    assert connection.start(ASK, timeout_s=10).result().incarnation == 5
+    assert connection.start(ASK, timeout_s=HANG_S).result().incarnation == 5
 
 
 def test_a_server_of_another_incarnation_at_the_same_address_is_not_called(start, connect) -> None:
@@ -150,9 +151,9 @@ def test_a_server_of_another_incarnation_at_the_same_address_is_not_called(start
     before.CopyFrom(now.server)
     before.incarnation = 3
     connection = connect(before, master)
-    call = connection.start(ASK, timeout_s=10)
+    call = connection.start(ASK, timeout_s=HANG_S)
     call.settle()
-    assert master.asked.wait(10)
+    assert master.asked.wait(HANG_S)
     assert not call.done()
     master.has(now.server)
     assert call.result().incarnation == 5
@@ -162,12 +163,12 @@ def test_what_was_known_of_one_server_is_not_said_to_another(start, connect) -> 
     connection = connect(start(3).server)
     for known, version, cursor in ((3, 4, 2), (2, -1, 0), (-1, -1, 0)):
         pull = pb.PullRequest(dense=True, dense_version=4)
-        connection.start(Framed(pull), timeout_s=10, known=known).result()
+        connection.start(Framed(pull), timeout_s=HANG_S, known=known).result()
         assert pull.dense_version == version
         assert (pull.fence.job, pull.fence.incarnation) == ("j", 3)
         scan = pb.ReadRowsRequest(name="t", cursor=2)
         with pytest.raises(UsageError, match="unknown"):
-            connection.start(scan, timeout_s=10, known=known).result()
+            connection.start(scan, timeout_s=HANG_S, known=known).result()
         assert scan.cursor == cursor
 
 
@@ -175,9 +176,9 @@ def test_another_incarnation_of_the_model_ends_the_wait(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
     first.send(signal.SIGKILL)
-    call = connection.start(ASK, timeout_s=10)
+    call = connection.start(ASK, timeout_s=HANG_S)
     call.settle()
-    assert master.asked.wait(10)
+    assert master.asked.wait(HANG_S)
     master.has(master_pb2.Server(incarnation=5), model=MODEL + 1)
     with pytest.raises(ServersLostError, match="another incarnation"):
         call.result()
@@ -188,24 +189,24 @@ def test_without_a_master_a_dead_server_is_an_error(start, connect) -> None:
     connection = connect(first.server)
     first.send(signal.SIGKILL)
     with pytest.raises(ServersLostError, match="UNAVAILABLE"):
-        connection.start(ASK, timeout_s=10).result()
+        connection.start(ASK, timeout_s=HANG_S).result()
 
 
 def test_a_socket_out_of_sight_is_left_alone(start, connect) -> None:
     """Of a server in another container, which shares the network and not the files."""
     server = start(3).server
     server.data_plane = "ipc:///of/another/container"
-    assert connect(server).start(ASK, timeout_s=10).result().incarnation == 3
+    assert connect(server).start(ASK, timeout_s=HANG_S).result().incarnation == 3
 
 
 def test_closing_ends_the_wait(start, connect) -> None:
     master, first = Master(), start(3)
     connection = connect(first.server, master)
     first.send(signal.SIGKILL)
-    call = connection.start(ASK, timeout_s=10)
+    call = connection.start(ASK, timeout_s=HANG_S)
     call.settle()
-    assert master.asked.wait(10)
+    assert master.asked.wait(HANG_S)
     connection.close()
-    for each in (call, connection.start(ASK, timeout_s=10)):
+    for each in (call, connection.start(ASK, timeout_s=HANG_S)):
         with pytest.raises(ServersLostError, match="closed"):
             each.result()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.unit.ps_server import journals
+from tests.waiting import HANG_S
 from torch_edl.checkpoint import layout
 from torch_edl.checkpoint.manifest import Manifest
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
@@ -52,11 +53,11 @@ class Server:
 
     def call(self, request: Any) -> Any:
         if not (self.endpoint and isinstance(request, CALLS)):
-            return self.stub.call(request, timeout_s=20)
+            return self.stub.call(request, timeout_s=HANG_S)
         if not hasattr(self._local, "data"):
             self._local.data = DataStub(self.endpoint, TOKEN)
             self._data.append(self._local.data)
-        return self._local.data.call(framed(request), timeout_s=20).whole()
+        return self._local.data.call(framed(request), timeout_s=HANG_S).whole()
 
     def close(self) -> None:
         for each in (self.stub, *self._data):
@@ -158,7 +159,7 @@ class Server:
     def stop(self) -> int:
         self.close()
         self.process.terminate()
-        return self.process.wait(10)
+        return self.process.wait(HANG_S)
 
 
 def framed(request: Any) -> Framed:

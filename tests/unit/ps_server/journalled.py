@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.config import TrainConfig
 from torch_edl.ps_server.identity import Identity, run_of
 from torch_edl.ps_server.journal.journal import Journal
@@ -106,7 +107,7 @@ def begin(start: Callable[..., Any], root: Path, mode: str, *more: str) -> Any:
 
 def kill(server: Any) -> None:
     server.process.send_signal(signal.SIGKILL)
-    server.process.wait(20)
+    server.process.wait(HANG_S)
 
 
 class Local:

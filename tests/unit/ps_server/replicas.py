@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError
 from torch_edl.ps_server.identity import Identity
 from torch_edl.ps_server.records import Entry, Kind
@@ -38,7 +39,7 @@ class Peer:
             def handle(request: Any, _: grpc.ServicerContext) -> Any:
                 if request.fence != fence:
                     raise StaleIncarnationError("another peer")
-                assert self.gate.wait(20)
+                assert self.gate.wait(HANG_S)
                 self.calls.append(name)
                 return answer(request)
 
@@ -50,7 +51,7 @@ class Peer:
                     raise StaleIncarnationError("another peer")
                 if not may_wait and not self.gate.is_set():
                     raise WouldWaitError
-                assert self.gate.wait(20)
+                assert self.gate.wait(HANG_S)
                 made = answer(given, may_wait)
                 self.calls.append(name)
                 return made
@@ -130,7 +131,7 @@ def settle(log: ReplicaLog, peer: Peer | None) -> None:
 
 def until(log: ReplicaLog, condition: Callable[[], bool]) -> None:
     with log._condition:
-        assert log._condition.wait_for(condition, 20)
+        assert log._condition.wait_for(condition, HANG_S)
 
 
 def push(log: ReplicaLog, *payloads: bytes) -> None:

@@ -24,6 +24,7 @@ from tests.unit.ps_server.journalled import (
     kill,
     reopened,
 )
+from tests.waiting import HANG_S
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import pserver_pb2 as pb
 
@@ -84,7 +85,7 @@ def test_a_kill_while_pushes_are_under_way_loses_nothing_that_was_acknowledged(
         assert server.process.poll() is None
     kill(server)
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_S)
     found = reopened(root, mode)
     received = found["received"]
     for task, offset in enumerate(acknowledged):
@@ -151,7 +152,7 @@ def test_a_server_that_was_replaced_does_not_acknowledge_and_ends(
     with pytest.raises(grpc.RpcError) as caught:
         worker.push()
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert first.process.wait(20) == 1
+    assert first.process.wait(HANG_S) == 1
     second.fence.incarnation = 4
     worker.server = second
     assert not worker.push().duplicate

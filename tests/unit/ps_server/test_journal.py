@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.ps_server.crashes import Crash, crash_after
 from tests.unit.ps_server.journals import MINE, PAYLOADS, Server, write
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.ps_server.journal import journal as journal_module
 from torch_edl.ps_server.journal.journal import Journal
@@ -41,7 +42,7 @@ def test_one_sync_is_for_all_that_wait(server: Server, monkeypatch: pytest.Monke
     def slow(writer: SegmentWriter) -> None:
         syncs.append(journal.last)
         syncing.set()
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         sync(writer)
 
     monkeypatch.setattr(SegmentWriter, "sync", slow)
@@ -51,14 +52,14 @@ def test_one_sync_is_for_all_that_wait(server: Server, monkeypatch: pytest.Monke
 
     threads = [threading.Thread(target=push) for _ in range(8)]
     threads[0].start()
-    assert syncing.wait(20)
+    assert syncing.wait(HANG_S)
     for thread in threads[1:]:
         thread.start()
     while journal.last < 9:
         assert all(thread.is_alive() for thread in threads)
     go_on.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG_S)
     assert syncs == [2, 9]
 
 
@@ -73,7 +74,7 @@ def test_the_interval_goes_on_when_the_clock_jumps(
     for now in (1e10, 0.0, -5.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         journal.wait_durable(journal.append(Entry.of(Kind.FLUSH, b"")))
-        assert synced.wait(20)
+        assert synced.wait(HANG_S)
         synced.clear()
 
 

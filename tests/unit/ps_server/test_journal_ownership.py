@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.ps_server.journals import MINE, Server, write
+from tests.waiting import HANG_S
 from torch_edl.errors import JournalDamagedError, StaleIncarnationError, UsageError
 from torch_edl.ps_server.journal import journal as journal_module
 from torch_edl.ps_server.journal.journal import Journal
@@ -132,7 +133,7 @@ def test_servers_that_begin_at_once_do_not_both_own_it(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(HANG_S)
         assert find(root) == (4, root / "incarnation-4")
         acknowledged = 0
         for journal in owners:

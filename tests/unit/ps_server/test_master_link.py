@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
@@ -66,11 +67,11 @@ def master() -> Iterator[Master]:
 
 def test_a_server_that_was_replaced_ends(master: Master) -> None:
     process = master.start()
-    registered = master.registered.get(timeout=30)
+    registered = master.registered.get(timeout=HANG_S)
     assert (registered.shard, registered.incarnation, registered.lost) == (1, 5, "")
-    assert master.heard.get(timeout=30).incarnation == 5
+    assert master.heard.get(timeout=HANG_S).incarnation == 5
     master.known = False
-    _, log = process.communicate(timeout=30)
+    _, log = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "another server has shard 1: this one was replaced and ends" in log
 
@@ -80,7 +81,7 @@ def test_what_keeps_a_server_from_starting_is_told(master: Master, tmp_path: Pat
     process = master.start(f"--journal={tmp_path / 'journal'}")
     told = threading.Event()
     while not told.is_set():
-        if "journal" in master.heard.get(timeout=30).problem:
+        if "journal" in master.heard.get(timeout=HANG_S).problem:
             told.set()
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 1

@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.environment import ENV_TOKEN
 
 
@@ -53,8 +54,8 @@ def test_it_stops_while_a_push_waits_for_a_hold(start: Callable[..., Any]) -> No
     thread.join(0.2)
     assert thread.is_alive()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 128 + signal.SIGTERM
-    thread.join(10)
+    assert server.process.wait(HANG_S) == 128 + signal.SIGTERM
+    thread.join(HANG_S)
     assert codes[0] in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -76,7 +77,7 @@ def test_what_cannot_work_is_one_line_and_an_exit_code(
         env={**os.environ, ENV_TOKEN: "t", **env},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 1

@@ -22,6 +22,7 @@ from tests.unit.ps_server.replicas import (
     snapshot,
     until,
 )
+from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, StateLostError, UsageError
 from torch_edl.ps_server.records import Entry, Kind, Record, batch, pack, unpack
 from torch_edl.ps_server.replica.log import ReplicaLog
@@ -76,7 +77,7 @@ def test_nothing_is_acknowledged_before_the_master_knows_that_there_is_a_copy(jo
     thread.join(0.2)
     assert thread.is_alive()
     beat(log, peer)
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive()
 
 
@@ -89,7 +90,7 @@ def test_pushes_wait_for_a_peer_and_memory_is_bounded(job: Job) -> None:
         log.append(Entry.of(Kind.GRADIENTS, b"y" * 200))
     peer = job.peer()
     settle(log, peer)
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert log.problem() == ""
     push(log, b"y" * 200)
@@ -106,7 +107,7 @@ def test_one_call_takes_what_came_meanwhile(job: Job) -> None:
     until(log, lambda: log._last >= 20)
     peer.gate.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG_S)
     assert len(peer.calls) <= 3
     assert sorted(recovered(job.owner(), peer)[1]) == [bytes([n]) for n in range(20)]
 
@@ -120,7 +121,7 @@ def test_a_new_peer_gets_a_base_while_changes_go_on(job: Job) -> None:
     thread = pushing(log, b"3")
     new = job.peer()
     settle(log, new)
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive(), "nobody has a copy, and the master knows"
     assert log.needs_base
     with log.new_base() as folder:
@@ -152,7 +153,7 @@ def test_a_server_whose_copy_is_gone_goes_on_alone_once_the_master_knows(job: Jo
     thread.join(0.2)
     assert thread.is_alive()
     beat(log, None)
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     assert log.problem() == ""
     new = job.peer()
@@ -177,7 +178,7 @@ def test_a_server_whose_peer_is_out_of_reach_waits(job: Job) -> None:
     thread.join(0.2)
     assert thread.is_alive()
     log.close()
-    thread.join(20)
+    thread.join(HANG_S)
 
 
 def test_a_server_that_is_alone_keeps_no_more_than_fits(job: Job) -> None:
@@ -194,7 +195,7 @@ def test_a_server_that_is_alone_keeps_no_more_than_fits(job: Job) -> None:
         thread.join(0.2)
         assert thread.is_alive(), "the base needs the records behind it"
         log.commit_snapshot(folder, sequence, sequence)
-    thread.join(20)
+    thread.join(HANG_S)
     push(log, b"w" * 400)
     files, records = recovered(job.owner(), peer)
     assert (files, [r[:1] for r in records]) == ({"state": b"all"}, [b"y", b"z", b"w"])
@@ -208,7 +209,7 @@ def test_a_server_that_is_alone_goes_on_when_a_base_fails(job: Job) -> None:
         thread = pushing(log, b"y" * 400)
         thread.join(0.2)
         assert thread.is_alive()
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     push(log, b"z" * 900)
 
@@ -313,7 +314,7 @@ def test_a_server_that_was_only_paused_acknowledges_nothing_more(job: Job) -> No
     push(successor, b"2")
     assert thread.is_alive()
     paused.close("known=false")
-    thread.join(20)
+    thread.join(HANG_S)
     assert thread.refused == "known=false"
     assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])
 
@@ -368,7 +369,7 @@ def test_a_call_that_fails_is_repeated_after_the_next_heartbeat(job: Job) -> Non
     until(log, lambda: "does not keep it" in log.problem())
     peer = job.peer()
     settle(log, peer)
-    thread.join(20)
+    thread.join(HANG_S)
     assert not thread.is_alive()
     successor = job.owner()
     beat(successor, gone)
@@ -402,7 +403,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     def refused(request: Any, code: str, match: str) -> None:
         request.fence.CopyFrom(fence)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.call(request, timeout_s=20)
+            stub.call(request, timeout_s=HANG_S)
         assert caught.value.code().name == code, caught.value.details()
         assert match in caught.value.details()
 
@@ -422,7 +423,7 @@ def test_what_does_not_belong_here_is_refused(job: Job, tmp_path: Path) -> None:
     refused(early, "FAILED_PRECONDITION", "not taken over by this server")
     # A record that comes twice is one record.
     again = pb.ReplicateRequest(fence=fence, owner=owner, records=pack(Record(1, 3, b"1")))
-    assert stub.call(again, timeout_s=20).last == 1
+    assert stub.call(again, timeout_s=HANG_S).last == 1
     stub.close()
     push(log, b"2")
     assert recovered(job.owner(), peer) == ({}, [b"1", b"2"])

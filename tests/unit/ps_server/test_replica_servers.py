@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.unit.ps_server.conftest import TOKEN, Server
+from tests.waiting import HANG_S
 from torch_edl.environment import ENV_MASTER, ENV_TOKEN
 from torch_edl.wire import master_pb2, services
 from torch_edl.wire import pserver_pb2 as pb
@@ -224,10 +225,10 @@ def test_a_killed_owner_has_all_that_it_acknowledged(job: Callable[..., Master])
     for _ in range(4):
         master.wait_kept(peer)
         pusher = Pusher(owner, done, done + 10_000)
-        pusher.progress.wait(30)
+        pusher.progress.wait(HANG_S)
         pusher.join(rng.random() * 0.5)
         owner.process.kill()
-        pusher.join(30)
+        pusher.join(HANG_S)
         acknowledged = pusher.acknowledged
         owner = master.replace(owner)
         offset = owner.call(pb.GetWatermarksRequest(fence=owner.fence, task_ids=[0])).offsets[0]
@@ -256,7 +257,7 @@ def test_a_killed_peer_stops_no_one_for_long(job: Callable[..., Master]) -> None
     before = state(peer)
     master.kill(peer)
     waiting = Pusher(owner, 2, 4)
-    waiting.join(60)
+    waiting.join(HANG_S)
     assert waiting.acknowledged == 4, "nobody has a copy, so there is nothing to wait for"
     assert master.alone == {owner.fence.incarnation}
     peer = master.start(1, successor=True)
@@ -312,8 +313,8 @@ def test_a_paused_owner_acknowledges_nothing_and_ends(job: Callable[..., Master]
     successor = master.start(0, successor=True)
     assert not push(successor, 1).duplicate
     owner.process.send_signal(signal.SIGCONT)
-    assert owner.process.wait(30) != 0
-    pusher.join(30)
+    assert owner.process.wait(HANG_S) != 0
+    pusher.join(HANG_S)
     assert pusher.acknowledged == 1
     push(successor, 2)
     master.wait_kept(successor)
@@ -355,5 +356,5 @@ def test_a_successor_that_finds_nobody_ends_when_it_is_asked_to(job: Callable[..
     master.wait(lambda: number in master.keepers)  # its first heartbeat
     successor = master.process(number)
     successor.send_signal(signal.SIGTERM)
-    assert successor.wait(30) == 128 + signal.SIGTERM
+    assert successor.wait(HANG_S) == 128 + signal.SIGTERM
     assert not master.lost

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.wire import codec, services
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire import tensor_pb2 as tensor
@@ -199,7 +200,7 @@ def test_callers_of_another_life_or_job_or_without_the_token(start: Callable[...
             assert "ask the master" in text
     stranger = Stub(services.PSERVER, server.address, "guess")
     with pytest.raises(grpc.RpcError) as caught:
-        stranger.call(pb.PserverStatusRequest(), timeout_s=5)
+        stranger.call(pb.PserverStatusRequest(), timeout_s=HANG_S)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     stranger.close()
     assert server.status().version == 0

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from tests.waiting import HANG_S
 from torch_edl import _core
 from torch_edl.checkpoint import files, layout
 from torch_edl.checkpoint.reader import CheckpointReader
@@ -76,11 +77,11 @@ def test_a_snapshot_under_pushes_agrees_on_the_records(
     finally:
         stop.set()
         for worker in workers:
-            worker.join(20)
+            worker.join(HANG_S)
     assert not failures
 
 
-def test_a_snapshot_of_a_million_rows_keeps_pushes_waiting_for_milliseconds(
+def test_pushes_wait_for_a_small_part_of_a_snapshot_of_a_million_rows(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
     (server,) = start(1)
@@ -104,7 +105,7 @@ def test_a_snapshot_of_a_million_rows_keeps_pushes_waiting_for_milliseconds(
 
     worker = threading.Thread(target=work)
     worker.start()
-    stalls = []
+    shares = []
     try:
         for step in range(8):
             directory = tmp_path / str(step)
@@ -116,16 +117,16 @@ def test_a_snapshot_of_a_million_rows_keeps_pushes_waiting_for_milliseconds(
             began = time.monotonic()
             answer = server.call(request)
             ended = time.monotonic()
-            stalls.append(answer.stall_ms)
+            shares.append(answer.stall_ms / 1000 / (ended - began))
             assert sum(1 for a, b in waits if began < a and b < ended) > 3  # pushes went on
-            if min(stalls) < 10:
+            if min(shares) < 0.1:
                 break
     finally:
         stop.set()
-        worker.join(20)
+        worker.join(HANG_S)
     # The stall covers the way between the two calls, which a busy machine stretches: the least of
-    # a few is what the server adds.
-    assert min(stalls) < 10, stalls
+    # a few is what the server adds. benchmarks/snapshot_stall.py measures it.
+    assert min(shares) < 0.1, shares
     rows = sum(len(files.read(p)["ids"]) for p in directory.glob("*part*"))
     assert rows == total
 

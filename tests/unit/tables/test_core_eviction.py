@@ -282,10 +282,11 @@ def test_threads_that_push_and_evict_lose_no_row_that_is_used() -> None:
 def test_no_call_takes_long() -> None:
     """The work of one call is bounded, whatever the size of the table."""
     table = make(dim=8, max_rows=400_000)
+    began = time.thread_time()
     table.load(np.arange(1_000_000), np.zeros((1_000_000, 8), np.float32))
-    before = table.size
-    started = time.thread_time()
+    before, loaded = table.size, time.thread_time()
     went = table.evict(1, aged=False)
+    ended = time.thread_time()
     assert 0 < len(went) <= 1 << 14
     assert table.size == before - len(went)
-    assert time.thread_time() - started < 0.1  # some milliseconds on an idle machine
+    assert ended - loaded < (loaded - began) / 4  # a fiftieth on an idle machine

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.ring.rings import Member, office, wait_until
+from tests.unit.engine.ring.rings import Member, office
 from tests.unit.trainer.counting import counted, numbers, train
+from tests.waiting import HANG_S, wait_for
 from torch_edl.checkpoint import layout
 from torch_edl.errors import EdlError
 from torch_edl.trainer.ending import Ending
@@ -41,11 +42,11 @@ def test_rank_0_dies_while_it_saves_and_another_one_does() -> None:
     """The remedy: ``Membership.leave`` stands by until the script of rank 0 is over."""
     with office(3) as one:
         members = [one.start(saving) for _ in range(3)]
-        wait_until(lambda: any(each.pipe.poll() for each in members))
+        wait_for(lambda: any(each.pipe.poll() for each in members))
         (main,) = [each for each in members if each.pipe.poll()]
         assert main.hear() == ("saves", 5, [1.0] * 40, 3, 3)
         others = [each for each in members if each is not main]
-        wait_until(lambda: len(one.ring.living()) == 1)
+        wait_for(lambda: len(one.ring.living()) == 1)
         assert not any(each.pipe.poll(0.1) for each in others), "they wait"
         main.kill()
         new = one.start(saving)
@@ -80,13 +81,13 @@ def test_all_are_asked_to_leave_and_who_waits_gets_the_model(world: int) -> None
         for each in members:
             assert each.hear() == "there"
         joiner = one.start(long, "")
-        wait_until(lambda: bool(members[0].flags.stale.value))
+        wait_for(lambda: bool(members[0].flags.stale.value))
         for each in members:
             each.flags.leaving.value = 1
             each.tell("on")
         assert joiner.hear() == (5, [1.0] * 40)
         for each in members:
-            each.process.join(30)
+            each.process.join(HANG_S)
             assert each.process.exitcode == 0
 
 
@@ -101,7 +102,7 @@ def test_the_last_ones_to_leave_write_a_checkpoint(world: int, tmp_path: Path) -
         for each in members:
             each.tell("on")
         for each in members:
-            each.process.join(30)
+            each.process.join(HANG_S)
             assert each.process.exitcode == 0
         found = layout.newest(tmp_path)
         assert found is not None

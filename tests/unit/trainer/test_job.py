@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.engine.ring.rings import Member, office, wait_until
+from tests.unit.engine.ring.rings import Member, office
 from tests.unit.trainer.counting import OPTIONS, counted, counting, finish, numbers, train
+from tests.waiting import wait_for
 from torch_edl.checkpoint import layout
 from torch_edl.engine.ring.control_flags import DivergedError
 
@@ -46,7 +47,7 @@ def test_each_record_counts_once_when_members_come_and_go(how: str) -> None:
         if "join" in how:
             joiner = one.start(counting, 40, 8, OPTIONS, -1)
             members.append(joiner)
-            wait_until(lambda: bool(members[0].flags.stale.value))
+            wait_for(lambda: bool(members[0].flags.stale.value))
         for each in members:
             each.tell("on")
         ends = finish(members)
@@ -149,7 +150,7 @@ def test_a_ring_that_no_master_hears_stops_counting(world: int) -> None:
             each.flags.silent.value = 1
         for each in members:
             each.tell("on")
-        wait_until(lambda: len(one.seats) > 2)
+        wait_for(lambda: len(one.seats) > 2)
         for each in members:
             each.flags.silent.value = 0
         for bodies, weights, rings in (each.hear() for each in members):
@@ -194,10 +195,10 @@ def test_a_checkpoint_goes_on_in_another_world_with_the_rest(tmp_path: Path, acc
             assert layout.newest(tmp_path) is None
             return
         # Of step 4, or of step 2 where that was being written still.
-        wait_until(lambda: layout.newest(tmp_path) is not None)
+        wait_for(lambda: layout.newest(tmp_path) is not None)
     with office(2) as one:
         one.restored_from = str(layout.newest(tmp_path))
         for each in [one.start(saving, str(tmp_path), 10**9) for _ in range(2)]:
             assert each.hear() == (10, [2.0] * 40)
         # The last one, when the script ends.
-        wait_until(lambda: (layout.newest(tmp_path) or tmp_path).name == "step-0000000010")
+        wait_for(lambda: (layout.newest(tmp_path) or tmp_path).name == "step-0000000010")

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import torch_edl
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.trainer import opening
 from torch_edl.wire import master_pb2 as pb
@@ -189,7 +190,7 @@ def test_the_trainer_class_goes_epoch_by_epoch(start: Callable[..., Stub]) -> No
     ids, labels = records.tensors
     predicted = trainer.predict(records, batch_size=50)
     assert float((predicted - labels).pow(2).mean()) == pytest.approx(losses[-1], rel=1e-5)
-    status = master.call(pb.GetStatusRequest(), timeout_s=5)
+    status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
     assert (status.strategy, status.epochs, status.records_done) == ("ps", 3, 3 * len(ids))
     with pytest.raises(UsageError, match="a second loader"):
         trainer.fit(records, batch_size=BATCH, verbose=False)
@@ -219,7 +220,7 @@ def test_a_batch_without_a_step_counts_and_changes_nothing(start: Callable[..., 
         assert torch.equal(value, before[name]), name
     with torch.no_grad():
         assert torch.equal(model.eval().rows(torch.arange(IDS)), torch.full((IDS, 4), 0.1))
-    status = master.call(pb.GetStatusRequest(), timeout_s=5)
+    status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
     assert status.records_done == len(data())
 
 
@@ -267,7 +268,7 @@ def test_a_script_that_leaves_its_loop_gives_its_task_back(start: Callable[..., 
         optimizer.step()
         if number == 3:
             break
-    status = master.call(pb.GetStatusRequest(), timeout_s=5)
+    status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
     assert (status.tasks_doing, status.tasks_todo) == (0, 2)
 
 
@@ -346,7 +347,7 @@ def test_an_evaluation_outlives_a_server(start: Callable[..., Stub], tmp_path: P
         nonlocal tries
         tries += 1
         if tries == 2:
-            status = master.call(pb.GetStatusRequest(), timeout_s=5)
+            status = master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
             server = next(p for p in status.processes if p.role == "ps")
             os.kill(server.pid, signal.SIGKILL)
         with torch.no_grad():

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.unit.engine.ring.rings import Member, office, wait_until
+from tests.unit.engine.ring.rings import Member, office
 from tests.unit.trainer.counting import Count, numbers, train
+from tests.waiting import wait_for
 from torch_edl.engine import replica as replicas
 from torch_edl.engine.ring.engine import RingEngine
 
@@ -158,7 +159,7 @@ def test_a_joiner_runs_through_what_is_over_and_gets_its_results(wait_in: int) -
         for each in members:
             assert each.hear() == "there"
         joiner = one.start(passes, wait_in)
-        wait_until(lambda: bool(members[0].flags.stale.value))
+        wait_for(lambda: bool(members[0].flags.stale.value))
         for each in members:
             each.tell("on")
         ends = [each.hear() for each in [*members, joiner]]

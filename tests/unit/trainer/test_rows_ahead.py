@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import torch_edl
+from tests.waiting import HANG_S
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
 
@@ -107,7 +108,7 @@ def test_a_server_dies_with_a_pull_ahead(
     steps, is_killed = 0, False
 
     def status() -> Any:
-        return master.call(pb.GetStatusRequest(), timeout_s=5)
+        return master.call(pb.GetStatusRequest(), timeout_s=HANG_S)
 
     for (numbers,) in loader:
         optimizer.zero_grad()

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 import torch_edl
-from tests.unit.engine.ring.rings import Member, office, wait_until
+from tests.unit.engine.ring.rings import Member, office
+from tests.waiting import wait_for
 from torch_edl.errors import UsageError
 
 EPOCHS = 6
@@ -95,7 +96,7 @@ def test_a_plateau_steps_alike_in_all_and_in_who_joins_late(wait_in: int) -> Non
         for each in members:
             assert each.hear() == "there"
         members.append(one.start(elastic, wait_in))
-        wait_until(lambda: bool(members[0].flags.stale.value))
+        wait_for(lambda: bool(members[0].flags.stale.value))
         for each in members[:2]:
             each.tell("on")
         ends = [each.hear() for each in members]

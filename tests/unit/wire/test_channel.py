@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import server, services
@@ -41,7 +42,7 @@ def stub() -> Iterator[Callable[[Answers], Stub]]:
 
 
 def insist(stub: Stub, **options: Any) -> str:
-    answer = stub.insist(pb.GetStatusRequest(), timeout_s=30.0, **options)
+    answer = stub.insist(pb.GetStatusRequest(), timeout_s=HANG_S, **options)
     return str(answer.job)
 
 

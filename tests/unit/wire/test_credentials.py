@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.waiting import HANG_S
 from torch_edl.environment import ENV_TLS
 from torch_edl.errors import UsageError
 from torch_edl.wire import certificates, keys, services
@@ -62,7 +63,7 @@ def listen() -> Iterator[Callable[..., str]]:
 
 
 def ask(stub: Stub, *, wait: bool = False) -> str:
-    return str(stub.call(pb.GetStatusRequest(), timeout_s=20, wait=wait).job)
+    return str(stub.call(pb.GetStatusRequest(), timeout_s=HANG_S, wait=wait).job)
 
 
 def refused(stub: Stub, *, wait: bool = False) -> tuple[CODES, str]:
@@ -105,7 +106,7 @@ def test_processes_that_have_the_token_accept_each_other(
 from torch_edl.wire import master_pb2, services
 from torch_edl.wire.channel import Stub
 stub = Stub(services.CONTROL, {address!r}, {TOKEN!r})
-print(stub.call(master_pb2.GetStatusRequest(), timeout_s=20).job)
+print(stub.call(master_pb2.GetStatusRequest(), timeout_s=100).job)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "ours\n", done.stderr
@@ -119,7 +120,7 @@ from torch_edl.wire.channel import Stub
 from torch_edl.wire.server import serve
 handlers = dict.fromkeys(services.methods(services.CONTROL), lambda r, c: pb.ScaleResponse())
 server, port = serve(services.CONTROL, handlers, address="127.0.0.1:0", token="t", threads=1)
-Stub(services.CONTROL, f"127.0.0.1:{port}", "t").call(pb.ScaleRequest(), timeout_s=20, wait=True)
+Stub(services.CONTROL, f"127.0.0.1:{port}", "t").call(pb.ScaleRequest(), timeout_s=100, wait=True)
 print("cryptography" in sys.modules)
 server.stop(0).wait()
 """
@@ -168,7 +169,9 @@ def test_a_client_without_a_certificate_or_in_the_clear_is_rejected(
         grpc.insecure_channel(bare(address)),
     ):
         with channel, pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/torch_edl.Control/GetStatus")(b"", timeout=20, metadata=metadata)
+            channel.unary_unary("/torch_edl.Control/GetStatus")(
+                b"", timeout=HANG_S, metadata=metadata
+            )
         assert caught.value.code() is CODES.UNAVAILABLE
     assert ask(connect(address)) == "ours"
 
@@ -179,7 +182,7 @@ def test_a_server_that_comes_late_is_waited_for(
     port = free_port()
     stub = connect(f"{ENCRYPTED}:{port}")
     assert refused(stub)[0] is CODES.UNAVAILABLE
-    late = stub.start(pb.GetStatusRequest(), timeout_s=20, wait=True)
+    late = stub.start(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True)
     assert not late.done()
     listen(port=port)
     assert late.result().job == "ours"

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.waiting import HANG_S
 from torch_edl.errors import StaleIncarnationError, UsageError
 from torch_edl.wire import codec, data_server
 from torch_edl.wire import data_plane_pb2 as pb
@@ -60,7 +61,7 @@ class Echo:
         if not may_wait:
             raise WouldWaitError
         self.pushes += 1
-        self.gate.wait(30)
+        self.gate.wait(HANG_S)
         return Framed(ps.PushGradientsResponse(accepted=True))
 
 
@@ -126,11 +127,11 @@ def test_errors_have_their_codes(echo: Echo, connect: Callable[..., DataStub]) -
         call = Framed(ps.PullRequest())
         call.put_ids(call.message.tables.add(name="t"), np.arange(3))
         call.message.tables[0].ids_frame = place
-        code, text = refused(lambda call=call: stub.call(call, timeout_s=20))  # type: ignore[misc]
+        code, text = refused(lambda call=call: stub.call(call, timeout_s=HANG_S))  # type: ignore[misc]
         assert (code, text) == (CODES.INVALID_ARGUMENT, f"frame {place}: the message has 1")
     odd = Framed(ps.PullRequest(tables=[ps.TableIds(name="t", ids_frame=1)]))
     odd.frames.append(memoryview(b"1234567"))
-    assert "not a whole number" in refused(lambda: stub.call(odd, timeout_s=20))[1]
+    assert "not a whole number" in refused(lambda: stub.call(odd, timeout_s=HANG_S))[1]
     assert pull(stub, np.arange(3))[0].tolist() == [0, 1, 2]
 
 
@@ -157,11 +158,9 @@ def test_a_server_that_is_not_there_is_noticed_at_once(
     where: str, connect: Callable[..., DataStub]
 ) -> None:
     stub = connect(where.replace("*", "1"))
-    began = time.monotonic()
     for _ in range(2):
-        code, text = refused(lambda: pull(stub, timeout_s=60))
+        code, text = refused(lambda: pull(stub, timeout_s=10 * HANG_S))
         assert (code, "no connection to" in text) == (CODES.UNAVAILABLE, True)
-    assert time.monotonic() - began < 20
 
 
 def test_a_server_that_is_back_is_called_again(
@@ -195,19 +194,21 @@ def test_a_server_that_dies_within_a_call_is_noticed_at_once(
     assert process.stdout is not None
     stub = connect(process.stdout.readline().decode().strip())
     with ThreadPoolExecutor(1) as caller:
-        call = caller.submit(refused, lambda: pull(stub, timeout_s=100))
+        call = caller.submit(refused, lambda: pull(stub, timeout_s=HANG_S))
         with pytest.raises(TimeoutError):
             call.result(0.3)
         process.send_signal(by)
-        assert call.result(20)[0] is CODES.UNAVAILABLE
+        assert call.result(HANG_S)[0] is CODES.UNAVAILABLE
     process.wait()
     process.stdout.close()
 
 
 def test_calls_are_answered_out_of_order(echo: Echo, connect: Callable[..., DataStub]) -> None:
     stub = connect(echo.endpoint)
-    slow = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=20)
-    ahead = [stub.start(Framed(ps.PullRequest(dense_version=n)), timeout_s=20) for n in range(3)]
+    slow = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=HANG_S)
+    ahead = [
+        stub.start(Framed(ps.PullRequest(dense_version=n)), timeout_s=HANG_S) for n in range(3)
+    ]
     assert [call.result().message.version for call in reversed(ahead)] == [2, 1, 0]
     assert all(call.done() for call in ahead)
     assert not slow.done()
@@ -219,15 +220,15 @@ def test_calls_are_answered_out_of_order(echo: Echo, connect: Callable[..., Data
 
 def test_a_thread_takes_the_answers_of_others(echo: Echo, connect: Callable[..., DataStub]) -> None:
     stub = connect(echo.endpoint)
-    slow = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=20)
-    quick = stub.start(Framed(ps.PullRequest(dense_version=3)), timeout_s=20)
+    slow = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=HANG_S)
+    quick = stub.start(Framed(ps.PullRequest(dense_version=3)), timeout_s=HANG_S)
     with ThreadPoolExecutor(1) as other:
         waits = other.submit(slow.result)
         while not quick.has_ended:
             assert not waits.done()
         assert quick.result().message.version == 3
         echo.gate.set()
-        assert waits.result(20).message.accepted
+        assert waits.result(HANG_S).message.accepted
 
 
 def test_a_deadline_ends_the_connection_and_the_calls_on_it(
@@ -236,7 +237,7 @@ def test_a_deadline_ends_the_connection_and_the_calls_on_it(
     """The answer that comes late finds nobody; those behind it would not be found either."""
     stub = connect(echo.endpoint)
     late = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=0.2)
-    other = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=20)
+    other = stub.start(Framed(ps.PushGradientsRequest()), timeout_s=HANG_S)
     assert refused(late.result)[0] is CODES.DEADLINE_EXCEEDED
     assert other.done()
     assert refused(other.result)[0] is CODES.UNAVAILABLE
@@ -246,11 +247,11 @@ def test_a_deadline_ends_the_connection_and_the_calls_on_it(
 def test_closing_ends_a_call(echo: Echo, connect: Callable[..., DataStub]) -> None:
     stub = connect(echo.endpoint)
     with ThreadPoolExecutor(1) as caller:
-        call = caller.submit(refused, lambda: push(stub, timeout_s=100))
+        call = caller.submit(refused, lambda: push(stub, timeout_s=HANG_S))
         with pytest.raises(TimeoutError):
             call.result(0.2)
         stub.close()
-        assert call.result(20)[0] is CODES.CANCELLED
+        assert call.result(HANG_S)[0] is CODES.CANCELLED
     assert refused(lambda: pull(stub))[0] is CODES.CANCELLED
 
 
@@ -265,8 +266,8 @@ def test_a_server_that_ends_answers_the_calls_that_run(where: str) -> None:
         with pytest.raises(TimeoutError):
             ended.result(0.2)
         echo.gate.set()
-        assert call.result(20)
-        ended.result(20)
+        assert call.result(HANG_S)
+        ended.result(HANG_S)
     assert refused(lambda: pull(stub))[0] is CODES.UNAVAILABLE
     stub.close()
 
@@ -283,9 +284,9 @@ def test_the_answer_to_the_call_that_ends_a_server_arrives(where: str) -> None:
 
     server = DataServer({"pull": pull_last}, endpoint=where, token=TOKEN, threads=1)
     stub = DataStub(server.endpoint, TOKEN)
-    answer = stub.call(Framed(ps.PullRequest()), timeout_s=20)
+    answer = stub.call(Framed(ps.PullRequest()), timeout_s=HANG_S)
     assert answer.message.version == 7
-    closed[0].join(20)
+    closed[0].join(HANG_S)
     stub.close()
 
 
@@ -309,7 +310,7 @@ def test_calls_that_wait_keep_no_other_from_its_answer(where: str) -> None:
             assert pull(other, np.arange(n))[0].tolist() == list(range(n))
         assert not any(call.done() for call in waiting)
         echo.gate.set()
-        assert all(call.result(20) for call in waiting)
+        assert all(call.result(HANG_S) for call in waiting)
     for stub in [*stubs, other]:
         stub.close()
     echo.server.close()
@@ -437,7 +438,7 @@ def test_a_tensor_that_is_too_large_is_named(echo: Echo, connect: Callable[..., 
     call = Framed(ps.PullRequest())
     call.frames.append(np.zeros(MAX_FRAME_BYTES + 1, np.uint8).data)
     with pytest.raises(UsageError, match="use more --ps"):
-        connect(echo.endpoint).call(call, timeout_s=20)
+        connect(echo.endpoint).call(call, timeout_s=HANG_S)
 
 
 def test_an_endpoint_that_is_taken_is_named(echo: Echo) -> None:

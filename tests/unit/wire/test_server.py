@@ -13,6 +13,7 @@ import grpc
 import psutil
 import pytest
 
+from tests.waiting import HANG_S
 from torch_edl.errors import UsageError
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import services
@@ -64,7 +65,7 @@ def server() -> Iterator[Server]:
         yield Server(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(HANG_S) == 0
 
 
 @pytest.fixture
@@ -90,25 +91,25 @@ def test_calls_of_headers_only_hold_no_thread(server: Server, friend: Stub) -> N
 
     with stranger(server.address) as channel:
         send = channel.stream_unary(METHOD)
-        calls = [send.future(nothing(), timeout=20) for _ in range(40 * THREADS)]
+        calls = [send.future(nothing(), timeout=HANG_S) for _ in range(40 * THREADS)]
         codes = {call.code() for call in calls}
-        answer = friend.call(pb.GetStatusRequest(), timeout_s=5)
+        answer = friend.call(pb.GetStatusRequest(), timeout_s=HANG_S)
         ended.set()
     assert answer.job == "j"
     assert codes == {grpc.StatusCode.UNAUTHENTICATED}
 
 
 def test_a_large_message_is_refused_before_it_is_read(server: Server, friend: Stub) -> None:
-    friend.call(pb.GetStatusRequest(), timeout_s=5)
+    friend.call(pb.GetStatusRequest(), timeout_s=HANG_S)
     before = server.peak_mib
     with stranger(server.address) as channel:
         call = channel.unary_unary(METHOD)
         for _ in range(3):
             with pytest.raises(grpc.RpcError) as caught:
-                call(bytes(200 << 20), timeout=20)
+                call(bytes(200 << 20), timeout=HANG_S)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert server.peak_mib - before < 40
-    assert friend.call(pb.GetStatusRequest(), timeout_s=5).job == "j"
+    assert friend.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
 
 
 def test_calls_in_flight_are_bounded(server: Server) -> None:
@@ -121,12 +122,12 @@ def test_calls_in_flight_are_bounded(server: Server) -> None:
         for _ in range(connections):
             call = stack.enter_context(stranger(server.address)).unary_unary(METHOD)
             calls += [
-                call.future(b"", timeout=20, metadata=token, wait_for_ready=True)
+                call.future(b"", timeout=HANG_S, metadata=token, wait_for_ready=True)
                 for _ in range(MAX_CALLS_OF_CONNECTION)
             ]
         for each in calls:
             each.add_done_callback(done.put)
-        assert done.get(timeout=10).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert done.get(timeout=HANG_S).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         for each in calls:
             each.cancel()
 
@@ -134,9 +135,9 @@ def test_calls_in_flight_are_bounded(server: Server) -> None:
 def test_a_request_that_is_too_large_for_the_master_is_named(server: Server, friend: Stub) -> None:
     large = pb.StopRequest(reason="x" * request_limit(services.CONTROL)[0])
     with pytest.raises(UsageError, match=r"^Stop: the request has 67108.* --records-per-task"):
-        friend.call(large, timeout_s=20)
+        friend.call(large, timeout_s=HANG_S)
     token = (("authorization", "Bearer t"),)
     with stranger(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(METHOD)(large.SerializeToString(), timeout=20, metadata=token)
+        channel.unary_unary(METHOD)(large.SerializeToString(), timeout=HANG_S, metadata=token)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert request_limit(services.CONTROL)[0] < MAX_MESSAGE_BYTES

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import HANG_S, wait_for
 from torch_edl.wire import certificates, services
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.channel import Stub
@@ -24,7 +25,6 @@ from torch_edl.wire.endpoint import TLS
 TOKEN = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2
 HANDSHAKE_S = 2.0
-TIMEOUT_S = 20.0
 GROWTH_MIB = 48
 
 # The first flight of a client, as far as a stranger likes to send it.
@@ -62,7 +62,7 @@ class Server:
         self._process = psutil.Process(process.pid)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S)
+        return socket.create_connection(("127.0.0.1", self.port), HANG_S)
 
     @property
     def mib(self) -> float:
@@ -76,7 +76,7 @@ class Server:
         """Whether one who has the token is answered, over a connection of its own."""
         stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{self.port}", TOKEN)
         with contextlib.closing(stub):
-            return str(stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S, wait=True).job) == "j"
+            return str(stub.call(pb.GetStatusRequest(), timeout_s=HANG_S, wait=True).job) == "j"
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield Server(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(TIMEOUT_S) == 0
+        assert process.wait(HANG_S) == 0
 
 
 @pytest.fixture
@@ -142,9 +142,9 @@ def test_handshakes_that_are_never_finished_end_and_block_nobody(server: Server)
     assert server.serves()
     files = server.files
     first_bytes = (b"", HELLO[:1], HELLO[: len(HELLO) // 2], HELLO)
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(server.connect()) for _ in range(200)]
-        began = time.monotonic()
         for number, stranger in enumerate(strangers):
             stranger.sendall(first_bytes[number % len(first_bytes)])
         for _ in range(5):
@@ -160,11 +160,11 @@ def test_strangers_do_not_take_all_files_of_the_process(server: Server) -> None:
     """Of 300: a member that is connected is served, and others are when strangers are gone."""
     stub = Stub(services.CONTROL, f"{TLS}127.0.0.1:{server.port}", TOKEN)
     with contextlib.ExitStack() as stack, contextlib.closing(stub):
-        assert stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S).job == "j"
+        assert stub.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
         strangers = [stack.enter_context(server.connect()) for _ in range(500)]
         wait_for(lambda: server.files > 100)
         assert server.files < 200
-        assert stub.call(pb.GetStatusRequest(), timeout_s=TIMEOUT_S).job == "j"
+        assert stub.call(pb.GetStatusRequest(), timeout_s=HANG_S).job == "j"
         assert all(map(ends, strangers))
         assert server.serves()
 
@@ -229,10 +229,3 @@ def test_a_member_that_talks_nonsense_ends_its_own_connection(
             assert ends(peer)
     assert server.serves()
     assert server.mib - before < GROWTH_MIB
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

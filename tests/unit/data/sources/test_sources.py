@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from tests.waiting import HANG_S
 from torch_edl.data.sources import FORMATS, expand, open_source, schemes
 from torch_edl.data.sources.files.recordio import RecordIOWriter
 from torch_edl.data.sources.files.tfrecord import TFRecordWriter
@@ -195,7 +196,9 @@ def test_recordio_is_read_without_torch_and_without_pyarrow(tmp_path: Path) -> N
         f"assert open_source({str(path)!r}).read(0, 1) == [b'1'];"
         "print([name for name in ('torch', 'pyarrow') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S
+    )
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from master.state.ring import Ring
+from tests.waiting import HANG_S
 from torch_edl.config import CheckpointConfig, JobConfig, TrainConfig
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.process_group import StoreServer
@@ -37,7 +38,6 @@ _processes.set_forkserver_preload(
     ["torch", "torch.distributed", "torch.utils.data", "pytest", "torch_edl.trainer.job"]
 )
 
-_DEADLINE_S = 60.0
 MEET_S = 2.0
 
 
@@ -103,7 +103,7 @@ class Office:
         for member in self.members:
             member.kill()
         for member in self.members:
-            member.process.join(_DEADLINE_S)
+            member.process.join(HANG_S)
             member.pipe.close()
         self._over = True
         self._waker.send_bytes(b"x")
@@ -175,7 +175,7 @@ class Running:
     pipe: Connection
     flags: Flags
 
-    def hear(self, timeout_s: float = _DEADLINE_S) -> Any:
+    def hear(self, timeout_s: float = HANG_S) -> Any:
         """The next thing that it told; an AssertionError if that is how it failed."""
         assert self.pipe.poll(timeout_s), f"member {self.worker} said nothing"
         try:
@@ -236,7 +236,7 @@ class Member:
 
     def hear(self) -> Any:
         """What the test tells."""
-        assert self._pipe.poll(_DEADLINE_S), "the test says nothing"
+        assert self._pipe.poll(HANG_S), "the test says nothing"
         return self._pipe.recv()
 
     def job(self, directory: str = "", **options: Any) -> Job:
@@ -373,11 +373,3 @@ def count_sockets() -> int:
         with open(f"/proc/self/net/{table}", encoding="ascii") as file:
             inodes |= {f"socket:[{line.split()[9]}]" for line in list(file)[1:]}
     return len(ours & inodes)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = _DEADLINE_S) -> None:
-    """Looks again and again; an AssertionError after the time."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)

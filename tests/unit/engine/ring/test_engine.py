@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from tests.unit.engine.ring.rings import Member, office, wait_until
+from tests.unit.engine.ring.rings import Member, office
+from tests.waiting import wait_for
 from torch_edl.data.order import Order
 from torch_edl.data.passes import Pass
 
@@ -173,7 +174,7 @@ def test_with_a_fixed_global_batch_the_world_does_not_matter() -> None:
         members = [one.start(changing, (8, 20)) for _ in range(2)]
         assert [each.hear() for each in members] == [8, 8]
         more = [one.start(changing, (20,)) for _ in range(2)]
-        wait_until(lambda: len(one.ring._asked) == 2)
+        wait_for(lambda: len(one.ring._asked) == 2)
         for each in members:
             each.tell("on")
         members += more

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office, wait_until
+from tests.unit.engine.ring.rings import MEET_S, Member, Office, count_sockets, office
+from tests.waiting import HANG_S, wait_for
 from torch_edl.engine.ring import process_group as group_module
 from torch_edl.engine.ring.group import RingBrokenError
 from torch_edl.engine.ring.process_group import ProcessGroup, StoreServer
@@ -20,7 +20,6 @@ from torch_edl.engine.ring.rendezvous import local_address
 from torch_edl.wire import master_pb2 as pb
 
 CPU = torch.device("cpu")
-SOON_S = 0.5
 
 
 def formed(member: Member, ring: pb.Ring, number: int = 0) -> ProcessGroup:
@@ -71,22 +70,20 @@ def stuck(member: Member) -> None:
     group = formed(member, member.next(0, -1))
     member.tell(group.rank)
     member.hear()  # until the peer is stopped
-    begun = time.monotonic()
-    interrupted: list[float] = []
+    interrupted: list[bool] = []
 
     def interrupt() -> None:
-        interrupted.append(time.monotonic())
+        interrupted.append(True)
         group.interrupt()
 
     timer = threading.Timer(0.3, interrupt)
     timer.start()
     with pytest.raises(RingBrokenError):
         group.wait([group.allreduce(torch.ones(1 << 20))])
-    ended = time.monotonic()
-    assert ended - begun >= 0.3
+    assert interrupted
     group.close()
     timer.join()
-    member.tell((ended - interrupted[0], time.monotonic() - ended))
+    member.tell("closed")
     member.hear()
 
 
@@ -101,9 +98,7 @@ def test_interrupt_ends_a_collective_with_a_stopped_peer() -> None:
         for each in members[:2]:
             each.tell("continue")
         for each in members[:2]:
-            waited, closed = each.hear(10.0)
-            assert waited < SOON_S
-            assert closed < SOON_S
+            assert each.hear() == "closed"
 
 
 def killed_peer(member: Member) -> None:
@@ -111,7 +106,7 @@ def killed_peer(member: Member) -> None:
     member.tell(group.rank)
     with pytest.raises(RingBrokenError):
         group.wait([group.allreduce(torch.ones(10))])
-    member.tell(time.monotonic())
+    member.tell("noticed")
     member.hear()
 
 
@@ -122,14 +117,13 @@ def bystander(member: Member) -> None:
     group.close()
 
 
-def test_a_killed_peer_is_noticed_at_once() -> None:
+def test_a_killed_peer_is_noticed() -> None:
     with office(2) as one:
         first, second = one.start(killed_peer), one.start(bystander)
         first.hear()
         second.hear()
-        begun = time.monotonic()
         second.kill()
-        assert first.hear(10.0) - begun < SOON_S
+        assert first.hear() == "noticed"
 
 
 def with_workers(member: Member) -> None:
@@ -171,9 +165,8 @@ def test_processes_of_a_killed_member_do_not_keep_the_ring_alive(program: Any) -
             # A stopped child cannot end by itself because its parent is gone.
             for pid in children:
                 os.kill(pid, signal.SIGSTOP)
-            begun = time.monotonic()
             second.kill()
-            assert first.hear(10.0) - begun < SOON_S
+            assert first.hear() == "noticed"
         finally:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
@@ -204,7 +197,7 @@ def closed(member: Member) -> None:
         why = failure_of(group)
         group.close()
         del group
-        wait_until(lambda: count_sockets() <= before, 5.0)
+        wait_for(lambda: count_sockets() <= before)
     member.tell(why)
     member.hear()
 
@@ -216,7 +209,7 @@ def test_no_socket_of_a_broken_ring_stays_open_while_its_error_is_handled() -> N
         members = started(one, 2, closed)
         ranks = [each.hear() for each in members]
         members[ranks.index(1)].kill()
-        assert members[ranks.index(0)].hear(10.0)
+        assert members[ranks.index(0)].hear()
 
 
 def again(member: Member, rings: int) -> None:
@@ -243,13 +236,13 @@ def test_keys_of_an_old_ring_do_not_disturb_the_next() -> None:
     """The remedy: the store's prefix has the number of the ring."""
     with office(2) as one:
         members = started(one, 2, again, 4)
-        wait_until(lambda: bool(one.seats))
+        wait_for(lambda: bool(one.seats))
         first, second = (members[worker] for worker in one.seats[0].workers)
         for _ in range(4):
-            assert first.hear(10.0) == "forming"
+            assert first.hear() == "forming"
             second.tell("continue")
-            assert second.hear(10.0) == "forming"
-        assert first.hear(10.0) == second.hear(10.0) == "ok"
+            assert second.hear() == "forming"
+        assert first.hear() == second.hear() == "ok"
 
 
 def forming(member: Member) -> None:
@@ -257,27 +250,25 @@ def forming(member: Member) -> None:
     if member.rank_in(ring) == 1:
         member.tell("dead")
         member.hear()
-    begun = time.monotonic()
     with pytest.raises(RingBrokenError, match="was not formed"):
         formed(member, ring)
-    took = time.monotonic() - begun
     ring = member.next(ring.number, 0)
     group = formed(member, ring)
     assert group.gather(b"x") == [b"x"] * 2
-    member.tell(took)
+    member.tell("formed")
     member.hear()
 
 
 def test_a_member_that_dies_while_the_ring_is_formed_holds_the_others_up_for_a_while() -> None:
     with office(3) as one:
         members = started(one, 3, forming)
-        wait_until(lambda: bool(one.seats))
+        wait_for(lambda: bool(one.seats))
         dead = one.seats[0].workers[1]
         assert members[dead].hear() == "dead"
         members[dead].kill()
         for each in members:
             if each.worker != dead:
-                assert each.hear() < 2 * MEET_S + 1
+                assert each.hear() == "formed"
 
 
 # ---- who may connect ----
@@ -334,10 +325,8 @@ def test_a_closed_group_says_so() -> None:
 
 
 def test_a_store_that_is_not_there_is_a_ring_that_is_not_formed() -> None:
-    begun = time.monotonic()
     with pytest.raises(RingBrokenError, match="was not formed"):
-        ProcessGroup("127.0.0.1:1", 1, 0, 2, host="127.0.0.1", device=CPU)
-    assert time.monotonic() - begun < SOON_S
+        ProcessGroup("127.0.0.1:1", 1, 0, 2, host="127.0.0.1", device=CPU, meet_s=10 * HANG_S)
 
 
 @pytest.mark.parametrize(

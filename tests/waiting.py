@@ -1,0 +1,26 @@
+"""How tests wait for what processes and threads do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+HANG_S = 100.0
+"""No test waits longer for one thing. A time that only a hang exceeds: where all cores are busy,
+what takes a second takes half a minute."""
+_POLL_S = 0.01
+
+
+def wait_for(condition: Callable[[], Any], what: str | Callable[[], object] = "") -> Any:
+    """What ``condition`` returns once it is true.
+
+    Args:
+        what: is waited for; or a function that says how things are if it does not come about.
+    """
+    end = time.monotonic() + HANG_S
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"it did not come about: {what() if callable(what) else what}")
+        time.sleep(_POLL_S)
+    return found
