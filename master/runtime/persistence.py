@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -37,26 +38,36 @@ _TIMES = ("wall_s", "rates")
 _STATE, _PREPARATION = "state", "preparation"
 
 
-def acquire(store: Store, name: str) -> Lock:
+def acquire(
+    store: Store,
+    name: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lock:
     """Takes the lock of the job, waiting for one whose owner died without giving it back, unless
     that was here and is certain.
 
     Raises:
         UsageError: another master of this job runs.
     """
-    lock = Lock(store, f"{_machine()}/{os.getpid()}/{start_time(os.getpid())}")
-    give_up = time.monotonic() + store.lock_ttl_s + 1.0
+    owner = f"{_machine()}/{os.getpid()}/{start_time(os.getpid())}"
+    lock = Lock(store, owner, clock=clock)
+    give_up = math.inf
     while True:
+        asked = clock()
         try:
             lock.acquire(is_dead=_is_dead)
             return lock
         except StoreConflictError as error:
-            if time.monotonic() >= give_up:
+            if asked >= give_up:
                 raise UsageError(
                     f"--job-name {name}: another master of this job is running ({error}); "
                     "choose another name, or stop that job"
                 ) from error
-            time.sleep(_POLL_S)
+            # After the first look at the lock, and a last renewal of an owner that died then.
+            give_up = min(give_up, clock() + store.lock_ttl_s + _EVERY_S)
+            sleep(_POLL_S)
 
 
 def _machine() -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,10 @@ from master.runtime.store.sqlite import SqliteStore
 from master.state.job import Job
 from master.state.script_fleet import ScriptFleet
 from master.state.server_command import ServerCommand
+from tests.waiting import HANG_S, wait_for
 from torch_edl.config import CheckpointConfig, ClusterConfig, JobConfig
+from torch_edl.errors import UsageError
+from torch_edl.processes.adoption import start_time
 
 
 class Renewals(Lock):
@@ -54,19 +58,20 @@ def keeper_of(service: Service, lock: Lock, folder: Path, told: list[str]) -> Pe
 
 
 def test_a_status_in_which_only_the_time_changes_is_written_once(
-    tmp_path: Path, service: Service
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(persistence, "_EVERY_S", 0.01)
     lock = Renewals(SqliteStore(tmp_path / "state.sqlite"), "me")
     lock.renewed = threading.Semaphore(0)
     lock.acquire()
     file = tmp_path / "status.json"
     keeper = keeper_of(service, lock, tmp_path, [])
     for _ in range(2):  # the first one is written then
-        assert lock.renewed.acquire(timeout=30)
+        assert lock.renewed.acquire(timeout=HANG_S)
     first = json.loads(file.read_text())
     file.unlink()
     for _ in range(2):
-        assert lock.renewed.acquire(timeout=30)
+        assert lock.renewed.acquire(timeout=HANG_S)
     assert not file.exists()
     keeper.close()
     service.close()
@@ -92,17 +97,70 @@ def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
 
 
 def test_a_master_whose_lock_was_taken_gives_way_and_leases_nothing(
-    tmp_path: Path, service: Service
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(persistence, "_EVERY_S", 0.01)
     lock = persistence.acquire(SqliteStore(tmp_path / "state.sqlite"), "j")
     told: list[str] = []
     keeper = keeper_of(service, lock, tmp_path, told)
     other = Lock(SqliteStore(tmp_path / "state.sqlite"), "other")
     other.acquire(is_dead=lambda owner: True)
-    end = time.monotonic() + 30
-    while not told:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(lambda: told)
     assert service.leases_until <= time.monotonic() + lock.store.lock_ttl_s
     keeper.close()
     other.store.close()
+
+
+class Clock:
+    """Of one who waits and is slow: each sleep takes ``slow`` times as long as it should."""
+
+    def __init__(self, slow: float = 1.0) -> None:
+        self.now = 100.0
+        self._slow = slow
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += self._slow * seconds
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_not_waited_for(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "state.sqlite")
+    ours = persistence.acquire(store, "j")
+    entry = store.get("lock")
+    assert entry is not None
+    machine = entry.value.decode().partition("/")[0]
+    ours.release()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        owner = f"{machine}/{process.pid}/{start_time(process.pid)}"
+        Lock(store, owner).acquire()
+        process.kill()
+    clock = Clock()
+    persistence.acquire(store, "j", clock=clock, sleep=clock.sleep)
+    assert clock.now == Clock().now
+    store.close()
+
+
+@pytest.mark.parametrize("slow", [1, 10, 1000])
+def test_the_lock_of_a_dead_process_elsewhere_is_waited_for(tmp_path: Path, slow: float) -> None:
+    store = SqliteStore(tmp_path / "state.sqlite")
+    Lock(store, "elsewhere/1/1").acquire()
+    clock = Clock(slow)
+    persistence.acquire(store, "j", clock=clock, sleep=clock.sleep)
+    assert clock.now >= Clock().now + store.lock_ttl_s
+    store.close()
+
+
+def test_the_lock_of_a_master_that_lives_is_refused(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "state.sqlite")
+    other, clock = Lock(store, "elsewhere/1/1"), Clock()
+    other.acquire()
+
+    def sleep(seconds: float) -> None:
+        other.renew()
+        clock.sleep(seconds)
+
+    with pytest.raises(UsageError, match="--job-name j: another master of this job is running"):
+        persistence.acquire(store, "j", clock=clock, sleep=sleep)
+    store.close()
