@@ -1,8 +1,8 @@
 """A model that counts in a ring: each record has a weight, and each update adds 1 to the weights of
 its records, so a weight that is not 1 names a record that was lost or repeated.
 
-Arguments: the number of records, a file until which the last one waits, and the seconds of a
-minibatch.
+Arguments: the number of records, a file until which the last one waits, and the seconds that a
+minibatch takes until then.
 """
 
 import sys
@@ -21,7 +21,7 @@ class Count(nn.Module):
         self.records = nn.Parameter(torch.zeros(RECORDS))
 
     def forward(self, numbers):
-        time.sleep(DELAY_S)
+        time.sleep(0 if GATE.exists() else DELAY_S)
         return self.records[numbers]
 
 

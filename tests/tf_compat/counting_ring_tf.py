@@ -1,5 +1,5 @@
 """As ``tests/faults/counting_ring_model.py``, for workers of TensorFlow, which say what they have
-imported. Minibatches take no time any more when the last one may come."""
+imported."""
 
 import json
 import os
