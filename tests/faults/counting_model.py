@@ -1,5 +1,5 @@
 """The model of ``examples/counting`` whose data stop at a record until a file exists, so that the
-job is not over before it is hurt.
+job is not over before it is hurt. Minibatches take their time until then, and none afterwards.
 
 Arguments before those of the example: the record and the file.
 """
@@ -20,6 +20,15 @@ assert _spec.loader is not None
 counting = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(counting)
 
+
+class Count(counting.Count):
+    def forward(self, numbers):
+        if GATE.exists():
+            counting.args.delay = 0.0
+        return super().forward(numbers)
+
+
+counting.Count = Count
 model, loss, optimizer = counting.model, counting.loss, counting.optimizer
 
 

@@ -77,10 +77,10 @@ def test_a_repaired_server_lacks_one_update_and_counts_none_twice(
         lambda: said(job, "goes on without 1 update of shard 0, lost .* record .* at byte")
     )
     # A server after that one, and a master, know it too.
-    done = job.done()
+    before = set(job.pids("ps"))
     job.kill("ps", 2)
     job.kill("master")
-    job.wait_for(lambda: job.done() > done)
+    job.wait_for(lambda: len(job.running("ps") - before) == 2)
     job.go_on()
     assert job.finish() == 0, job.report()
     assert job.summary()["updates_lost"] == 1, job.report()

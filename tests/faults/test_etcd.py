@@ -31,7 +31,7 @@ def require_nothing_left(store: EtcdStore) -> None:
 def test_master_and_etcd_are_killed(
     start_job: Callable[..., Any], etcd: Etcd, store: EtcdStore
 ) -> None:
-    job = start_job(RECORDS, *FLAGS, "--store", f"etcd://{etcd.endpoint}", delay_s=0.03)
+    job = start_job(3 * RECORDS, *FLAGS, "--store", f"etcd://{etcd.endpoint}", delay_s=0.2)
     job.wait_for(lambda: job.done() > 50)
     before = set(job.pids("worker") + job.pids("ps"))
     kill_master(job)

@@ -33,7 +33,7 @@ def problems(job: Any) -> list[str]:
 def test_a_job_waits_for_room_and_loses_nothing(
     start_job: Callable[..., Any], small_disk: Path
 ) -> None:
-    job = start_job(RECORDS, *FLAGS, "--journal-dir", str(small_disk))
+    job = start_job(RECORDS, *FLAGS, "--journal-dir", str(small_disk), delay_s=0.1)
     job.wait_for(lambda: job.done() > 200)
     ballast = small_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.faults.conftest import EDL, Job
+from tests.waiting import HANG_S
 
 RECORDS = 800
 TASKS = ["--batch-size", "8", "--records-per-task", "32"]
@@ -62,7 +63,7 @@ def test_twice_in_training(start_job: Callable[..., Any], flags: list[str]) -> N
 
 def test_while_it_takes_checkpoints(start_job: Callable[..., Any], tmp_path: Path) -> None:
     flags = [*FLAGS, "--checkpoint-every", "4", "--checkpoint-dir", "DIR"]
-    job = start_job(RECORDS, *flags, delay_s=0.01)
+    job = start_job(2 * RECORDS, *flags, delay_s=0.1)
     newest = ""
 
     def under_way() -> bool:
@@ -152,5 +153,5 @@ def test_nothing_outlives_client_and_master(start_job: Callable[..., Any]) -> No
     job.process.kill()
     job.process.wait()
     assert [p for p in left if p.is_running()], "nobody ends them"
-    _, alive = psutil.wait_procs(left, timeout=90)
+    _, alive = psutil.wait_procs(left, timeout=HANG_S)
     assert not alive

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import EDL, Job, ModelJob
+from tests.waiting import HANG_S
 
 FLAGS = ["--workers", "2", "--batch-size", "8", "--records-per-task", "64"]
 STORM = """
@@ -39,12 +40,6 @@ at = "15s"
 """
 
 
-def pids(job: Job, role: str) -> set[int]:
-    """Of the processes that run, as the status tells."""
-    found = job.status().processes
-    return {p.pid for p in found if p.role == role and p.state == "running"}
-
-
 def texts(job: Job) -> list[str]:
     return [event.text for event in job.status().events]
 
@@ -53,14 +48,14 @@ def test_a_spare_takes_the_place_of_a_killed_worker(start_job: Callable[..., Mod
     """No other process is started before that, and every record counts once."""
     # Enough for a worker that starts late: a spare waits for the first step of all.
     job = start_job(1200, "--ps", "1", *FLAGS, "--spares", "1", delay_s=0.05)
-    job.wait_for(lambda: pids(job, "spare"))
-    (spare,), workers = pids(job, "spare"), pids(job, "worker")
+    job.wait_for(lambda: job.running("spare"))
+    (spare,), workers = job.running("spare"), job.running("worker")
     assert len(workers) == 2
     assert set(job.pids("worker")) == workers | {spare}
     victim = min(workers)
     os.kill(victim, signal.SIGKILL)
-    job.wait_for(lambda: spare in pids(job, "worker"))
-    assert pids(job, "worker") == workers - {victim} | {spare}
+    job.wait_for(lambda: spare in job.running("worker"))
+    assert job.running("worker") == workers - {victim} | {spare}
     assert "spare-2 takes the place of a worker" in texts(job)
     job.go_on()
     job.check()
@@ -72,13 +67,13 @@ def test_a_spare_becomes_a_server(start_job: Callable[..., ModelJob]) -> None:
     """Rather than a worker, with ``--ps-failover worker``; it is a server like any other."""
     flags = ["--ps", "2", "--spares", "1", "--durability", "journal", "--ps-failover", "worker"]
     job = start_job(1000, *FLAGS, *flags, delay_s=0.05)
-    job.wait_for(lambda: pids(job, "spare"))
-    (spare,), workers = pids(job, "spare"), pids(job, "worker")
+    job.wait_for(lambda: job.running("spare"))
+    (spare,), workers = job.running("spare"), job.running("worker")
     job.kill("ps")
-    job.wait_for(lambda: spare in pids(job, "ps"))
-    assert pids(job, "worker") == workers
+    job.wait_for(lambda: spare in job.running("ps"))
+    assert job.running("worker") == workers
     os.kill(spare, signal.SIGKILL)
-    job.wait_for(lambda: spare not in pids(job, "ps") and len(pids(job, "ps")) == 2)
+    job.wait_for(lambda: spare not in job.running("ps") and len(job.running("ps")) == 2)
     assert job.status().rollbacks == 0
     job.go_on()
     job.check()
@@ -92,7 +87,7 @@ def test_a_storm_of_kills_of_workers_and_spares(
 ) -> None:
     flags = ["--ps", "2", "--spares", "2", "--durability", durability]
     job = start_job(4000, *FLAGS, *flags, delay_s=0.05)
-    job.wait_for(lambda: len(pids(job, "spare")) == 2, 120)
+    job.wait_for(lambda: len(job.running("spare")) == 2, 120)
     plan = job.log.with_name("storm.toml")
     plan.write_text(STORM)
     chaos = subprocess.Popen(
@@ -103,7 +98,7 @@ def test_a_storm_of_kills_of_workers_and_spares(
     over = "the last fault is over"
     job.wait_for(lambda: over in events.read_text() or chaos.poll() is not None, 120)
     job.go_on()
-    out, told = chaos.communicate(timeout=90)
+    out, told = chaos.communicate(timeout=HANG_S)
     assert chaos.returncode == 0, f"{out}{told}\n{job.report()}"
     verdict = json.loads(out)
     assert verdict["kills"]["worker"] >= 5
