@@ -8,7 +8,6 @@ come here: rows in this process's memory need no device) the same steps are plai
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -114,16 +113,13 @@ class CudaCopies(Copies):
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def _on_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
-
     def up(self, values: npt.NDArray[Any]) -> Upload:
         """See :class:`Copies`."""
-        given = torch.from_numpy(values)
         # From torch's cache of pinned memory, which keeps it until the copy is done.
-        pinned = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
-        pinned.copy_(given)
-        with self._on_stream():
+        dtype = getattr(torch, values.dtype.name)
+        pinned = torch.empty(values.shape, dtype=dtype, pin_memory=True)
+        np.copyto(pinned.numpy(), values)  # which may be a view of what came, not writable
+        with torch.cuda.stream(self._stream):
             tensor = pinned.to(self._device, non_blocking=True)
             return Upload(tensor, self._stream.record_event())
 
@@ -131,7 +127,7 @@ class CudaCopies(Copies):
         """See :class:`Copies`."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with self._on_stream():
+        with torch.cuda.stream(self._stream):
             host.copy_(tensor, non_blocking=True)
             tensor.record_stream(self._stream)
             return Download(host, self._stream.record_event())
