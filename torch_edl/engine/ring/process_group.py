@@ -29,6 +29,7 @@ dist: Any = torch.distributed
 # A collective has no time limit: a member may evaluate for an hour. The master, which knows which
 # members live, ends a stuck collective.
 _COLLECTIVE_S = 7 * 24 * 3600.0
+_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 # ``[/__w/pytorch/gloo/transport/tcp/pair.cc:553] ``
 _SOURCE = re.compile(r"\[\S+:\d+\] (?=\S)")
 
@@ -103,6 +104,7 @@ class ProcessGroup:
             rendezvous = dist.PrefixStore(f"ring/{ring}", client)
             self._gloo: Any = _gloo(rendezvous, rank, size, host, meet_s)
             self._nccl: Any = _nccl(rendezvous, rank, size) if device.type == "cuda" else None
+            self._device = device
         except (RuntimeError, OSError) as error:
             raise RingBrokenError(f"ring {ring} was not formed: {_first_line(error)}") from None
         port = int(store.rpartition(":")[2])
@@ -127,6 +129,7 @@ class ProcessGroup:
         with _broken_ring():
             for work in works:
                 work.wait()
+        self._require_whole()
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Copies ``tensor`` of the rank ``source`` to all members, in place."""
@@ -135,6 +138,7 @@ class ProcessGroup:
         options.rootTensor = 0
         with _broken_ring():
             self._of(tensor).broadcast([tensor], options).wait()
+        self._require_whole()
 
     def send(self, content: Bytes, to: int) -> None:
         tensor = torch.from_numpy(content)
@@ -186,6 +190,16 @@ class ProcessGroup:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
+    def _require_whole(self) -> None:
+        """A wait for NCCL is a wait of the GPU, not of this thread, and a collective that is
+        aborted ends there without an error."""
+        if self._nccl is None:
+            return
+        with _broken_ring():
+            torch.cuda.current_stream(self._device).synchronize()
+        if self._interrupted:
+            raise RingBrokenError("the ring was interrupted")
+
     def _of(self, tensor: torch.Tensor) -> Any:
         group = self._nccl if tensor.is_cuda else self._gloo
         if group is None:
@@ -228,7 +242,23 @@ def _gloo(store: Any, rank: int, size: int, host: str, meet_s: float) -> Any:
 def _nccl(store: Any, rank: int, size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=_COLLECTIVE_S)
-    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+    with _without_watchdog():
+        return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
+
+
+@contextlib.contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """By default, a thread of NCCL's group ends this process when another member dies. Groups that
+    a script makes itself keep what the environment says."""
+    before = os.environ.get(_ASYNC_ERRORS)
+    os.environ[_ASYNC_ERRORS] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ASYNC_ERRORS]
+        else:
+            os.environ[_ASYNC_ERRORS] = before
 
 
 def _sockets() -> dict[int, str]:

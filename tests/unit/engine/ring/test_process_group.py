@@ -63,6 +63,22 @@ def test_sums_copies_and_parts_of_all_members() -> None:
             assert each.hear() == "ok"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_what_was_interrupted_on_a_gpu_is_no_sum() -> None:
+    """NCCL ends an aborted collective without an error; one GPU is enough for a ring of one."""
+    store = StoreServer("127.0.0.1")
+    gpu = torch.device("cuda", 0)
+    group = ProcessGroup(store.address, 1, 0, 1, host="127.0.0.1", device=gpu, meet_s=MEET_S)
+    value = torch.full((5,), 3.0, device=gpu)
+    group.wait([group.allreduce(value)])
+    assert value.tolist() == [3.0] * 5
+    work = group.allreduce(value)
+    group.interrupt()
+    with pytest.raises(RingBrokenError):
+        group.wait([work])
+    group.close()
+
+
 # ---- a peer that does not answer ----
 
 
