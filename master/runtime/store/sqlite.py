@@ -36,9 +36,11 @@ class SqliteStore(Store):
             self._connection = sqlite3.connect(
                 self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
-            # With a write-ahead log readers do not wait, and a crash of the process loses nothing.
+            # With a write-ahead log readers do not wait. FULL forces each write to the disk (2 ms,
+            # without 0.2, measured): journals are removed because of what is written here, so a
+            # machine that loses power must not forget it.
             self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise OSError(f"{self._path}: {error}") from error

@@ -96,6 +96,14 @@ def test_what_was_noted_earlier_never_replaces_what_was_noted_later(
     keeper.close()
 
 
+def test_what_is_kept_is_on_the_disk(tmp_path: Path) -> None:
+    """After a loss of power, too: files are removed because of it."""
+    store = SqliteStore(tmp_path / "state.sqlite")
+    (level,) = store._connection.execute("PRAGMA synchronous").fetchone()
+    store.close()
+    assert level == 2, "FULL: a commit returns when the disk has it"
+
+
 def test_a_master_whose_lock_was_taken_gives_way_and_leases_nothing(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
