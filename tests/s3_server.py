@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.request
 from pathlib import Path
 
 from tests.object_server import ObjectServer, free_port, require_packages
@@ -30,6 +32,30 @@ class S3Server(ObjectServer):
             "AWS_ACCESS_KEY_ID": "a-key-of-tests",
             "AWS_SECRET_ACCESS_KEY": "a-secret-of-tests",
             "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def require_credentials(self, required: bool) -> None:
+        """Whether the keys of a request are looked at from now on."""
+        request = urllib.request.Request(
+            f"{self.url}/moto-api/reset-auth",
+            data=b"0" if required else b"inf",
+            headers={"Content-Type": "text/plain"},
+        )
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).close()
+
+    def make_user(self) -> dict[str, str]:
+        """Another user, who may do everything in the store: the variables of its keys."""
+        import boto3
+
+        iam = boto3.client("iam", endpoint_url=self.url)
+        iam.create_user(UserName="other")
+        allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        iam.put_user_policy(UserName="other", PolicyName="all", PolicyDocument=policy)
+        key = iam.create_access_key(UserName="other")["AccessKey"]
+        return {
+            "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
         }
 
     def pause(self) -> None:

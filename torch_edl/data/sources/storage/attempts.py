@@ -42,11 +42,21 @@ def tried(url: str, request: Callable[[], T]) -> T:
         except DataError:
             raise
         except Exception as error:  # each package has exceptions of its own
+            if is_denied(error):
+                _forget_credentials(url)
             if pause_s is None or not _may_pass(error):
                 raise DataError(url, _reason(error)) from error
             log.warning("%s: asked again in %.1f s: %s", url, pause_s, in_words(_cause(error)))
             time.sleep(pause_s)
     raise AssertionError
+
+
+def _forget_credentials(url: str) -> None:
+    """The next attempt at a task looks for credentials again: others may be in their file by now.
+    A package reads them once and shares them among all of its objects."""
+    import fsspec
+
+    fsspec.get_filesystem_class(url.partition("://")[0].lower()).clear_instance_cache()
 
 
 def in_words(error: BaseException) -> str:
