@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from typing import Self
@@ -15,11 +16,15 @@ class BrokenLink:
         port: of this side.
         share: bytes from the server to the client after which a connection is reset; None: no end.
         breaks: connections that were reset.
+
+    Args:
+        every: of so many connections one has a share only, the others have no end.
     """
 
-    def __init__(self, server_port: int, share: int | None = None) -> None:
+    def __init__(self, server_port: int, share: int | None = None, every: int = 1) -> None:
         self.share = share
         self.breaks = 0
+        self._every = every
         self._server_port = server_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -45,15 +50,15 @@ class BrokenLink:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            while True:
+            for number in itertools.count(1):
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._server_port))
                 self._sockets += [client, server]
-                self._start(self._pass_on, client, server, False)
-                self._start(self._pass_on, server, client, True)
+                share = None if number % self._every else self.share
+                self._start(self._pass_on, client, server, None)
+                self._start(self._pass_on, server, client, share)
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
-        left = self.share if is_answer else None
+    def _pass_on(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
         with contextlib.suppress(OSError):
             while part := source.recv(1 << 16):
                 target.sendall(part if left is None else part[:left])

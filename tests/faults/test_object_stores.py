@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, feather, parquet
 
+from tests.broken_link import BrokenLink
 from tests.s3_server import S3Server
 
 RECORDS = 1200
@@ -60,6 +61,21 @@ def test_a_worker_is_killed(s3: S3Server, start_job: Callable[..., Any]) -> None
     assert "PUT" not in "".join(request for request in s3.requests() if "edl-index" in request)
     secret = s3.environment["AWS_SECRET_ACCESS_KEY"]
     assert not any(secret in file.read_text() for file in job.folder.rglob("*.log"))
+
+
+@pytest.mark.slow
+def test_connections_break_and_a_worker_is_killed(
+    s3: S3Server, start_job: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BrokenLink(s3.port, share=700, every=3) as link:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{link.port}")
+        fsspec.filesystem("s3").clear_instance_cache()
+        job = start_job(RECORDS, *FLAGS, data="s3://numbers/day=*/*")
+        job.wait_for(lambda: job.done() > 300)
+        job.kill("worker")
+        job.go_on()
+        job.check()
+        assert link.breaks > 10
 
 
 @pytest.mark.slow
