@@ -5,15 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from master.state.actions import DataScanned
 from torch_edl.config import JobConfig
 from torch_edl.data.task_space import Shard
 from torch_edl.errors import EdlError
-
-if TYPE_CHECKING:
-    from torch_edl.data.sources import Source
 
 _REQUESTS = 16
 """Objects that are counted at once."""
@@ -39,9 +35,9 @@ def scan(config: JobConfig) -> DataScanned:
                 _check_streams(paths)
             elif paths:
                 files = paths if config.data.expanded else expand(paths)
-                sources = _opened(parts(files), config)
-                shards[key] = [Shard.of(source) for source in sources]
-                damaged += sum(source.damaged for source in sources)
+                counted = _counted(parts(files), config)
+                shards[key] = [shard for shard, _ in counted]
+                damaged += sum(lost for _, lost in counted)
     except (EdlError, OSError) as raised:
         error = str(raised)
     except Exception as raised:
@@ -57,15 +53,19 @@ def _check_streams(topics: Sequence[str]) -> None:
     stream_offsets(topics)
 
 
-def _opened(files: Sequence[str], config: JobConfig) -> list[Source]:
+def _counted(files: Sequence[str], config: JobConfig) -> list[tuple[Shard, int]]:
+    """The shard of each file, and what was left out of it."""
     from torch_edl.data.sources import open_source
     from torch_edl.data.sources.schemes import is_object
 
-    def opened(path: str) -> Source:
-        return open_source(path, format=config.data.format, skip_damaged=config.data.skip_damaged)
+    def counted(path: str) -> tuple[Shard, int]:
+        # The source is let go: of ten thousand files, footers alone are gigabytes.
+        data = config.data
+        source = open_source(path, format=data.format, skip_damaged=data.skip_damaged)
+        return Shard.of(source), source.damaged
 
     if not any(map(is_object, files)):
-        return [opened(path) for path in files]
+        return [counted(path) for path in files]
     # A store takes long to answer, and answers many at once.
     with ThreadPoolExecutor(_REQUESTS, "scan") as pool:
-        return list(pool.map(opened, files))
+        return list(pool.map(counted, files))

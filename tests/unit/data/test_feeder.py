@@ -16,12 +16,13 @@ from torch.utils.data import Dataset, IterableDataset
 from master.state.tasks import TaskQueue
 from tests.waiting import HANG_S
 from torch_edl.config import DataConfig, JobConfig, TrainConfig
+from torch_edl.data import feeder as feeder_module
 from torch_edl.data.batch import Update
 from torch_edl.data.datasets import TorchDatasets
 from torch_edl.data.feeder import Feeder, FeedError, TaskReader
 from torch_edl.data.sources import IndexedSource, open_source
 from torch_edl.data.task_records import TaskRecords
-from torch_edl.data.task_space import Shard, TaskSpace
+from torch_edl.data.task_space import Shard, Task, TaskSpace
 from torch_edl.data.tasks import TaskPrefetcher
 from torch_edl.errors import DataError
 from torch_edl.master_client.leases import Lease
@@ -164,6 +165,22 @@ def test_a_file_that_changed_since_it_was_counted_is_refused(tmp_path: Path, aga
     records = TaskRecords(TaskSpace([shard], 20), TaskReader(open_source, 20, None))
     with pytest.raises(DataError, match=r"n.csv: is not what the job counted"):
         records.__getitems__([(0, 0, 5)])
+
+
+def test_few_sources_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The footers of ten thousand files are gigabytes."""
+    monkeypatch.setattr(feeder_module, "KEPT_SOURCES", 2)
+    opened: list[str] = []
+
+    def open_shard(name: str) -> IndexedSource:
+        opened.append(name)
+        return IndexedSource([name.encode()], name=name)
+
+    reader = TaskReader(open_shard, 1, None)
+    for name in "abacaba":
+        task = Task(0, 0, name, 0, 1)
+        assert reader.read(task, Shard.of(reader.source(name))) == [name.encode()]
+    assert opened == ["a", "b", "c", "b"]
 
 
 @pytest.mark.parametrize(
