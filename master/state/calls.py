@@ -277,8 +277,10 @@ class Calls:
         self._recognize(request.worker_id, request.lease_id, request.task, now)
         found = None if over else job.tasks.fail(request, now)
         if found is not None:
-            job.apply(found[1], now)
-            self._count(found[0], request.worker_id, request.counts, now)
+            queue, event = found
+            if event is not None:
+                job.apply(event, now)
+            self._count(queue, request.worker_id, request.counts, now)
         return pb.FailTaskResponse(over=job.lifecycle.outcome is not None)
 
     def _recognize(self, worker: int, lease_id: int, task: pb.LeasedTask, now: float) -> None:

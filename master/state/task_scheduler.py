@@ -22,6 +22,9 @@ from torch_edl.errors import UsageError
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
+# So many causes of failures are remembered, each of which is told once.
+_MOST_CAUSES = 100
+
 
 class TaskScheduler:
     """The queues of a job, made once the data has been counted and the model file looked at.
@@ -55,6 +58,7 @@ class TaskScheduler:
         """Of the preprocessing, which is over before anything else is leased."""
         self._unreported: Unreported | None = None
         self.snapshot = SnapshotTask(self._new_queue)
+        self._causes: set[str] = set()  # of failures that were told
 
     # ---- what it says ----
 
@@ -288,7 +292,9 @@ class TaskScheduler:
                 return each
         return None
 
-    def fail(self, request: pb.FailTaskRequest, now: float) -> tuple[TaskQueue, TaskEvent] | None:
+    def fail(
+        self, request: pb.FailTaskRequest, now: float
+    ) -> tuple[TaskQueue, TaskEvent | None] | None:
         """The user's code raised: the task comes back; None: the lease is not known."""
         for each in self.queues():
             count = each.fail(request.lease_id, now, committed=request.counts.offset)
@@ -296,13 +302,21 @@ class TaskScheduler:
                 return each, self._failed(each, count, request)
         return None
 
-    def _failed(self, queue: TaskQueue, count: int, request: pb.FailTaskRequest) -> TaskEvent:
+    def _failed(
+        self, queue: TaskQueue, count: int, request: pb.FailTaskRequest
+    ) -> TaskEvent | None:
+        """What follows from a failure; None: that of another try, or another task, was like it."""
         limit = self._config.cluster.max_task_failures
         if queue is self.snapshot.queue and not request.fatal:
             self.snapshot.drop()
             return SnapshotFailed(request.error)
         if request.fatal or count >= limit:
-            return Failure(request.error, request.traceback)
+            tries = f"; the task was tried {count} times" if count > 1 else ""
+            return Failure(request.error + tries, request.traceback)
+        cause = request.error.partition(" (records ")[0]
+        if cause in self._causes:
+            return None
+        self._causes = {*self._causes, cause} if len(self._causes) < _MOST_CAUSES else {cause}
         text = (
             f"worker-{request.worker_id}: {request.error}; failure {count} of {limit} of this "
             "task, which is tried again"

@@ -65,8 +65,21 @@ class TestWorkers:
             assert lease.task_id == 0
             w.fail(count % 2, lease, "boom", traceback="tb")
             assert (w.outcome is None) == (count < 3)
-        assert (w.outcome.error, w.outcome.traceback) == ("boom", "tb")
+        assert w.outcome.error == "boom; the task was tried 3 times"
+        assert w.outcome.traceback == "tb"
         assert w.outcome.exit_code == 1
+
+    def test_each_cause_of_failures_is_told_once(self):
+        w = World(epochs=9)
+        w.all_up()
+        for error in ("boom (records 0 to 3 of a)", "boom (records 4 to 7 of a)", "bang"):
+            w.fail(0, w.lease(0).leases[0], error)
+            w.do(0, w.lease(0).leases[0])
+        told = [text for text in w.texts("warning") if "tried again" in text]
+        assert [text.split(" (")[0].split(";")[0] for text in told] == [
+            "worker-0: boom",
+            "worker-0: bang",
+        ]
 
     def test_a_fatal_failure_is_not_tried_again(self):
         w = World()
