@@ -65,6 +65,10 @@ class ServersLostError(EdlError):
     """A parameter server did not answer, or belongs to another life: ask the master again."""
 
 
+class ServersReplacedError(ServersLostError):
+    """The model is on other servers now, and the master has said why."""
+
+
 class UserCodeError(EdlError):
     """The user's model or loss raised; the exception is the cause."""
 

@@ -7,14 +7,13 @@ server does not apply the records of a push twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.errors import ServersLostError
+from torch_edl.errors import ServersLostError, ServersReplacedError
 from torch_edl.ps_client.connection import Answer, Call, Resolve, ShardConnection
 from torch_edl.ps_client.partition import (
     Floats,
@@ -83,12 +82,9 @@ class Pending(Generic[T]):
             ServersLostError: the model is of another incarnation, or a server cannot be reached.
             UsageError: a server rejected the content; the message says why.
         """
-        try:
-            for call in self._calls:  # first of all: lost servers are looked for side by side
-                call.settle()
-            return self._combine([call.result() for call in self._calls])
-        except CancelledError:
-            raise ServersLostError("the connection was closed") from None
+        for call in self._calls:  # first of all: lost servers are looked for side by side
+            call.settle()
+        return self._combine([call.result() for call in self._calls])
 
 
 class PsClient:
@@ -286,14 +282,14 @@ class PsClient:
             return
         cluster = self._resolve(0, 0)
         if cluster.incarnation != self._model:
-            self.close()
+            self.close(ServersReplacedError)
         for connection, server in zip(self._connections, cluster.servers, strict=False):
             connection.moved(server)
 
-    def close(self) -> None:
-        """Closes the connections; calls in flight fail with ServersLostError."""
+    def close(self, error: type[ServersLostError] = ServersLostError) -> None:
+        """Closes the connections; calls in flight fail with ``error``."""
         for connection in self._connections:
-            connection.close()
+            connection.close(error)
 
     def _start(
         self,

@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from torch_edl.errors import EdlError, ServersLostError, UsageError
+from torch_edl.errors import EdlError, ServersLostError, ServersReplacedError, UsageError
 from torch_edl.wire import cluster_pb2, codec, services, tensor_pb2
 from torch_edl.wire import pserver_pb2 as pb
 from torch_edl.wire.channel import FULL, FULL_RETRY_S
@@ -43,6 +43,7 @@ _LOST = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
+_CLOSED = "the connection was closed"
 # For so long a server may fail to answer of which the master says that it listens.
 _UNREACHABLE_S = 60.0
 
@@ -131,7 +132,7 @@ class ShardConnection:
         self._lock = threading.Lock()  # of the fields below
         self._server = server
         self._stub = PserverStub(services.PSERVER, server, token)
-        self._closed = False
+        self._closed: type[ServersLostError] | None = None
         # A thread of its own: grpc's futures start one for each call, which costs more than it.
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"shard-{shard}")
         self._queued = 0  # calls of that thread
@@ -166,7 +167,8 @@ class ShardConnection:
             call = self._calls.submit(self._call, request, timeout_s, known)
         except RuntimeError:  # after close(), which another thread may call
             call = Future()
-            call.set_exception(ServersLostError("the connection was closed"))
+            assert self._closed is not None
+            call.set_exception(self._closed(_CLOSED))
         call.add_done_callback(self._left_queue)
         return call
 
@@ -186,16 +188,17 @@ class ShardConnection:
             self._server = server
             self._stub = PserverStub(services.PSERVER, server, self._token)
 
-    def close(self) -> None:
-        """Closes the connection; calls in flight, and those that wait, fail."""
+    def close(self, error: type[ServersLostError] = ServersLostError) -> None:
+        """Closes the connection; calls in flight, and those that wait, fail with ``error``."""
         with self._lock:
-            self._closed = True
+            self._closed = self._closed or error
             self._stub.close()
-        self._calls.shutdown(wait=False, cancel_futures=True)
+        self._calls.shutdown(wait=False)  # those that wait end with their first look
 
     def _call(self, request: Any, timeout_s: float, known: int) -> Answer:
         give_up, told = 0.0, False
         while True:
+            self._require_open()
             with self._lock:
                 server, stub = self._server, self._stub
             message = request.message if isinstance(request, Framed) else request
@@ -244,14 +247,14 @@ class ShardConnection:
         cluster = self._resolve(self._shard, failed.incarnation)
         self._require_open()
         if cluster.incarnation != self._model or self._shard >= len(cluster.servers):
-            raise ServersLostError(f"{failure}; the model is of another incarnation now")
+            raise ServersReplacedError(f"{failure}; the model is of another incarnation now")
         server = cluster.servers[self._shard]
         self.moved(server)
         return server if server.address else None
 
     def _require_open(self) -> None:
-        if self._closed:
-            raise ServersLostError("the connection was closed")
+        if self._closed is not None:
+            raise self._closed(_CLOSED)
 
 
 def _address(request: Any, job: str, incarnation: int, known: int) -> None:

@@ -22,7 +22,13 @@ from torch_edl.data.feeder import FeedError
 from torch_edl.data.leases_ahead import NoMoreTasks, ServersChanged
 from torch_edl.data.tasks import Item, ModelTask, RecordTask, TaskFailed, Tasks
 from torch_edl.engine.base import LeasedEngine
-from torch_edl.errors import DismissedError, EdlError, MasterLostError, ServersLostError
+from torch_edl.errors import (
+    DismissedError,
+    EdlError,
+    MasterLostError,
+    ServersLostError,
+    ServersReplacedError,
+)
 from torch_edl.master_client.leases import Lease, LeaseClient, TaskResult
 from torch_edl.master_client.session import MasterSession
 from torch_edl.trainer.one_off import OneOffTasks
@@ -235,7 +241,7 @@ class LeasedUpdates:
 
     def lose_servers(self, error: ServersLostError) -> None:
         """Gives back what is not acknowledged, and waits a while for word of other servers."""
-        log.warning("parameter servers lost: %s", error)
+        log.log(servers_lost_level(error), "parameter servers lost: %s", error)
         self._status.phase = "reconnecting"
         self._tasks.give_up()
         self._give_back(self._forget())
@@ -345,6 +351,12 @@ class LeasedUpdates:
             self._count(self._engine.acknowledged(wait=True))
         except EdlError as error:
             log.warning("the last push is lost: %s", error)
+
+
+def servers_lost_level(error: ServersLostError) -> int:
+    """The level at which to log that servers are lost: nobody needs to hear it again where the
+    master has said why."""
+    return logging.INFO if isinstance(error, ServersReplacedError) else logging.WARNING
 
 
 def _is_training(item: Item) -> TypeGuard[RecordTask]:

@@ -30,7 +30,7 @@ from torch_edl.master_client.session import MasterSession
 from torch_edl.nn.model_tables import set_defaults, swap_large
 from torch_edl.trainer.ending import Ending
 from torch_edl.trainer.in_ring import Make, Merge
-from torch_edl.trainer.leased import LeasedUpdates
+from torch_edl.trainer.leased import LeasedUpdates, servers_lost_level
 from torch_edl.trainer.loader import Loader
 from torch_edl.trainer.loop import loop
 from torch_edl.trainer.metrics import Meter
@@ -153,7 +153,7 @@ class ScriptOnServers:
                 self._source.connect()
                 return ask()
             except ServersLostError as error:
-                log.warning("parameter servers lost: %s", error)
+                log.log(servers_lost_level(error), "parameter servers lost: %s", error)
                 self._source.disconnect()
                 time.sleep(_RETRY_S)
                 self._session.wait_until_ready()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.waiting import HANG_S
-from torch_edl.errors import ServersLostError, UsageError
+from torch_edl.errors import ServersLostError, ServersReplacedError, UsageError
 from torch_edl.ps_client.connection import ShardConnection
 from torch_edl.wire import master_pb2
 from torch_edl.wire import pserver_pb2 as pb
@@ -180,8 +180,23 @@ def test_another_incarnation_of_the_model_ends_the_wait(start, connect) -> None:
     call.settle()
     assert master.asked.wait(HANG_S)
     master.has(master_pb2.Server(incarnation=5), model=MODEL + 1)
-    with pytest.raises(ServersLostError, match="another incarnation"):
+    with pytest.raises(ServersReplacedError, match="another incarnation"):
         call.result()
+
+
+def test_calls_of_a_connection_that_is_closed_say_why(start, connect) -> None:
+    master, first = Master(), start(3)
+    connection = connect(first.server, master)
+    first.send(signal.SIGKILL)
+    calls = [connection.start(ASK, timeout_s=HANG_S) for _ in range(3)]
+    for call in calls:
+        call.settle()
+    assert master.asked.wait(HANG_S)
+    connection.close(ServersReplacedError)
+    master.has(first.server)
+    for call in [*calls, connection.start(ASK, timeout_s=HANG_S)]:
+        with pytest.raises(ServersReplacedError, match="was closed"):
+            call.result()
 
 
 def test_without_a_master_a_dead_server_is_an_error(start, connect) -> None:

@@ -277,7 +277,7 @@ class ServersEngine:
             except ServersLostError as error:
                 if not self._forgiving:
                     raise
-                log.warning("rows cannot be pulled: %s", error)
+                log.info("rows cannot be pulled: %s", error)
                 self._lost = error
         return [np.zeros((len(t.ids.unique), t.dim), np.float32) for t in tables]
 
