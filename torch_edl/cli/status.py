@@ -101,7 +101,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             "tasks",
             _tasks(found) if any(tasks.values()) else "",
         ),
-        ("steps", f"{found['steps']:,}" if found.get("steps") else ""),
+        ("steps", f"{found['steps']:,}" if found.get("steps") and trains else ""),
         ("rates", _rates(rates)),
         ("loss", number(loss) if loss is not None and trains else ""),
         ("metrics", metrics_text(**evaluations[-1]) if evaluations else ""),
