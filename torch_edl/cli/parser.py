@@ -27,6 +27,17 @@ class _HelpFormatter(RawDescriptionRichHelpFormatter):
         super().__init__(prog, max_help_position=28, width=width)
 
 
+# What to do about an argument that is missing.
+_FIXES = {
+    "MODEL.py": "the model file comes first, before the options",
+    "--from": "name a trained model: a job, an output folder or checkpoints",
+    "--output": "name a file for the predictions that ends in .parquet, .csv or .npz",
+    "SOURCE": "name a trained model: a job, an output folder or checkpoints",
+    "FILE": "name the file to write, such as model.pt",
+    "JOB": "torch-edl list shows the jobs",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises UsageError, with a hint, where argparse would print its usage and exit."""
 
@@ -44,9 +55,8 @@ class _Parser(argparse.ArgumentParser):
         message = plain(message)
         missing = re.match(r"the following arguments are required: (.*)", message)
         if missing:
-            message = f"{missing[1]}: missing"
-            if "MODEL.py" in missing[1]:
-                message += "; the model file comes first, before the options"
+            fix = _FIXES.get(missing[1].partition(",")[0])
+            message = f"{missing[1]}: missing" + (f"; {fix}" if fix else "")
         verbs = re.match(r"COMMAND: invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if verbs:
             names = verbs[2].replace("'", "")

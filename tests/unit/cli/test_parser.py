@@ -51,8 +51,9 @@ def test_servers_has_two_names_and_says_if_it_was_given() -> None:
         (["run", "m.py", "--workers", "2:"], "--workers: '2:': write a number or a range, such as"),
         (["run", "m.py", "--heartbeat-timeout", "0"], "--heartbeat-timeout: 0: must be above 0"),
         (["run", "m.py", "--heartbeat-timeout", "nan"], "--heartbeat-timeout: nan: must be above"),
-        (["evaluate", "m.py"], "--from: missing"),
-        (["scale"], "JOB: missing"),
+        (["evaluate", "m.py"], "--from: missing; name a trained model: a job, "),
+        (["export", "trained"], "FILE: missing; name the file to write"),
+        (["scale"], "JOB: missing; torch-edl list shows the jobs"),
         (["status", "j", "--", "x"], "-- x: status takes no arguments for a model file"),
     ],
 )
