@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from master.state.job import Job
@@ -32,6 +33,7 @@ class Calls:
         self._job = job
         self._cores = cores
         self._config: tuple[JobConfig, str] | None = None  # and as workers read it
+        self._loss_told = False
 
     # ---- workers ----
 
@@ -141,7 +143,9 @@ class Calls:
             if left and ring.current is not None and worker in ring.current.workers:
                 job.workload.heard(request, counts=job.workload.members_save)
                 job.members.last_words(loss=request.loss, logged=request.logged)
+                self._warn_of_loss(request, now)
             return pb.HeartbeatResponse(known=left, drain=not left)
+        self._warn_of_loss(request, now)
         before = member.heartbeat
         job.damaged += request.damaged - before.damaged
         if job.members.heartbeat(member, request, now):
@@ -166,6 +170,16 @@ class Calls:
             stale_ring=ring.stale(),
             newest_server=job.fleet.servers.newest,
         )
+
+    def _warn_of_loss(self, request: pb.HeartbeatRequest, now: float) -> None:
+        """A script sees to its loss by itself; a model file fails or skips by --on-nan."""
+        loss = request.logged.get("loss", 0.0)
+        if self._loss_told or math.isfinite(loss):
+            return
+        self._loss_told = True
+        text = f"worker-{request.worker_id}: the loss is {loss} at step {request.steps:,}"
+        advice = "lower the learning rate, or look at the data"
+        self._job.lifecycle.note("warning", f"{text}; {advice}", now)
 
     # ---- tasks ----
 

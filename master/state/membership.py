@@ -83,7 +83,8 @@ class Membership:
         before, member.heartbeat = member.heartbeat, heartbeat
         self._hear(member, now)
         self._moved.add(member.id)
-        if not math.isnan(heartbeat.loss):
+        # NaN is the loss itself, where a script logged it.
+        if "loss" in heartbeat.logged or not math.isnan(heartbeat.loss):
             member.loss = heartbeat.loss
         member.logged.update(heartbeat.logged)
         return _progress(before) != _progress(heartbeat)

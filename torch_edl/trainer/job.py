@@ -63,7 +63,7 @@ class Job:
         self._on_resize = (lambda: None) if on_resize is None else partial(on_resize, self)
         self._part: ScriptInRing | ScriptOnServers | None = None
         self._unscheduled: list[torch.optim.Optimizer] = []
-        self.meter = Meter()
+        self.meter = Meter(warns=session is None)
         rendezvous: RingRendezvous | None = None
         if session is not None:
             checkpoint = session.config.checkpoint if session.config.checkpoint.dir else checkpoint

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from torch_edl.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 # Values that are kept as they came: a script may log for days and never ask for the means.
 _KEPT = 1000
@@ -18,9 +21,14 @@ class Meter:
 
     What is noted waits until the update of its batch is settled. Tensors are read only when the
     means are asked for, so a GPU is not waited for in between.
+
+    Args:
+        warns: log a warning at the first ``loss`` that is not finite; where there is a master, it
+            warns.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, warns: bool = False) -> None:
+        self._warns = warns
         self._open: list[tuple[str, Any, int]] = []
         self._records = 0
         self._kept: dict[str, list[tuple[Any, int]]] = {}
@@ -71,6 +79,9 @@ class Meter:
         for value, weight in self._kept[name]:
             total += float(value) * weight
             records += weight
+        if self._warns and name == "loss" and not math.isfinite(total):
+            self._warns = False
+            log.warning("the loss is %s; lower the learning rate, or look at the data", total)
         if records:
             self._sums[name] = total, records
         self._kept[name].clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.unit.master.script_world import TIMEOUT_S, World
@@ -55,6 +57,18 @@ def test_a_worker_in_the_place_of_another_replaces_it() -> None:
     answer = w.join(0, ring=1, step=4)
     assert list(answer.ring.workers) == [0, 2]
     assert (answer.ring.source, answer.ring.heal, answer.ring.fresh) == (0, True, False)
+
+
+def test_the_first_loss_that_is_not_finite_is_told_of() -> None:
+    w = World()
+    w.register(11)
+    w.register(12, local_rank=1)
+    w.ring(0, 1)
+    for worker in (1, 0, 1):
+        w.beat(worker, steps=7, logged={"acc": math.nan})
+        w.beat(worker, steps=8, logged={"loss": math.inf})
+    told = "worker-1: the loss is inf at step 8; lower the learning rate, or look at the data"
+    assert [event.text for event in w.status().events if event.level == "warning"] == [told]
 
 
 def test_a_worker_that_ends_breaks_the_ring_once() -> None:

@@ -72,6 +72,17 @@ def test_tensors_are_kept_without_their_graph() -> None:
     assert meter.take() == {"loss": 3.0}
 
 
+def test_the_first_loss_that_is_not_finite_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    meters = [Meter(warns=True), Meter()]
+    for meter in meters:
+        for values in ({"auc": math.nan}, {"loss": 1.0}, {"loss": math.nan}, {"loss": math.nan}):
+            meter.open(2)
+            meter.note(values)
+            meter.settle(counted=True)
+            meter.take()
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == ["the loss is nan"]
+
+
 @pytest.mark.parametrize("value", [torch.ones(2), "fast", None, 10**400])
 def test_what_is_no_number_is_refused_where_it_is_noted(value: object) -> None:
     with pytest.raises(UsageError, match=r"log\(speed=...\): .*; give a number"):
