@@ -157,7 +157,7 @@ class Process:
             over: the job is over, so that all were asked to leave.
         """
         was, self.state, self.exit = self.state, EXITED, str(exit)
-        if was == STOPPING and (exit.was_terminated or exit.is_unknown):
+        if was == STOPPING and (exit.was_terminated or exit.was_killed or exit.is_unknown):
             self.exit = "stopped"  # not to be taken for one that somebody else has asked to leave
         elif self.lost and exit.was_killed:
             self.exit = "ended by the master"

@@ -133,6 +133,16 @@ def test_what_is_said_of_an_end_without_an_exit_code():
     assert [end("worker", 1), end("worker", 2)] == ["left when asked", "stopped"]
 
 
+def test_a_process_that_was_ended_by_force_was_stopped() -> None:
+    """A server whose model moves on; who reads the status looks for no crash."""
+    f = running(workers=2)
+    f.process("worker", 0).end()
+    assert f.plan(1.0) == [Stop("worker", 0, 0.0)]
+    f.exited(exit("worker", 0, signal=9), 1.1, log="log")
+    f.exited(exit("worker", 1, signal=9), 1.1, log="log")
+    assert [f.process("worker", id).exit for id in (0, 1)] == ["stopped", "signal 9"]
+
+
 def test_workers_that_trained_may_die_for_ever():
     f = running()
     for round in range(50):
