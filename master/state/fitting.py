@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from master.state.actions import KeepPreprocessing, Note
+from master.state.actions import Failure, KeepPreprocessing, Note, PreprocessingKept
 from master.state.tasks import TaskQueue
 from torch_edl.data.task_space import Shard, TaskSpace
 from torch_edl.errors import CheckpointError, UsageError
@@ -153,9 +153,10 @@ class Fitting:
         taken, self._actions = self._actions, []
         return taken
 
-    def kept(self) -> None:
-        """The file is written."""
-        self._kept = True
+    def kept(self, event: PreprocessingKept) -> list[Failure]:
+        """The file is written; a job whose file cannot be written fails."""
+        self._kept = not event.error
+        return [Failure(f"the preprocessing cannot be kept: {event.error}")] * bool(event.error)
 
     def lease(
         self, worker: int, held: Iterable[int], now: float, *, want: int

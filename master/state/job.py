@@ -183,7 +183,7 @@ class Job:
             case SnapshotWritten():
                 self.milestones.snapshot_written(event, self.fleet.strategy)
             case PreprocessingKept():
-                self._preprocessing_kept(event, now)
+                self.apply_all(self.tasks.fitting.kept(event), now)
             case EvaluationResult():
                 self.lifecycle.note("info", str(event), now)
             case SnapshotFailed():
@@ -210,13 +210,6 @@ class Job:
                 self.server_move.apply(event, now)
             case _:
                 self.apply_all(self.checkpoints.apply(event, now), now)
-
-    def _preprocessing_kept(self, event: PreprocessingKept, now: float) -> None:
-        if event.error:
-            text = f"the preprocessing cannot be kept: {event.error}"
-            self.lifecycle.fail(text, now)
-        else:
-            self.tasks.fitting.kept()
 
     def apply_all(self, events: Iterable[JobEvent], now: float) -> None:
         """Takes events in their order."""
