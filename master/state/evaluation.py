@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from master.state.tasks import TaskQueue, one_off
-from torch_edl.data.task_space import TaskSpace
+from master.state.tasks import TaskQueue
+from torch_edl.data.task_space import TaskSpace, one_off
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire.metric_states import MetricStates
 

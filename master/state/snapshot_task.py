@@ -8,8 +8,9 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from master.state.tasks import TaskQueue, one_off
+from master.state.tasks import TaskQueue
 from torch_edl.checkpoint.manifest import Snapshot
+from torch_edl.data.task_space import one_off
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 from torch_edl.wire import pserver_pb2 as ps

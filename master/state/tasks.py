@@ -11,7 +11,7 @@ from typing import Any
 
 from master.state.leases import Hand, Lease
 from torch_edl.data.stream_space import AnySpace
-from torch_edl.data.task_space import Shard, Task, TaskSpace
+from torch_edl.data.task_space import Task
 from torch_edl.tables.watermarks import Watermarks
 from torch_edl.wire import master_pb2 as pb
 
@@ -389,11 +389,6 @@ class TaskQueue:
         while self._retired in self._ahead:
             self._ahead.remove(self._retired)
             self._retired += 1
-
-
-def one_off(name: str) -> TaskSpace:
-    """One task without data: something that any one worker is to do once."""
-    return TaskSpace([Shard(name, 1)], 1)
 
 
 def steps_of(space: AnySpace, progress: Watermarks) -> int:

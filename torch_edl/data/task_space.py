@@ -287,6 +287,11 @@ class TaskSpace:
             self.cut = Task(last, task.epoch, task.shard, task.start, task.start + records)
 
 
+def one_off(name: str) -> TaskSpace:
+    """One task without data: something that any one worker is to do once."""
+    return TaskSpace([Shard(name, 1)], 1)
+
+
 def digest(shards: Sequence[Shard]) -> str:
     """Of names, record counts and sizes of data files, in their order; of times not, since other
     machines may have copies."""
