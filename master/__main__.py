@@ -107,12 +107,8 @@ def main(
         return stop.exit_code or place.refused(error)
     temporary = place.temporary(config, folder)
     preprocessing = temporary / PREPROCESSING_FILE
-    server = ServerCommand(
-        job=name,
-        module=server_module,
-        args=_server_args(config, args.listen),
-        journals=str(journals) if config.durability.mode == "journal" else "",
-    )
+    host = args.listen.rpartition(":")[0]
+    server = ServerCommand.of(config, module=server_module, host=host, journals=str(journals))
     options: dict[str, Any] = {
         "workers": config.cluster.max_workers,
         "servers": config.cluster.servers,
@@ -384,23 +380,6 @@ def _newest(config: JobConfig, left: Mapping[str, Any]) -> Saved | None:
         with contextlib.suppress(CheckpointError):
             return Saved(path, layout.read(path))
     return None
-
-
-def _server_args(config: JobConfig, listen: str) -> list[str]:
-    train = config.train
-    args = ["--mode", train.mode, "--staleness", str(train.staleness)]
-    args += ["--grads-to-wait", str(train.grads_to_wait)]
-    args += ["--transport", config.cluster.transport]
-    host = listen.rpartition(":")[0]
-    if config.kind == "script" and host:
-        # Workers of other machines reach servers where they reach the master.
-        args += ["--host", host]
-    if config.durability.mode == "replica":
-        args.append("--replica")
-    if config.durability.mode == "journal":
-        args += ["--fsync", config.durability.fsync]
-        args += ["--repair"] * config.durability.repair
-    return args + ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
 
 
 if __name__ == "__main__":

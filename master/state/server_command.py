@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_edl.config import JobConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCommand:
@@ -17,6 +19,30 @@ class ServerCommand:
     args: Sequence[str] = ()
     journals: str = ""
     """The folder of their journals; empty: they keep none."""
+
+    @classmethod
+    def of(cls, config: JobConfig, *, module: str, host: str, journals: str) -> ServerCommand:
+        """The command for the servers of a job.
+
+        Args:
+            host: that the master listens at; empty: only this machine reaches it.
+            journals: the folder of the journals of this run, if the job has any.
+        """
+        train, durability = config.train, config.durability
+        args = ["--mode", train.mode, "--staleness", str(train.staleness)]
+        args += ["--grads-to-wait", str(train.grads_to_wait)]
+        args += ["--transport", config.cluster.transport]
+        if config.kind == "script" and host:
+            # Workers of other machines reach servers where they reach the master.
+            args += ["--host", host]
+        if durability.mode == "replica":
+            args.append("--replica")
+        if durability.mode == "journal":
+            args += ["--fsync", durability.fsync]
+            args += ["--repair"] * durability.repair
+        args += ["--learning-rate-by-staleness"] * train.learning_rate_by_staleness
+        journals = journals if durability.mode == "journal" else ""
+        return cls(job=config.name, module=module, args=args, journals=journals)
 
     def journals_of(self, model: int) -> Path | None:
         """The folder of the journals of one incarnation of the model."""
